@@ -1,0 +1,47 @@
+# Targets create .venv themselves, once. `make` alone lists them.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup run test up bench lint types protos chaos manifests clean
+
+help: ## Print the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create the virtual environment and the stubs
+
+$(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ryzanstein/v1/*.proto)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; set PYTHON=... to a Python >= 3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
+	@touch $@
+
+run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends by itself
+	$(BIN)/ryzanstein demo
+
+test: setup ## Pass the tests
+	$(BIN)/python -m pytest
+
+up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
+	$(BIN)/ryzanstein up
+
+bench: setup ## Measure the engine with the embedded model
+	$(BIN)/ryzanstein bench engine --model shared/ryzanstein/demo
+
+lint: setup ## ruff, import contracts, buf lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	@command -v npx >/dev/null || { echo "npx (Node.js) is needed for buf lint"; exit 1; }
+	cd protos && npx --yes --package @bufbuild/buf@1.60.0 buf lint
+
+types: setup ## mypy --strict
+	$(BIN)/mypy
+
+protos: ## Generate the stubs again
+	$(BIN)/pip install --quiet --no-deps --editable .
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) build dist shared/ryzanstein/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache node_modules

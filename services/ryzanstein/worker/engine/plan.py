@@ -1,0 +1,64 @@
+"""What ranks are told for one step, and what rank 0 answers: the seam between deciding and computing.
+
+A plan is flat lists, so that it packs in microseconds and becomes tensors without a loop. Legend: S sequences in the step,
+T new tokens of all of them together, B blocks of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ryzanstein.generation import SamplingParams
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step for all ranks.
+
+    Sequence s feeds `num_new[s]` tokens whose positions are `num_context[s]`, `num_context[s] + 1`, ...: so many tokens of it
+    are in the KV cache already. Token at position p is stored in block `block_tables[s][p // block_size]` at offset
+    `p % block_size`. `sampled` are the indices s whose last new token's logits are wanted: a sequence in the middle of its
+    prefill is absent.
+    """
+
+    step: int
+    token_ids: list[int]  # [T]
+    num_new: list[int]  # [S], sum is T
+    num_context: list[int]  # [S]
+    block_tables: list[list[int]]  # [S][B]
+    sampled: list[int]  # indices into S, ascending
+
+
+class SampleRow(msgspec.Struct):
+    """How to sample one sequence's next token; rank 0 only, by reference, never packed.
+
+    `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the random draw. Penalties look at
+    `prompt_ids` (repetition only) and `generated_ids` (all three). `banned_ids` get minus infinity: the stop tokens while
+    fewer than min_tokens are generated.
+    """
+
+    sampling: SamplingParams
+    choice: int
+    index: int
+    prompt_ids: Sequence[int]
+    generated_ids: Sequence[int]
+    banned_ids: Sequence[int] = ()
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """What was drawn. `logprob` and `top` (token id, logprob; likeliest first) are before temperature and penalties, and
+    None and empty unless asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Executor(Protocol):
+    """Runs a step on every rank. Implemented by `ranks`; faked in the engine's tests."""
+
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
+        """Computes the step; `rows` and the result are parallel to `plan.sampled`. Raises when a rank is lost."""
+        ...

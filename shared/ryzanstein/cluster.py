@@ -1,0 +1,67 @@
+"""What a cluster is: nodes, their load and state, deployments. Frozen values, standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class NodeState(IntEnum):
+    """What a node does; numbers as in worker.proto."""
+
+    UNSPECIFIED = 0
+    STARTING = 1
+    READY = 2
+    DRAINING = 3
+    RECOVERING = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a router needs to choose a node: sequences and KV blocks."""
+
+    running: int = 0
+    waiting: int = 0
+    capacity: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """How a node is at one moment. `step` counts engine steps: with work pending it must move."""
+
+    sequence: int = 0
+    state: NodeState = NodeState.STARTING
+    model: str = ""
+    context_length: int = 0
+    load: Load = field(default_factory=Load)
+    step: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A member. `address` is host:port of its WorkerService; times are Unix seconds."""
+
+    node_id: str
+    address: str
+    incarnation: str = ""
+    tp: int = 1
+    state: NodeState = NodeState.STARTING
+    model: str = ""
+    context_length: int = 0
+    load: Load = field(default_factory=Load)
+    drain_requested: bool = False
+    join_time: float = 0.0
+    beat_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model that should run: a directory on the nodes, and how many nodes should serve it (0: every node)."""
+
+    model: str
+    path: str
+    replicas: int = 0

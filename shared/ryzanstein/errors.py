@@ -1,0 +1,151 @@
+"""Domain errors: what can go wrong, said once, in terms that both gRPC and HTTP map without thinking.
+
+Each error has a code of google.rpc, a reason for machines (`ErrorInfo.reason`) and a message for people. The interceptor in
+`ryzanstein.rpc` turns them into statuses; the HTTP face turns them into OpenAI error bodies. Nothing here knows either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+DOMAIN = "ryzanstein.v1"
+
+
+class Code(IntEnum):
+    """google.rpc.Code, by number."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that is wrong, and the bound that it breaks."""
+
+    field: str
+    description: str
+
+
+@dataclass(eq=False)
+class RyzansteinError(Exception):
+    """The one base. Subclasses fix the code; instances say what happened.
+
+    `retry_after_s` tells a client when to come back, `violations` which fields to mend, `resource` what is missing.
+    """
+
+    message: str
+    code: Code = Code.INTERNAL
+    reason: str = "INTERNAL"
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    violations: tuple[FieldViolation, ...] = ()
+    retry_after_s: float | None = None
+    resource: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def invalid(field_name: str, description: str, value: object = None) -> RyzansteinError:
+    """A request's field is wrong; `description` names the bound."""
+    shown = "" if value is None else f", got {value!r}"
+    return RyzansteinError(
+        f"{field_name}: {description}{shown}"[:512],
+        Code.INVALID_ARGUMENT,
+        "INVALID_ARGUMENT",
+        {"field": field_name},
+        (FieldViolation(field_name, description),),
+    )
+
+
+def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -> RyzansteinError:
+    """Prompt and answer do not fit; the message has both numbers."""
+    return RyzansteinError(
+        f"prompt of {prompt_tokens} tokens and max_tokens {max_tokens} exceed the model's context of {context_length} tokens",
+        Code.INVALID_ARGUMENT,
+        "CONTEXT_TOO_LONG",
+        {
+            "prompt_tokens": str(prompt_tokens),
+            "max_tokens": str(max_tokens),
+            "context_length": str(context_length),
+        },
+        (FieldViolation("sampling.max_tokens", f"prompt and answer have at most {context_length} tokens"),),
+    )
+
+
+def not_found(kind: str, name: str) -> RyzansteinError:
+    """There is no such session, model, generation or node."""
+    return RyzansteinError(
+        f"no such {kind}: {name[:128]!r}",
+        Code.NOT_FOUND,
+        f"{kind.upper()}_NOT_FOUND",
+        resource=(kind, name[:128]),
+    )
+
+
+def already_exists(kind: str, name: str) -> RyzansteinError:
+    return RyzansteinError(
+        f"{kind} {name[:128]!r} exists",
+        Code.ALREADY_EXISTS,
+        f"{kind.upper()}_EXISTS",
+        resource=(kind, name[:128]),
+    )
+
+
+def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> RyzansteinError:
+    return RyzansteinError(
+        f"{waiting} requests wait, the bound is {bound}",
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        {"waiting": str(waiting), "bound": str(bound)},
+        retry_after_s=retry_after_s,
+    )
+
+
+def draining(node_id: str) -> RyzansteinError:
+    return RyzansteinError(f"node {node_id} drains", Code.UNAVAILABLE, "DRAINING", {"node_id": node_id}, retry_after_s=1.0)
+
+
+def no_nodes(model: str, why: str) -> RyzansteinError:
+    return RyzansteinError(
+        f"no ready node serves {model!r}: {why}",
+        Code.UNAVAILABLE,
+        "NO_NODES",
+        {"model": model},
+        retry_after_s=1.0,
+    )
+
+
+def deadline_exceeded(message: str = "the deadline passed") -> RyzansteinError:
+    return RyzansteinError(message, Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+
+
+def cancelled(message: str = "cancelled by the client") -> RyzansteinError:
+    return RyzansteinError(message, Code.CANCELLED, "CANCELLED")
+
+
+def failed_precondition(reason: str, message: str) -> RyzansteinError:
+    return RyzansteinError(message, Code.FAILED_PRECONDITION, reason)
+
+
+def unavailable(reason: str, message: str, retry_after_s: float = 1.0) -> RyzansteinError:
+    return RyzansteinError(message, Code.UNAVAILABLE, reason, retry_after_s=retry_after_s)
+
+
+def internal(message: str) -> RyzansteinError:
+    """Our bug. The message must not carry secrets or a stack."""
+    return RyzansteinError(message, Code.INTERNAL, "INTERNAL")

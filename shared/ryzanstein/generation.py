@@ -1,0 +1,238 @@
+"""What a generation is: the frozen values that travel from a face to a node and back. Standard library only.
+
+A generation has `n` choices; each choice is a row of tokens with the indices 0, 1, 2, ...  Everything that shapes the rest of
+an answer is data here (prompt and generated tokens apart, seed, parameters), so that any node can continue it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from ryzanstein import errors
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_NAME_CHARS = 128
+
+
+class Role(Enum):
+    """Who speaks, as chat templates spell it."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation; the node applies its chat template."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text that is continued as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A tokenized text that is continued as it stands."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Bounds are those of `SamplingParams` in inference.proto; `validate` holds them.
+
+    `seed` is None only before the router has chosen one; `max_tokens` None means what the context has left.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+    def validate(self) -> None:
+        """Raises INVALID_ARGUMENT that names the first field out of its bound."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise errors.invalid(f"sampling.{name}", f"must be in [{low}, {high}]", value)
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
+        self._validate_lists()
+
+    def _validate_lists(self) -> None:
+        for name, bound in _LENGTHS:
+            if len(getattr(self, name)) > bound:
+                raise errors.invalid(f"sampling.{name}", f"has at most {bound} entries", len(getattr(self, name)))
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise errors.invalid("sampling.stop", f"each has 1 to {MAX_STOP_CHARS} characters", len(text))
+        for _, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
+
+
+_UINT32 = 2**32 - 1
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("top_k", 0, _UINT32),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0, 2),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", 0, 2**64 - 1),
+    ("max_tokens", 1, _UINT32),
+    ("min_tokens", 0, _UINT32),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_CHOICES),
+)
+_LENGTHS = (
+    ("stop", MAX_STOP_STRINGS),
+    ("stop_token_ids", MAX_STOP_TOKEN_IDS),
+    ("logit_bias", MAX_LOGIT_BIAS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a client asked for, as the faces hand it to the router's core and the router to a node.
+
+    `deadline` is Unix time in seconds, None: the client waits for ever. `traceparent` is W3C trace context or empty.
+    """
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    session_id: str = ""
+    user: str = ""
+    deadline: float | None = None
+    priority: int = 0
+    request_id: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceProgress:
+    """What one choice has generated so far; `finished` choices must not run again."""
+
+    token_ids: tuple[int, ...] = ()
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice."""
+
+    generation_id: str
+    attempt: int
+    request: GenerationRequest
+    generated: tuple[ChoiceProgress, ...]
+
+
+class FinishReason(IntEnum):
+    """Why a choice ended; numbers as in inference.proto."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities of a token and of the likeliest ones (token id, text, logprob), likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `text` is what became certain with it, often empty for half a character."""
+
+    token_id: int
+    text: str
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counted tokens of all choices."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A node has accepted the generation."""
+
+    generation_id: str
+    model: str
+    node_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens first_index, first_index + 1, ... of one choice."""
+
+    choice: int
+    first_index: int
+    tokens: Sequence[Token]
+    node_id: str
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of one choice."""
+
+    choice: int
+    reason: FinishReason
+    usage: Usage
+
+
+GenerationEvent = Started | Delta | Finished

@@ -1,0 +1,50 @@
+"""Channels, made one way by every client of ours."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+
+from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
+
+# Retries only UNAVAILABLE and only before the first message; a begun stream is the router's failover's business.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 3,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+        "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+    }
+)
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A cut-off peer that comes back is found again within a second, not after gRPC's default of two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Each channel has a connection of its own: the death of one never touches another's.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
+    """A channel to host:port. Close it. Without `retries` a failed connect is reported at once (node links)."""
+    retry: tuple[tuple[str, str | int], ...] = (
+        (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
+    )
+    return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *retry))

@@ -1,0 +1,96 @@
+"""The one place where errors become statuses, and where a call gets its request id, its log line and its trace context.
+
+Servicers raise domain errors. Anything else that escapes them is our bug: the client gets INTERNAL with the request id, the
+log gets the stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from ryzanstein import errors
+from ryzanstein.rpc import status
+
+log = structlog.get_logger(__name__)
+
+REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"
+_QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler: binds the request id, maps exceptions to statuses, logs each call once at its end."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(_QUIET):
+            return handler  # type: ignore[no-any-return]
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        request_id = str(metadata.get(REQUEST_ID) or uuid.uuid4().hex)
+        if handler.response_streaming:
+            wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            behavior: Any = _stream(handler.stream_stream or handler.unary_stream, method, request_id)
+        else:
+            wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+            behavior = _unary(handler.stream_unary or handler.unary_unary, method, request_id)
+        return wrap(behavior, handler.request_deserializer, handler.response_serializer)
+
+
+def _unary(behavior: Any, method: str, request_id: str) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        with bound_contextvars(request_id=request_id):
+            started = time.monotonic()
+            try:
+                response = await behavior(request, context)
+            except BaseException as error:
+                await _fail(error, context, method, request_id, started)
+                raise
+            _done(method, started, "OK")
+            return response
+
+    return call
+
+
+def _stream(behavior: Any, method: str, request_id: str) -> Any:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        with bound_contextvars(request_id=request_id):
+            started = time.monotonic()
+            try:
+                async for response in behavior(request, context):
+                    yield response
+            except BaseException as error:
+                await _fail(error, context, method, request_id, started)
+                raise
+            _done(method, started, "OK")
+
+    return call
+
+
+async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
+    """Aborts the call with the error's status; returns only for what must propagate as it is."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
+        _done(method, started, "CANCELLED")
+        return
+    if isinstance(error, errors.RyzansteinError):
+        _done(method, started, error.code.name, reason=error.reason)
+        await status.abort(context, error)
+    elif isinstance(error, Exception):
+        log.exception("call failed", method=method)
+        await status.abort(context, errors.internal(f"internal error, request {request_id}"))
+
+
+def _done(method: str, started: float, code: str, **more: object) -> None:
+    log.info("call", method=method, code=code, duration_s=round(time.monotonic() - started, 6), **more)

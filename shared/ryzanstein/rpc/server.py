@@ -1,0 +1,79 @@
+"""A gRPC server's whole life: bind, warm, SERVING; on SIGTERM NOT_SERVING, drain with grace, stop.
+
+Health services by name: `""` the process lives, `readiness` it takes work, `startup` it has come up once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ryzanstein.rpc.interceptors import ErrorInterceptor
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+READINESS = "readiness"
+STARTUP = "startup"
+
+# A server that does not permit its clients' pings answers them with GOAWAY and kills every request on the channel.
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class RpcServer:
+    """A grpc.aio server with health, reflection and the error interceptor.
+
+    Add servicers to `.server` before `start`. `port` is the bound one afterwards (useful with port 0).
+    """
+
+    def __init__(self, host: str, port: int, service_names: Sequence[str]) -> None:
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
+        self._address = f"{host}:{port}"
+        self.port = 0
+
+    async def start(self) -> None:
+        """Binds and serves; the process lives, readiness and startup are NOT_SERVING until set. OSError: port taken."""
+        try:
+            self.port = self.server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}: {error}") from None
+        await self._health.set("", _SERVING)
+        await self.set_ready(False)
+        await self._health.set(STARTUP, _NOT_SERVING)
+        await self.server.start()
+
+    async def set_started(self) -> None:
+        await self._health.set(STARTUP, _SERVING)
+
+    async def set_ready(self, ready: bool) -> None:
+        await self._health.set(READINESS, _SERVING if ready else _NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING at once, no new calls, running ones have `grace_s` to end."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+async def terminated() -> None:
+    """Returns at the first SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()

@@ -1,0 +1,77 @@
+"""Domain errors to and from `google.rpc.Status`, with the details that AIP-193 asks for: always exactly one ErrorInfo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from ryzanstein.errors import DOMAIN, Code, FieldViolation, RyzansteinError
+
+_GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_from_error(error: RyzansteinError) -> status_pb2.Status:
+    """The status with ErrorInfo, and BadRequest, ResourceInfo, QuotaFailure or RetryInfo where they apply."""
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata))]
+    if error.violations:
+        bad = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad.field_violations.add(field=violation.field, description=violation.description)
+        details.append(bad)
+    if error.resource is not None:
+        kind, name = error.resource
+        details.append(error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name))
+    if error.reason == "RATE_LIMITED":
+        quota = error_details_pb2.QuotaFailure()
+        quota.violations.add(subject=error.metadata.get("subject", ""), description=error.message)
+        details.append(quota)
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(retry)
+    return status_pb2.Status(code=error.code, message=error.message, details=[_packed(d) for d in details])
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
+    """The error that a server meant, read back from a failed call. Unknown ones keep code and message."""
+    status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    if status is None:
+        code: Any = failure.code()
+        return RyzansteinError(str(failure.details() or code.name), Code(code.value[0]), code.name)
+    error = RyzansteinError(status.message, Code(status.code), code_pb2.Code.Name(status.code))
+    for detail in status.details:
+        _read_detail(detail, error)
+    return error
+
+
+def _read_detail(detail: any_pb2.Any, error: RyzansteinError) -> None:
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    resource, retry = error_details_pb2.ResourceInfo(), error_details_pb2.RetryInfo()
+    if detail.Unpack(info):
+        error.reason, error.metadata = info.reason, dict(info.metadata)
+    elif detail.Unpack(bad):
+        error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)
+    elif detail.Unpack(resource):
+        error.resource = (resource.resource_type, resource.resource_name)
+    elif detail.Unpack(retry):
+        error.retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RyzansteinError) -> None:
+    """Ends the call with the error's status. Raises, like `context.abort`."""
+    await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+
+
+def grpc_code(error: RyzansteinError) -> grpc.StatusCode:
+    return _GRPC_CODES[int(error.code)]

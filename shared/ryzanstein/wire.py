@@ -1,0 +1,322 @@
+"""Domain values to and from `ryzanstein.v1`. The only module that knows both.
+
+`*_from_wire` raise INVALID_ARGUMENT naming the field; `*_to_wire` cannot fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.generation import (
+    MAX_NAME_CHARS,
+    Attempt,
+    ChatPrompt,
+    ChoiceProgress,
+    Delta,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Message,
+    Prompt,
+    Role,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    Token,
+    TokenLogprobs,
+    TokenPrompt,
+    Usage,
+)
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1 import worker_pb2 as worker
+
+_ROLES = {
+    inference.ROLE_SYSTEM: Role.SYSTEM,
+    inference.ROLE_USER: Role.USER,
+    inference.ROLE_ASSISTANT: Role.ASSISTANT,
+}
+_ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
+_OPTIONAL_PARAMS = tuple(
+    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias")
+)
+
+
+def message_from_wire(message: inference.Message, field: str) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise errors.invalid(f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", message.role)
+    return Message(role, message.content)
+
+
+def messages_from_wire(messages: Iterable[inference.Message]) -> tuple[Message, ...]:
+    return tuple(message_from_wire(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def message_to_wire(message: Message) -> inference.Message:
+    return inference.Message(role=_ROLES_TO_WIRE[message.role], content=message.content)
+
+
+def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
+    """Absent fields take their defaults; the result is validated."""
+    given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
+    if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
+        bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
+        raise errors.invalid(f"sampling.{bad}", "must be a finite number", given[bad])
+    if given.get("top_k") == 0:
+        raise errors.invalid("sampling.top_k", "must be at least 1; leave it out for no bound", 0)
+    params = SamplingParams(
+        **given,
+        stop=tuple(wire.stop),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        logit_bias=tuple(sorted(wire.logit_bias.items())),
+    )
+    params.validate()
+    return params
+
+
+def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
+    wire = inference.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, logit_bias=dict(params.logit_bias))
+    for name in _OPTIONAL_PARAMS:
+        value = getattr(params, name)
+        if value is not None and not (name == "top_k" and value == 0):
+            setattr(wire, name, value)
+    return wire
+
+
+def name_from_wire(value: str, field: str) -> str:
+    """A session id, user or model name: at most 128 characters."""
+    if len(value) > MAX_NAME_CHARS:
+        raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(value))
+    return value
+
+
+def chat_from_wire(chat: inference.ChatRequest) -> GenerationRequest:
+    if not chat.messages:
+        raise errors.invalid("messages", "must have at least one message")
+    return GenerationRequest(
+        model=name_from_wire(chat.model, "model"),
+        prompt=ChatPrompt(messages_from_wire(chat.messages)),
+        sampling=sampling_from_wire(chat.sampling),
+        session_id=name_from_wire(chat.session_id, "session_id"),
+        user=name_from_wire(chat.user, "user"),
+    )
+
+
+def complete_from_wire(complete: inference.CompleteRequest) -> GenerationRequest:
+    prompt: Prompt
+    if complete.WhichOneof("prompt") == "token_ids":
+        prompt = TokenPrompt(tuple(complete.token_ids.ids))
+        if not prompt.token_ids:
+            raise errors.invalid("token_ids", "must have at least one id")
+    else:
+        prompt = TextPrompt(complete.text)
+        if not complete.text:
+            raise errors.invalid("prompt", "text or token_ids must be given and not empty")
+    return GenerationRequest(
+        model=name_from_wire(complete.model, "model"),
+        prompt=prompt,
+        sampling=sampling_from_wire(complete.sampling),
+        user=name_from_wire(complete.user, "user"),
+    )
+
+
+def usage_to_wire(usage: Usage) -> inference.Usage:
+    return inference.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+    )
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
+    return inference.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top=[inference.TokenLogprob(token_id=i, text=text, logprob=value) for i, text, value in logprobs.top],
+    )
+
+
+def logprobs_from_wire(wire: inference.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(wire.logprob, tuple((top.token_id, top.text, top.logprob) for top in wire.top))
+
+
+def token_logprobs_to_wire(tokens: Iterable[Token]) -> list[inference.TokenLogprobs]:
+    return [logprobs_to_wire(token.logprobs) for token in tokens if token.logprobs is not None]
+
+
+def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
+    """What a client's stream carries."""
+    match event:
+        case Started():
+            return inference.GenerationEvent(
+                started=inference.GenerationStarted(
+                    generation_id=event.generation_id,
+                    model=event.model,
+                    node_id=event.node_id,
+                    prompt_tokens=event.prompt_tokens,
+                )
+            )
+        case Delta():
+            return inference.GenerationEvent(
+                delta=inference.GenerationDelta(
+                    choice=event.choice,
+                    first_index=event.first_index,
+                    token_ids=[token.token_id for token in event.tokens],
+                    text=event.text,
+                    logprobs=token_logprobs_to_wire(event.tokens),
+                    node_id=event.node_id,
+                )
+            )
+        case Finished():
+            return inference.GenerationEvent(
+                finished=inference.GenerationFinished(
+                    choice=event.choice,
+                    finish_reason=inference.FinishReason.ValueType(event.reason),
+                    usage=usage_to_wire(event.usage),
+                )
+            )
+
+
+def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
+    """What a router submits to a node. Finished and begun choices travel; untouched ones do not."""
+    request = attempt.request
+    submit = worker.Submit(
+        handle=handle,
+        generation_id=attempt.generation_id,
+        attempt=attempt.attempt,
+        model=request.model,
+        sampling=sampling_to_wire(request.sampling),
+        generated=[
+            worker.GeneratedTokens(choice=i, token_ids=choice.token_ids, finished=choice.finished)
+            for i, choice in enumerate(attempt.generated)
+            if choice.token_ids or choice.finished
+        ],
+        priority=request.priority,
+        traceparent=request.traceparent,
+        request_id=request.request_id,
+    )
+    match request.prompt:
+        case ChatPrompt(messages):
+            submit.messages.messages.extend(message_to_wire(message) for message in messages)
+        case TextPrompt(text):
+            submit.text = text
+        case TokenPrompt(token_ids):
+            submit.token_ids.ids.extend(token_ids)
+    if request.deadline is not None:
+        submit.deadline.CopyFrom(timestamp(request.deadline))
+    return submit
+
+
+def attempt_from_wire(submit: worker.Submit) -> Attempt:
+    """What a node was asked to run. Trusts the router for bounds other than those of `sampling`."""
+    sampling = sampling_from_wire(submit.sampling)
+    generated = [ChoiceProgress()] * sampling.n
+    for choice in submit.generated:
+        if choice.choice >= sampling.n:
+            raise errors.invalid("generated.choice", f"must be less than n ({sampling.n})", choice.choice)
+        generated[choice.choice] = ChoiceProgress(tuple(choice.token_ids), choice.finished)
+    request = GenerationRequest(
+        model=submit.model,
+        prompt=_prompt_from_wire(submit),
+        sampling=sampling,
+        deadline=submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None,
+        priority=submit.priority,
+        request_id=submit.request_id,
+        traceparent=submit.traceparent,
+    )
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated))
+
+
+def _prompt_from_wire(submit: worker.Submit) -> Prompt:
+    match submit.WhichOneof("prompt"):
+        case "messages":
+            return ChatPrompt(messages_from_wire(submit.messages.messages))
+        case "text":
+            return TextPrompt(submit.text)
+        case "token_ids":
+            return TokenPrompt(tuple(submit.token_ids.ids))
+        case _:
+            raise errors.invalid("prompt", "messages, text or token_ids must be given")
+
+
+def timestamp(unix_s: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(unix_s * 1e9))
+    return stamp
+
+
+def load_to_wire(load: Load) -> worker.Load:
+    return worker.Load(**{name: getattr(load, name) for name in Load.__dataclass_fields__})
+
+
+def load_from_wire(wire: worker.Load) -> Load:
+    return Load(wire.running, wire.waiting, wire.capacity, wire.kv_blocks_used, wire.kv_blocks_total)
+
+
+def beat_to_wire(beat: Beat) -> worker.Beat:
+    return worker.Beat(
+        sequence=beat.sequence,
+        state=worker.NodeState.ValueType(beat.state),
+        model=beat.model,
+        context_length=beat.context_length,
+        load=load_to_wire(beat.load),
+        step=beat.step,
+        reason=beat.reason,
+    )
+
+
+def beat_from_wire(wire: worker.Beat) -> Beat:
+    return Beat(
+        wire.sequence,
+        NodeState(wire.state),
+        wire.model,
+        wire.context_length,
+        load_from_wire(wire.load),
+        wire.step,
+        wire.reason,
+    )
+
+
+def node_to_wire(node: Node) -> orchestrator.Node:
+    return orchestrator.Node(
+        node_id=node.node_id,
+        address=node.address,
+        incarnation=node.incarnation,
+        tp=node.tp,
+        state=worker.NodeState.ValueType(node.state),
+        model=node.model,
+        context_length=node.context_length,
+        load=load_to_wire(node.load),
+        drain_requested=node.drain_requested,
+        join_time=timestamp(node.join_time),
+        beat_time=timestamp(node.beat_time),
+    )
+
+
+def node_from_wire(wire: orchestrator.Node) -> Node:
+    return Node(
+        node_id=wire.node_id,
+        address=wire.address,
+        incarnation=wire.incarnation,
+        tp=wire.tp,
+        state=NodeState(wire.state),
+        model=wire.model,
+        context_length=wire.context_length,
+        load=load_from_wire(wire.load),
+        drain_requested=wire.drain_requested,
+        join_time=wire.join_time.ToNanoseconds() / 1e9,
+        beat_time=wire.beat_time.ToNanoseconds() / 1e9,
+    )
+
+
+def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:
+    return orchestrator.Deployment(model=deployment.model, path=deployment.path, replicas=deployment.replicas)
+
+
+def deployment_from_wire(wire: orchestrator.Deployment) -> Deployment:
+    return Deployment(wire.model, wire.path, wire.replicas)
