@@ -1,0 +1,89 @@
+"""What the engine is asked and what a step answers. Plain values that pack with msgpack, because the agent is another process.
+
+A *sequence group* is one attempt of a generation; the agent numbers groups. Each of its choices is a sequence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ryzanstein.generation import SamplingParams
+
+
+class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
+    """Run `sampling.n` choices of one prompt.
+
+    `generated[choice]` is what earlier attempts generated, `finished[choice]` which choices must not run. `stop_token_ids`
+    has the model's own unless they are to be ignored. `max_tokens` is resolved: prompt + max_tokens fits the context.
+    `deadline` is Unix seconds.
+    """
+
+    group: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: list[int]
+    generated: list[list[int]]
+    finished: list[bool]
+    deadline: float | None = None
+    priority: int = 0
+    traceparent: str = ""
+
+
+class CancelGroup(msgspec.Struct, tag=True, frozen=True):
+    """Free the group's blocks before the next step. Nothing more is said about it. Unknown groups are ignored."""
+
+    group: int
+
+
+class FinishChoice(msgspec.Struct, tag=True, frozen=True):
+    """The agent found a stop string: the choice is done. Tokens already on their way are dropped by the agent."""
+
+    group: int
+    choice: int
+
+
+class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
+    """A choice ended in this step. `reason` is a FinishReason; `cached_tokens` of its prompt were in the prefix cache."""
+
+    group: int
+    choice: int
+    reason: int
+    cached_tokens: int
+
+
+class GroupFailed(msgspec.Struct, frozen=True, array_like=True):
+    """A group ended with an error of this code and reason (see `ryzanstein.errors`)."""
+
+    group: int
+    code: int
+    reason: str
+    message: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's load after a step. `blocks_held` are referenced by sequences; cached ones that could be evicted are not."""
+
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_cached: int
+    preemptions: int
+    prefix_queries: int  # prompt tokens looked up in the prefix cache so far
+    prefix_hits: int  # ... and found
+    prefill_tokens: int
+    decode_tokens: int
+
+
+class StepEvents(msgspec.Struct, tag=True, frozen=True):
+    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
+
+    step: int
+    groups: list[int]
+    choices: list[int]
+    token_ids: list[int]
+    logprobs: dict[int, tuple[float, list[tuple[int, float]]]]
+    ended: list[ChoiceEnd]
+    failed: list[GroupFailed]
+    stats: EngineStats
+    step_s: float
