@@ -20,7 +20,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     Sequence s feeds `num_new[s]` tokens whose positions are `num_context[s]`, `num_context[s] + 1`, ...: so many tokens of it
     are in the KV cache already. Token at position p is stored in block `block_tables[s][p // block_size]` at offset
     `p % block_size`. `sampled` are the indices s whose last new token's logits are wanted: a sequence in the middle of its
-    prefill is absent.
+    prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0 never see the rows, and
+    all of them must take part in the same collective.
     """
 
     step: int
@@ -29,6 +30,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     num_context: list[int]  # [S]
     block_tables: list[list[int]]  # [S][B]
     sampled: list[int]  # indices into S, ascending
+    full_logits: bool = False
 
 
 class SampleRow(msgspec.Struct):
@@ -45,6 +47,21 @@ class SampleRow(msgspec.Struct):
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     banned_ids: Sequence[int] = ()
+
+
+def needs_full_logits(row: SampleRow) -> bool:
+    """Whether the row's token is more than the argmax of the model's own logits.
+
+    A step whose rows are all plain greedy exchanges one (value, token id) pair per row and rank instead of the vocabulary.
+    """
+    sampling = row.sampling
+    plain = (
+        sampling.temperature == 0
+        and sampling.repetition_penalty == 1
+        and sampling.presence_penalty == 0
+        and sampling.frequency_penalty == 0
+    )
+    return not plain or sampling.logprobs is not None or bool(sampling.logit_bias) or bool(row.banned_ids)
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
