@@ -1,0 +1,108 @@
+"""A real server over loopback: errors as statuses, health by name, reflection, pings that do not kill the channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ryzanstein import errors
+from ryzanstein.rpc import status
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.server import READINESS, STARTUP, RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
+
+SERVICE = "ryzanstein.v1.InferenceService"
+
+
+class Failing(inference_grpc.InferenceServiceServicer):
+    """Fails in every way that a servicer can."""
+
+    async def Chat(self, request: inference.ChatRequest, context: object) -> inference.ChatResponse:
+        if request.model == "bug":
+            raise ZeroDivisionError("secret in a stack")
+        raise errors.invalid("messages", "must have at least one message")
+
+    async def StreamChat(
+        self, request: inference.StreamChatRequest, context: object
+    ) -> AsyncIterator[inference.StreamChatResponse]:
+        yield inference.StreamChatResponse()
+        raise errors.no_nodes("demo", "the last one died")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RpcServer]:
+    server = RpcServer("127.0.0.1", 0, [SERVICE])
+    inference_grpc.add_InferenceServiceServicer_to_server(Failing(), server.server)
+    await server.start()
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def channel(server: RpcServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel
+
+
+async def test_a_domain_error_reaches_the_client_with_its_details(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await inference_grpc.InferenceServiceStub(channel).Chat(inference.ChatRequest(), timeout=5)
+    error = status.error_from_rpc(caught.value)
+    assert error.code is errors.Code.INVALID_ARGUMENT
+    assert error.violations == (errors.FieldViolation("messages", "must have at least one message"),)
+
+
+async def test_a_bug_becomes_internal_with_the_request_id_and_without_the_stack(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await inference_grpc.InferenceServiceStub(channel).Chat(
+            inference.ChatRequest(model="bug"), timeout=5, metadata=(("x-request-id", "request-7"),)
+        )
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "request-7" in str(caught.value.details())
+    assert "secret" not in str(caught.value.details())
+
+
+async def test_an_error_in_a_begun_stream_comes_after_its_messages(channel: grpc.aio.Channel) -> None:
+    call = inference_grpc.InferenceServiceStub(channel).StreamChat(inference.StreamChatRequest(), timeout=5)
+    received = [await call.read()]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        received.append(await call.read())
+    assert received == [inference.StreamChatResponse()]
+    assert status.error_from_rpc(caught.value).reason == "NO_NODES"
+
+
+async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/{SERVICE}/Unknown")(b"", timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_health_tells_life_readiness_and_startup_apart(server: RpcServer, channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+
+    async def serving(name: str) -> bool:
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    assert [await serving(name) for name in ("", READINESS, STARTUP)] == [True, False, False]
+    await server.set_ready(True)
+    await server.set_started()
+    assert [await serving(name) for name in ("", READINESS, STARTUP)] == [True, True, True]
+
+
+async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
+    reply = await call.read()
+    assert {SERVICE, "grpc.health.v1.Health"} <= {entry.name for entry in reply.list_services_response.service}
+
+
+async def test_a_taken_port_is_an_os_error(server: RpcServer) -> None:
+    second = RpcServer("127.0.0.1", server.port, [])
+    with pytest.raises(OSError, match="cannot listen"):
+        await second.start()

@@ -1,0 +1,169 @@
+"""Domain values survive the wire unchanged, and what cannot be meant is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ryzanstein import wire
+from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import (
+    Attempt,
+    ChatPrompt,
+    ChoiceProgress,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Role,
+    SamplingParams,
+    Started,
+    TextPrompt,
+    Token,
+    TokenLogprobs,
+    TokenPrompt,
+    Usage,
+)
+from ryzanstein.v1 import inference_pb2 as inference
+
+uint32 = st.integers(0, 2**32 - 1)
+halves = st.integers(-4, 4).map(lambda n: n / 2)
+texts = st.text(max_size=20)
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    """Valid parameters; floats that a 32-bit float holds exactly."""
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        top_p=draw(st.sampled_from([0.25, 0.5, 1.0])),
+        top_k=draw(st.integers(0, 1000)),
+        min_p=draw(st.sampled_from([0.0, 0.125, 1.0])),
+        repetition_penalty=draw(st.sampled_from([0.5, 1.0, 1.25])),
+        presence_penalty=draw(halves),
+        frequency_penalty=draw(halves),
+        seed=draw(st.none() | st.integers(0, 2**64 - 1)),
+        max_tokens=draw(st.none() | st.integers(100, 10_000)),
+        min_tokens=draw(st.integers(0, 100)),
+        stop=tuple(draw(st.lists(st.text(min_size=1, max_size=5), max_size=3))),
+        stop_token_ids=tuple(draw(st.lists(uint32, max_size=3))),
+        logit_bias=tuple(sorted(draw(st.dictionaries(uint32, halves, max_size=3)).items())),
+        logprobs=draw(st.none() | st.integers(0, 20)),
+        n=draw(st.integers(1, 4)),
+        ignore_eos=draw(st.booleans()),
+    )
+
+
+prompts = (
+    st.lists(st.builds(Message, st.sampled_from(Role), texts), max_size=3).map(lambda m: ChatPrompt(tuple(m)))
+    | texts.map(TextPrompt)
+    | st.lists(uint32, max_size=5).map(lambda ids: TokenPrompt(tuple(ids)))
+)
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> Attempt:
+    sampling = draw(sampling_params())
+    progress = st.builds(ChoiceProgress, st.lists(uint32, max_size=3).map(tuple), st.booleans())
+    request = GenerationRequest(
+        model=draw(texts),
+        prompt=draw(prompts),
+        sampling=sampling,
+        deadline=draw(st.none() | st.integers(0, 2**31).map(float)),
+        priority=draw(st.integers(-5, 5)),
+        request_id=draw(texts),
+        traceparent=draw(texts),
+    )
+    generated = draw(st.lists(progress, min_size=sampling.n, max_size=sampling.n))
+    return Attempt(draw(texts), draw(uint32), request, tuple(generated))
+
+
+@given(attempts())
+def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
+    packed = wire.attempt_to_wire(attempt, handle=7).SerializeToString()
+    submit = wire.worker.Submit.FromString(packed)
+    assert submit.handle == 7
+    assert wire.attempt_from_wire(submit) == attempt
+
+
+nodes = st.builds(
+    Node,
+    node_id=texts,
+    address=texts,
+    incarnation=texts,
+    tp=uint32,
+    state=st.sampled_from(NodeState),
+    model=texts,
+    context_length=uint32,
+    load=st.builds(Load, uint32, uint32, uint32, uint32, uint32),
+    drain_requested=st.booleans(),
+    join_time=st.integers(0, 2**31).map(float),
+    beat_time=st.integers(0, 2**31).map(float),
+)
+
+
+@given(nodes)
+def test_a_node_survives_the_wire(node: Node) -> None:
+    assert wire.node_from_wire(wire.node_to_wire(node)) == node
+
+
+def test_a_beat_and_a_deployment_survive_the_wire() -> None:
+    beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died")
+    deployment = Deployment("demo", "/models/demo", 2)
+    assert wire.beat_from_wire(wire.beat_to_wire(beat)) == beat
+    assert wire.deployment_from_wire(wire.deployment_to_wire(deployment)) == deployment
+
+
+def test_absent_sampling_parameters_take_their_defaults_and_zero_is_a_value() -> None:
+    assert wire.sampling_from_wire(inference.SamplingParams()) == SamplingParams()
+    given_zero = wire.sampling_from_wire(inference.SamplingParams(temperature=0, seed=0, logprobs=0))
+    assert (given_zero.temperature, given_zero.seed, given_zero.logprobs) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (inference.ChatRequest(), "messages"),
+        (inference.ChatRequest(messages=[inference.Message(content="x")]), "messages[0].role"),
+        (inference.ChatRequest(messages=[inference.Message(role=2)], session_id="s" * 129), "session_id"),
+        (inference.ChatRequest(messages=[inference.Message(role=2)], model="m" * 129), "model"),
+        (inference.ChatRequest(messages=[inference.Message(role=2)], user="u" * 129), "user"),
+        (
+            inference.ChatRequest(
+                messages=[inference.Message(role=2)], sampling=inference.SamplingParams(temperature=float("inf"))
+            ),
+            "sampling.temperature",
+        ),
+        (
+            inference.ChatRequest(messages=[inference.Message(role=2)], sampling=inference.SamplingParams(top_k=0)),
+            "sampling.top_k",
+        ),
+    ],
+)
+def test_a_bad_chat_request_is_refused_naming_the_field(request_: inference.ChatRequest, field: str) -> None:
+    with pytest.raises(RyzansteinError) as caught:
+        wire.chat_from_wire(request_)
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("request_", [inference.CompleteRequest(), inference.CompleteRequest(token_ids=inference.TokenIds())])
+def test_an_empty_completion_prompt_is_refused(request_: inference.CompleteRequest) -> None:
+    with pytest.raises(RyzansteinError, match="must"):
+        wire.complete_from_wire(request_)
+
+
+def test_events_carry_indices_text_logprobs_and_usage_to_the_client() -> None:
+    tokens = (Token(5, "he", TokenLogprobs(-0.5, ((5, "he", -0.5),))), Token(6, "y", TokenLogprobs(-1.0)))
+    delta = wire.event_to_wire(Delta(1, 4, tokens, "node-0")).delta
+    assert (delta.choice, delta.first_index, list(delta.token_ids), delta.text) == (1, 4, [5, 6], "hey")
+    assert [logprob.logprob for logprob in delta.logprobs] == [-0.5, -1.0]
+    assert delta.logprobs[0].top[0].text == "he"
+    started = wire.event_to_wire(Started("g", "m", "node-0", 9)).started
+    assert (started.generation_id, started.prompt_tokens) == ("g", 9)
+    finished = wire.event_to_wire(Finished(1, FinishReason.LENGTH, Usage(9, 2, 8))).finished
+    assert finished.finish_reason == inference.FINISH_REASON_LENGTH
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_prompt_tokens) == (9, 2, 8)
