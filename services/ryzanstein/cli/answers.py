@@ -1,0 +1,139 @@
+"""Follows one answer from a router's public API, over lost connections too, and measures it as its reader sees it.
+
+A reader that loses its stream attaches to the generation from the first index that it has not seen: no token is lost or
+repeated, and `Answer` checks that instead of trusting it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
+
+MAX_REATTACHES = 5
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+_LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What arrived so far of an answer with one choice. Times are of time.monotonic()."""
+
+    asked_at: float
+    generation_id: str = ""
+    model: str = ""
+    node_ids: list[str] = field(default_factory=list)
+    """The node that accepted the request, then each node that went on with it."""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    num_lost: int = 0
+    num_repeated: int = 0
+    num_reattaches: int = 0
+    arrivals: list[float] = field(default_factory=list)
+    """When each delta arrived."""
+    finish_reason: str = ""
+    usage: pb.Usage = field(default_factory=pb.Usage)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return self.arrivals[0] - self.asked_at if self.arrivals else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the tokens after the first delta; None when the answer came at once."""
+        spent = self.arrivals[-1] - self.arrivals[0] if self.arrivals else 0.0
+        return len(self.token_ids) / spent if spent > 0 else None
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest silence between two deltas."""
+        return max((late - early for early, late in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
+
+    def apply(self, event: pb.GenerationEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "started":
+                self.generation_id, self.model = event.started.generation_id, event.started.model
+                self._note_node(event.started.node_id)
+            case "delta":
+                self._apply_delta(event.delta)
+            case "finished":
+                self.finish_reason = pb.FinishReason.Name(event.finished.finish_reason).removeprefix("FINISH_REASON_").lower()
+                self.usage = event.finished.usage
+
+    def _apply_delta(self, delta: pb.GenerationDelta) -> None:
+        """Counts what is missing or repeated against the index that had to come next."""
+        expected = len(self.token_ids) + self.num_lost
+        self.num_lost += max(0, delta.first_index - expected)
+        self.num_repeated += max(0, expected - delta.first_index)
+        self.token_ids.extend(delta.token_ids)
+        self.text += delta.text
+        self.arrivals.append(time.monotonic())
+        self._note_node(delta.node_id)
+
+    def _note_node(self, node_id: str) -> None:
+        if node_id and node_id not in self.node_ids[-1:]:
+            self.node_ids.append(node_id)
+
+
+Progress = Callable[[Answer, pb.GenerationEvent], None]
+
+
+def _ignore(answer: Answer, event: pb.GenerationEvent) -> None:
+    """The reader of an answer that is only wanted whole."""
+
+
+async def ask(
+    channel: grpc.aio.Channel,
+    request: pb.ChatRequest,
+    on_event: Progress = _ignore,
+    timeout_s: float | None = None,
+) -> Answer:
+    """Streams the answer and calls `on_event` after each event. Raises RyzansteinError.
+
+    A stream that breaks after the answer began is taken up again with AttachGeneration, at most MAX_REATTACHES times in a row.
+    """
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    answer = Answer(asked_at=time.monotonic())
+    events = _events(stub.StreamChat(pb.StreamChatRequest(chat=request), timeout=timeout_s))
+    failures = 0
+    while True:
+        seen = len(answer.token_ids)
+        try:
+            async for event in events:
+                answer.apply(event)
+                on_event(answer, event)
+            return answer
+        except RyzansteinError as error:
+            failures = 1 if len(answer.token_ids) > seen else failures + 1
+            if not _may_attach(answer, error) or failures > MAX_REATTACHES:
+                raise
+        await asyncio.sleep(min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)))
+        answer.num_reattaches += 1
+        attach = pb.AttachGenerationRequest(generation_id=answer.generation_id, from_index={0: len(answer.token_ids)})
+        events = _events(stub.AttachGeneration(attach, timeout=timeout_s, wait_for_ready=True))
+
+
+def _may_attach(answer: Answer, error: RyzansteinError) -> bool:
+    return bool(answer.generation_id) and error.code in _LOST_CONNECTION
+
+
+async def _events(
+    call: grpc.aio.UnaryStreamCall[object, pb.StreamChatResponse]
+    | grpc.aio.UnaryStreamCall[object, pb.AttachGenerationResponse],
+) -> AsyncIterator[pb.GenerationEvent]:
+    try:
+        async for response in call:
+            yield response.event
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_rpc(failure) from failure
+    finally:
+        call.cancel()

@@ -1,0 +1,128 @@
+"""`ryzanstein chat`: a conversation with the cluster, token by token, over the public gRPC API."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ryzanstein.cli import display
+from ryzanstein.cli.answers import Answer, ask
+from ryzanstein.cli.defaults import ROUTER_ADDRESS
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Asks in one session and shows the answers as they come."""
+
+    router: str
+    session_id: str
+    sampling: pb.SamplingParams = field(default_factory=pb.SamplingParams)
+    model: str = ""
+    timeout_s: float | None = None
+
+    async def say(self, text: str, out: Console | None) -> Answer:
+        """The answer; shown on `out` meanwhile. Raises RyzansteinError."""
+
+        def show(_: Answer, event: pb.GenerationEvent) -> None:
+            if out is not None and event.HasField("delta"):
+                out.print(event.delta.text, end="", markup=False, soft_wrap=True)
+
+        request = pb.ChatRequest(
+            model=self.model,
+            messages=[pb.Message(role=pb.ROLE_USER, content=text)],
+            sampling=self.sampling,
+            session_id=self.session_id,
+        )
+        async with open_channel(self.router) as channel:
+            answer = await ask(channel, request, show, self.timeout_s)
+        if out is not None:
+            out.print()
+        return answer
+
+
+def chat(
+    text: Annotated[str | None, typer.Argument(help="What to say; without it the conversation is interactive.")] = None,
+    *,
+    session: Annotated[str, typer.Option(help="Continue this session; without it a new one.")] = "",
+    router: Annotated[str, typer.Option(help="host:port of a router.")] = ROUTER_ADDRESS,
+    model: Annotated[str, typer.Option(help="Needed when the cluster serves several.")] = "",
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Bound of each answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each answer.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document for each answer.")] = False,
+) -> None:
+    """Talk to the cluster; answers stream in."""
+    sampling = pb.SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    speaker = Speaker(router, session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s)
+    if text is not None:
+        ok = _turn(speaker, text, as_json)
+        raise typer.Exit(0 if ok else 1)
+    _converse(speaker, as_json)
+
+
+def _converse(speaker: Speaker, as_json: bool) -> None:
+    """Turn after turn until the input ends. An error does not end the conversation."""
+    people = display.people()
+    people.print(Text(f"session {speaker.session_id}; end with Ctrl-D", style="dim"))
+    while True:
+        try:
+            text = people.input("[bold cyan]you[/] ").strip()
+        except EOFError:
+            people.print()
+            return
+        if text:
+            _turn(speaker, text, as_json)
+
+
+def _turn(speaker: Speaker, text: str, as_json: bool) -> bool:
+    """One question and its answer; False when it failed, which is then shown."""
+    people = display.people()
+    try:
+        answer = asyncio.run(speaker.say(text, None if as_json else display.output()))
+    except RyzansteinError as error:
+        display.show_error(people, error)
+        return False
+    if as_json:
+        display.print_json(as_document(answer, speaker.session_id))
+    else:
+        people.print(Text(_figures(answer, speaker.session_id), style="dim"))
+    return True
+
+
+def as_document(answer: Answer, session_id: str) -> dict[str, Any]:
+    """An answer for scripts: SI units, null where there was nothing to measure."""
+    return {
+        "text": answer.text,
+        "session_id": session_id,
+        "generation_id": answer.generation_id,
+        "model": answer.model,
+        "node_ids": answer.node_ids,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "usage": {
+            "prompt_tokens": answer.usage.prompt_tokens,
+            "completion_tokens": answer.usage.completion_tokens,
+            "cached_prompt_tokens": answer.usage.cached_prompt_tokens,
+        },
+        "time_to_first_token_s": answer.time_to_first_token_s,
+        "tokens_per_s": answer.tokens_per_s,
+        "reattaches": answer.num_reattaches,
+    }
+
+
+def _figures(answer: Answer, session_id: str) -> str:
+    """The line below an answer."""
+    rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
+    first = display.milliseconds(answer.time_to_first_token_s)
+    again = f", re-attached {answer.num_reattaches}x" if answer.num_reattaches else ""
+    return f"{' -> '.join(answer.node_ids)}: first token {first}{rate}{again}, session {session_id}"

@@ -1,0 +1,45 @@
+"""What people see: consoles, errors, numbers. Data goes to standard output, everything about it to standard error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ryzanstein.errors import RyzansteinError
+
+
+def people() -> Console:
+    """For prose: progress, errors, hints."""
+    return Console(stderr=True, highlight=False)
+
+
+def output() -> Console:
+    """For what was asked for. Plain when it is not a terminal."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2), flush=True)
+
+
+def show_error(console: Console, error: RyzansteinError) -> None:
+    """The message, the reason, each field that is wrong, and when to come back."""
+    console.print(Text.assemble(("error ", "bold red"), (error.code.name, "red"), f" ({error.reason}): {error.message}"))
+    for violation in error.violations:
+        console.print(Text.assemble("  field ", (violation.field, "bold"), f": {violation.description}"))
+    if error.resource is not None:
+        console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"))
+    if error.retry_after_s is not None:
+        console.print(Text(f"  try again in {error.retry_after_s:g} s"))
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.0f} ms"
+
+
+def binary_bytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,41 @@
+"""The command `ryzanstein`. Exit codes: 0 done, 1 it failed, 2 it was called wrongly, 130 interrupted."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from ryzanstein.cli.chat import chat
+from ryzanstein.cli.drain import drain
+from ryzanstein.cli.programs import add_programs
+from ryzanstein.cli.status import status
+from ryzanstein.cli.up import up
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ryzanstein {version('ryzanstein')}")
+        raise typer.Exit
+
+
+def _root(
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """A cluster that serves large language models: tensor-parallel nodes, session affinity, exactly-once failover."""
+
+
+def build() -> typer.Typer:
+    """The application with all its subcommands."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_root)
+    for command in (up, chat, status, drain):
+        app.command()(command)
+    add_programs(app)
+    return app
+
+
+def main() -> None:
+    """The entry point."""
+    build()()

@@ -1,0 +1,218 @@
+"""A cluster on this machine: an orchestrator, nodes and routers as child processes that never outlive this one.
+
+Used by `ryzanstein up`, `ryzanstein demo` and the tests. Plain blocking calls; nothing here knows asyncio or models.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+
+ORCHESTRATOR = "orchestrator"
+_START_ATTEMPTS = 3
+_POLL_S = 0.05
+_PORT_TAKEN = "cannot listen on"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What to start. Port 0: a free one. `state_dir` None: a temporary one that goes with the cluster.
+
+    The `*_flags` are handed to each service of that kind as they stand, after our own.
+    """
+
+    model: Path
+    num_nodes: int = 2
+    num_routers: int = 1
+    tp: int = 2
+    threads_per_rank: int = 1
+    grpc_port: int = 0
+    http_port: int = 0
+    orchestrator_port: int = 0
+    state_dir: Path | None = None
+    worker_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    orchestrator_flags: tuple[str, ...] = ()
+    start_timeout_s: float = 90.0
+    stop_grace_s: float = 10.0
+
+
+class LocalCluster:
+    """Starts on `start` or `with`, ends on `stop`. Services are named orchestrator, node-0, node-1, ..., router-0, ...
+
+    `services` holds them in the order of starting. Only the thread that called `start` keeps them alive.
+    """
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.services: dict[str, ServiceProcess] = {}
+        self._http_ports: dict[str, int] = {}
+        self._state_dir = spec.state_dir
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [f"node-{i}" for i in range(self.spec.num_nodes)]
+
+    @property
+    def router_names(self) -> list[str]:
+        return [f"router-{i}" for i in range(self.spec.num_routers)]
+
+    @property
+    def router_address(self) -> str:
+        """host:port of the first router's gRPC face."""
+        return self.services[self.router_names[0]].grpc_address
+
+    @property
+    def router_addresses(self) -> list[str]:
+        return [self.services[name].grpc_address for name in self.router_names]
+
+    @property
+    def http_url(self) -> str:
+        """Of the first router's HTTP face, without a path."""
+        return self.http_url_of(self.router_names[0])
+
+    def http_url_of(self, router_name: str) -> str:
+        return f"http://127.0.0.1:{self._http_ports[router_name]}"
+
+    @property
+    def orchestrator_address(self) -> str:
+        return self.services[ORCHESTRATOR].grpc_address
+
+    @property
+    def state_dir(self) -> Path:
+        """Where logs and databases are."""
+        if self._state_dir is None:
+            self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        return self._state_dir
+
+    def start(self) -> None:
+        """Starts everything and returns when each router sees every node ready. ServiceFailedError: nothing is left behind.
+
+        A port that somebody took between choosing and binding is chosen again, a few times.
+        """
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_once()
+                return
+            except ServiceFailedError as failure:
+                self.stop()
+                if _PORT_TAKEN not in str(failure) or attempt == _START_ATTEMPTS:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Ends routers, nodes and the orchestrator in this order: SIGTERM, then SIGKILL for what outlives the grace."""
+        for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
+            self._stop_together([self.services[name] for name in names if name in self.services])
+        self.services.clear()
+        if self.spec.state_dir is None and self._state_dir is not None:
+            shutil.rmtree(self._state_dir, ignore_errors=True)
+            self._state_dir = None
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to one service's own process: SIGKILL, SIGSTOP, SIGCONT. Does not wait."""
+        self.services[name].signal(number)
+
+    def restart(self, name: str) -> None:
+        """Kills a service, if it still runs, starts it again on the same ports and returns when it is ready."""
+        service = self.services[name]
+        service.kill()
+        service.start()
+        service.wait_ready(time.monotonic() + self.spec.start_timeout_s)
+
+    def wait_nodes(self, count: int, timeout_s: float | None = None) -> None:
+        """Returns when every router sees exactly `count` ready nodes."""
+        deadline = time.monotonic() + (self.spec.start_timeout_s if timeout_s is None else timeout_s)
+        for name in self.router_names:
+            while (seen := _ready_nodes(self.services[name].grpc_address)) != count:
+                if time.monotonic() > deadline:
+                    tail = self.services[name].log_tail()
+                    raise ServiceFailedError(f"{name} sees {seen} ready nodes instead of {count}\n{tail}")
+                time.sleep(_POLL_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _start_once(self) -> None:
+        self._describe()
+        for service in self.services.values():
+            service.start()
+        deadline = time.monotonic() + self.spec.start_timeout_s
+        for service in self.services.values():
+            service.wait_ready(deadline)
+        self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
+
+    def _describe(self) -> None:
+        """Chooses the ports and makes the processes' descriptions; nothing runs yet."""
+        spec = self.spec
+        ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
+        orchestrator_port = spec.orchestrator_port or next(ports)
+        orchestrator = {
+            "grpc_port": orchestrator_port,
+            "metrics_port": next(ports),
+            "database": str(self.state_dir / "orchestrator.sqlite"),
+        }
+        self._add(ORCHESTRATOR, "orchestrator", orchestrator, spec.orchestrator_flags)
+        for node_id in self.node_ids:
+            worker = {
+                "node_id": node_id,
+                "grpc_port": next(ports),
+                "metrics_port": next(ports),
+                "orchestrator": f"127.0.0.1:{orchestrator_port}",
+                "model": str(spec.model),
+                "tp": spec.tp,
+                "threads_per_rank": spec.threads_per_rank,
+            }
+            self._add(node_id, "worker", worker, spec.worker_flags)
+        for index, name in enumerate(self.router_names):
+            self._http_ports[name] = (spec.http_port + index) if spec.http_port else next(ports)
+            router = {
+                "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
+                "http_port": self._http_ports[name],
+                "metrics_port": next(ports),
+                "orchestrator": f"127.0.0.1:{orchestrator_port}",
+                "database": str(self.state_dir / f"{name}.sqlite"),
+            }
+            self._add(name, "router", router, spec.router_flags)
+
+    def _add(self, name: str, service: str, flags: dict[str, str | int], extra_flags: tuple[str, ...]) -> None:
+        log_path = self.state_dir / f"{name}.log"
+        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path)
+
+    def _stop_together(self, services: list[ServiceProcess]) -> None:
+        deadline = time.monotonic() + self.spec.stop_grace_s
+        for service in services:
+            service.signal(signal.SIGTERM)
+            service.signal(signal.SIGCONT)  # a stopped process would never see it
+        for service in services:
+            service.wait_ended(max(0.0, deadline - time.monotonic()))
+            service.kill()
+
+
+def _ready_nodes(router_address: str) -> int:
+    """Nodes that the router can send requests to; 0 when it does not answer."""
+    with grpc.insecure_channel(router_address) as channel:
+        try:
+            models = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=2)
+        except grpc.RpcError:
+            return 0
+    return max((model.ready_nodes for model in models.models), default=0)

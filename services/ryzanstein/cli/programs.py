@@ -1,0 +1,37 @@
+"""The subcommands that are programs of their own: one per service, `synthesize` and `bench`.
+
+They take over this process (exec), so signals, exit codes and `--help` are the program's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import typer
+
+PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "router": ("ryzanstein.router", "Run one router."),
+        "orchestrator": ("ryzanstein.orchestrator", "Run the orchestrator."),
+        "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
+        "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
+        "bench": ("ryzanstein.worker.benchmark", "Measure: `bench engine`."),
+    }
+)
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def add_programs(app: typer.Typer) -> None:
+    """One subcommand per program; all its arguments are handed on as they stand."""
+    for name, (module, help_text) in PROGRAMS.items():
+        _add(app, name, module, help_text)
+
+
+def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
+    @app.command(name, help=help_text, context_settings=_PASS_ON, add_help_option=False)
+    def become(context: typer.Context) -> None:
+        os.execv(sys.executable, [sys.executable, "-m", module, *context.args])

@@ -1,0 +1,131 @@
+"""One service as a child process: started tethered to this one, watched until it is ready, stopped, killed.
+
+Knows that a service is `python -m ryzanstein.<service> --flags`, speaks grpc.health.v1 and logs to standard error. Knows
+nothing of clusters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ryzanstein.cli import tether
+
+_POLL_S = 0.05
+_LOG_TAIL_BYTES = 16 * 2**10
+
+
+class ServiceFailedError(Exception):
+    """A service ended or did not become ready; the message has its last log lines."""
+
+
+class ServiceProcess:
+    """A service that listens on 127.0.0.1 at `grpc_port` and `metrics_port`, and logs into `log_path`."""
+
+    def __init__(
+        self,
+        name: str,
+        service: str,
+        flags: Mapping[str, str | int],
+        extra_flags: Sequence[str],
+        log_path: Path,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.grpc_address = f"127.0.0.1:{flags['grpc_port']}"
+        self.metrics_url = f"http://127.0.0.1:{flags['metrics_port']}/metrics"
+        self._command = [sys.executable, "-m", f"ryzanstein.{service}", *_as_flags(flags), *extra_flags]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process; ServiceFailedError when it was never started."""
+        if self._process is None:
+            raise ServiceFailedError(f"{self.name} was never started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, in a process group of its own so that a terminal's Ctrl-C reaches only us. Returns at once.
+
+        Call from a thread that lives as long as the service should: the kernel's death signal is bound to the thread.
+        """
+        tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._command]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def wait_ready(self, deadline: float) -> None:
+        """Returns when the health service `readiness` is SERVING. ServiceFailedError when it ends or `deadline` passes.
+
+        `deadline` is of time.monotonic().
+        """
+        while not serves(self.grpc_address):
+            if not self.running:
+                raise ServiceFailedError(f"{self.name} ended with exit code {self._exit_code()}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ServiceFailedError(f"{self.name} did not become ready in time\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the service's own process, not to its ranks. Nothing when it has ended."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether it has ended within the time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to the service and everything in its process group, and waits for its end."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def log_tail(self, num_lines: int = 15) -> str:
+        """The last lines that it logged."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(f"  {self.name} | {line}" for line in lines[-num_lines:])
+
+    def _exit_code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+
+def serves(address: str, health_service: str = "readiness", timeout_s: float = 1.0) -> bool:
+    """Whether grpc.health.v1 at host:port says SERVING. An unreachable one does not."""
+    with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        try:
+            request = health_pb2.HealthCheckRequest(service=health_service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _as_flags(flags: Mapping[str, str | int]) -> list[str]:
+    return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]

@@ -1,0 +1,116 @@
+"""`ryzanstein up`: a cluster on this machine that stays until Ctrl-C and then leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from ryzanstein.cli import defaults, display, status
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.demo import MODEL_DIR
+
+_LOOK_EVERY_S = 2.0
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes, each a replica of the model.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks of each node.")] = 2,
+    model: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Model directory, Hugging Face layout.")
+    ] = MODEL_DIR,
+    routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
+    threads_per_rank: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
+    http_port: Port = defaults.HTTP_PORT,
+    grpc_port: Port = defaults.GRPC_PORT,
+    orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,
+    state_dir: Annotated[Path, typer.Option(file_okay=False, help="Logs and sessions.")] = defaults.STATE_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
+) -> None:
+    """Start a local cluster that stays until Ctrl-C."""
+    spec = ClusterSpec(
+        model=model.resolve(),
+        num_nodes=nodes,
+        num_routers=routers,
+        tp=tp,
+        threads_per_rank=threads_per_rank,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        orchestrator_port=orchestrator_port,
+        state_dir=state_dir.expanduser().resolve(),
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us, the services are stopped in order
+    try:
+        _serve(LocalCluster(spec), as_json)
+    except ServiceFailedError as failure:
+        display.people().print(str(failure), style="red", markup=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        display.people().print("stopped; nothing is left running")
+
+
+def _serve(cluster: LocalCluster, as_json: bool) -> None:
+    """Runs until KeyboardInterrupt, or ServiceFailedError when a service ends by itself."""
+    people, spec = display.people(), cluster.spec
+    with people.status(f"starting {spec.num_nodes} nodes with {spec.tp} ranks each ..."):
+        cluster.start()
+    try:
+        if as_json:
+            display.print_json(addresses(cluster))
+        else:
+            _show_addresses(people, cluster)
+        _watch(cluster, people)
+    finally:
+        cluster.stop()
+
+
+def addresses(cluster: LocalCluster) -> dict[str, object]:
+    """Where everything listens, for scripts."""
+    return {
+        "grpc": cluster.router_addresses,
+        "http": [cluster.http_url_of(name) for name in cluster.router_names],
+        "orchestrator": cluster.orchestrator_address,
+        "nodes": {node_id: cluster.services[node_id].grpc_address for node_id in cluster.node_ids},
+        "metrics": {name: service.metrics_url for name, service in cluster.services.items()},
+        "pids": {name: service.pid for name, service in cluster.services.items()},
+        "state_dir": str(cluster.state_dir),
+    }
+
+
+def _show_addresses(people: Console, cluster: LocalCluster) -> None:
+    router, http = cluster.router_address, cluster.http_url
+    lines = (
+        f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
+        "",
+        "  ryzanstein chat --router " + router,
+        f"""  grpcurl -plaintext -d '{{"chat": {{"messages": [{{"role": "ROLE_USER", "content": "Count from 1 to 9."}}]}}}}' \\""",
+        f"      {router} ryzanstein.v1.InferenceService/StreamChat",
+        f"""  curl {http}/v1/chat/completions -H 'content-type: application/json' \\""",
+        """      -d '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'""",
+        "",
+        "Ctrl-C stops everything.",
+    )
+    for line in lines:
+        people.print(line, markup=False, soft_wrap=True)
+
+
+def _watch(cluster: LocalCluster, people: Console) -> None:
+    """Shows the nodes, where there is a terminal, until a service ends by itself: then ServiceFailedError."""
+    with Live(console=people, auto_refresh=False) as live:
+        while True:
+            for service in cluster.services.values():
+                if not service.running:
+                    raise ServiceFailedError(f"{service.name} ended by itself\n{service.log_tail()}")
+            if people.is_terminal:
+                view = asyncio.run(status.look(cluster.orchestrator_address, cluster.router_address))
+                live.update(status.node_table(view), refresh=True)
+            time.sleep(_LOOK_EVERY_S)
