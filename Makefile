@@ -35,7 +35,7 @@ lint: setup ## ruff, import contracts, buf lint
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@command -v npx >/dev/null || { echo "npx (Node.js) is needed for buf lint"; exit 1; }
-	cd protos && npx --yes --package @bufbuild/buf@1.60.0 buf lint
+	cd protos && npx --yes --package @bufbuild/buf@1.75.0 buf lint
 
 types: setup ## mypy --strict
 	$(BIN)/mypy
