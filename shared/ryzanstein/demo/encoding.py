@@ -1,0 +1,83 @@
+"""Dialogues as token ids, and token ids as padded batches.
+
+Each row of a batch is one dialogue from position 0. Rows are never packed: a row that follows another dialogue would
+see facts of somebody else, and the model could not learn what it was not told.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ryzanstein.demo.dialogues import Dialogue
+from ryzanstein.demo.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A dialogue's tokens, and for each turn the half-open range of its answer, end token included."""
+
+    ids: list[int]
+    answers: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of equal padded length. Shapes: R rows, T tokens."""
+
+    ids_RT: Tensor
+    weights_RT: Tensor
+    """Weight of each token as a target; 0 for all that is not an answer."""
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Id of a token that the vocabulary must have."""
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
+
+
+def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
+    """The ids that the chat template renders: special tokens split a text, so its parts encode one by one."""
+    ids = _message(tokenizer, SYSTEM, dialogue.system) if dialogue.system else []
+    answers = []
+    for turn in dialogue.turns:
+        ids += _message(tokenizer, USER, turn.user)
+        start = len(ids) + 1
+        ids += _message(tokenizer, ASSISTANT, turn.assistant)
+        answers.append((start, len(ids)))
+    return Encoded(ids, answers)
+
+
+def batches(rows: list[Encoded], tokenizer: Tokenizer, max_tokens: int) -> Iterator[Batch]:
+    """The rows, shortest first, in batches of at most `max_tokens` tokens with their padding."""
+    pad = token_id(tokenizer, PAD)
+    group: list[Encoded] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if group and len(row.ids) * (len(group) + 1) > max_tokens:
+            yield _batch(group, pad)
+            group = []
+        group.append(row)
+    if group:
+        yield _batch(group, pad)
+
+
+def _message(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
+    text = f"{role}{content.strip()}{END}"
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids
+
+
+def _batch(rows: list[Encoded], pad: int) -> Batch:
+    num_tokens = max(len(row.ids) for row in rows)
+    ids_RT = torch.full((len(rows), num_tokens), pad)
+    weights_RT = torch.zeros(len(rows), num_tokens)
+    for index, row in enumerate(rows):
+        ids_RT[index, : len(row.ids)] = torch.tensor(row.ids)
+        for start, stop in row.answers:
+            # By the root of its length: else a count of a hundred outweighs ten recalled names.
+            weights_RT[index, start:stop] = (stop - start) ** -0.5
+    return Batch(ids_RT, weights_RT)

@@ -1,0 +1,122 @@
+"""Measures a model directory on held-out dialogues: exactly right answers per kind of turn, and perplexity.
+
+    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--json]
+
+Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly when the gold token is
+the most likely one at each of its positions, so one forward pass judges all turns of a dialogue.
+"""
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.demo.dialogues import Dialogue, Mix, dialogue
+from ryzanstein.demo.encoding import Encoded, encode
+from ryzanstein.demo.words import Split
+
+NUM_DIALOGUES = 500
+
+
+@dataclass
+class Report:
+    """Right and asked answers per kind, and the summed loss of all answer tokens."""
+
+    right: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    wrong: list[tuple[str, str, str]] = field(default_factory=list)
+    """Question, right answer and the likeliest tokens in its place, of each answer that was not right."""
+    loss: float = 0.0
+    num_tokens: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss / max(self.num_tokens, 1))
+
+    def share(self, prefix: str = "") -> float:
+        """Share of right answers among the kinds that start with the prefix."""
+        kinds = [kind for kind in self.asked if kind.startswith(prefix)]
+        return sum(self.right[kind] for kind in kinds) / max(sum(self.asked[kind] for kind in kinds), 1)
+
+    def rows(self) -> list[tuple[str, int, int, float]]:
+        """Kind, right, asked, share; one row per kind and one for all recalls."""
+        rows = [(kind, self.right[kind], self.asked[kind], self.share(kind)) for kind in sorted(self.asked)]
+        recalls = [row for row in rows if row[0].startswith("recall")]
+        total = ("all recalls", sum(row[1] for row in recalls), sum(row[2] for row in recalls), self.share("recall"))
+        return [*rows, total]
+
+
+def held_out(num_dialogues: int = NUM_DIALOGUES, mix: Mix | None = None) -> list[Dialogue]:
+    """The first dialogues of the held-out split."""
+    return [dialogue(Split.HELD_OUT, seed, mix) for seed in range(num_dialogues)]
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> Report:
+    """Judge every answer of every dialogue."""
+    report = Report()
+    for one in dialogues:
+        encoded = encode(tokenizer, one)
+        ids_T = torch.tensor(encoded.ids)
+        logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0].float()
+        _judge(report, tokenizer, one, encoded, logits_TV)
+    return report
+
+
+def _judge(report: Report, tokenizer: Tokenizer, one: Dialogue, encoded: Encoded, logits_TV: Tensor) -> None:
+    for turn, (start, stop) in zip(one.turns, encoded.answers, strict=True):
+        gold_A = torch.tensor(encoded.ids[start:stop])
+        logits_AV = logits_TV[start - 1 : stop - 1]
+        best_A = logits_AV.argmax(-1)
+        right = torch.equal(best_A, gold_A)
+        report.asked[turn.kind] += 1
+        report.right[turn.kind] += right
+        report.loss += functional.cross_entropy(logits_AV, gold_A, reduction="sum").item()
+        report.num_tokens += stop - start
+        if not right:
+            report.wrong.append((turn.user, turn.assistant, tokenizer.decode(best_A.tolist())))
+
+
+def as_table(report: Report) -> str:
+    """The report as a Markdown table."""
+    lines = ["| kind | right | of | share |", "|---|---:|---:|---:|"]
+    lines += [f"| {kind} | {right} | {asked} | {share:.1%} |" for kind, right, asked, share in report.rows()]
+    return "\n".join([*lines, "", f"Perplexity of the answers: {report.perplexity:.4f} per token ({report.num_tokens} tokens)"])
+
+
+def as_json(report: Report) -> str:
+    """The report for machines."""
+    kinds = {kind: {"right": right, "asked": asked} for kind, right, asked, _ in report.rows()}
+    return json.dumps({"kinds": kinds, "perplexity": report.perplexity, "num_tokens": report.num_tokens})
+
+
+def main() -> None:
+    """Evaluate a model directory with transformers."""
+    from transformers import AutoModelForCausalLM
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL_DIR)
+    parser.add_argument("--dialogues", type=int, default=NUM_DIALOGUES)
+    parser.add_argument("--max-turns", type=int, default=Mix.max_turns)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--wrong", action="store_true", help="print the wrong answers too")
+    arguments = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(arguments.model)  # in evaluation mode
+    report = evaluate(model, tokenizer, held_out(arguments.dialogues, Mix(max_turns=arguments.max_turns)))
+    print(as_json(report) if arguments.json else as_table(report))
+    if arguments.wrong:
+        print(*report.wrong, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

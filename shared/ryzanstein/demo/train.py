@@ -1,0 +1,219 @@
+"""Trains the demo model from generated dialogues and writes its directory.
+
+    python -m ryzanstein.demo.train [--out DIRECTORY] [--steps 8000] [--processes 2]
+
+Each process holds the whole model, computes on every n-th row of a batch with one thread, and averages gradients: on few
+shared cores this loses less than one process with many threads, which all wait for the slowest.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.demo.attention import use_training_attention
+from ryzanstein.demo.dialogues import Mix, dialogue
+from ryzanstein.demo.encoding import Batch, batches, encode, token_id
+from ryzanstein.demo.evaluate import as_table, evaluate, held_out
+from ryzanstein.demo.tokenizer import END, MAX_POSITIONS, PAD, VOCAB_SIZE, build_tokenizer, save_tokenizer
+from ryzanstein.demo.words import Split
+
+FIRST_STEPS = Mix(max_turns=3, repeat=0.4, long_counts=0.03)
+"""Short and full of copying: until a model copies it learns nothing about recall."""
+USUAL = Mix()
+LONG = Mix(max_turns=20, repeat=0.1, count=0.12, long_counts=0.5)
+MAX_TOKENS_PER_DIALOGUE = 1024
+DIALOGUES_PER_POOL = 512
+TOKENS_PER_STEP = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """One training run."""
+
+    out: Path
+    steps: int
+    num_processes: int
+    save_every: int
+    seed: int = 1
+    lr: float = 4e-3
+
+
+def config(tokenizer: Tokenizer) -> LlamaConfig:
+    """A Llama of 1.8 million parameters whose heads divide among 1, 2 and 4 ranks."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=token_id(tokenizer, END),
+        pad_token_id=token_id(tokenizer, PAD),
+        dtype="float32",
+    )
+
+
+def make_tokenizer(num_dialogues: int = 4000) -> Tokenizer:
+    """The tokenizer, learned from training dialogues."""
+    dialogues = (dialogue(Split.TRAIN, -1 - seed) for seed in range(num_dialogues))
+    return build_tokenizer(message["content"] for one in dialogues for message in one.messages())
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the directory file by file, each replaced at once, so that a reader never sees half of one."""
+    with TemporaryDirectory(dir=out) as name:
+        directory = Path(name)
+        model.generation_config = GenerationConfig.from_model_config(model.config)
+        model.save_pretrained(directory)
+        save_tokenizer(tokenizer, directory)
+        for path in directory.iterdir():
+            path.chmod(0o644)
+            path.replace(out / path.name)
+
+
+def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[Batch]]:
+    """Endless lists of batches in random order, the same in every process."""
+    rng = Random(options.seed)
+    seed = step = 0
+    while True:
+        mix = FIRST_STEPS if step < 0.06 * options.steps else rng.choice((USUAL, USUAL, LONG))
+        dialogues = [dialogue(Split.TRAIN, seed + index, mix) for index in range(DIALOGUES_PER_POOL)]
+        rows = [encode(tokenizer, one) for one in dialogues]
+        rows = [row for row in rows if len(row.ids) <= MAX_TOKENS_PER_DIALOGUE]
+        pool = [
+            batch
+            for batch in batches(rows, tokenizer, TOKENS_PER_STEP)
+            if len(batch.ids_RT) >= options.num_processes  # a last lone row would leave a process without work
+        ]
+        rng.shuffle(pool)
+        yield pool
+        seed += DIALOGUES_PER_POOL
+        step += len(pool)
+
+
+def loss_of(model: nn.Module, batch: Batch, rank: int, world_size: int) -> Tensor:
+    """This process's part of the weighted loss of a batch; the parts add up to the whole."""
+    ids_RT, weights_RT = batch.ids_RT[rank::world_size], batch.weights_RT[rank::world_size]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_RTV = model(input_ids=ids_RT, use_cache=False).logits
+    losses_N = functional.cross_entropy(logits_RTV[:, :-1].flatten(0, 1).float(), ids_RT[:, 1:].flatten(), reduction="none")
+    return (losses_N * weights_RT[:, 1:].flatten()).sum() / batch.weights_RT.sum()
+
+
+def optimizers(model: nn.Module, lr: float) -> list[Optimizer]:
+    """Muon (Jordan et al., 2024) for the matrices between the layers, AdamW for embedding and norms."""
+    matrices = [weight for name, weight in model.named_parameters() if "_proj" in name]
+    others = [weight for name, weight in model.named_parameters() if "_proj" not in name]
+    return [
+        Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def rate(step: int, steps: int) -> float:
+    """Share of the learning rate: a short warm-up, then constant, then linear to 0 over the second half."""
+    return min((step + 1) / 100, 1.0, 2 * (1 - step / steps))
+
+
+def train(rank: int, options: Options, store: str) -> None:
+    """One process of a run; the first one reports and saves."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=options.num_processes)
+    tokenizer = make_tokenizer()
+    torch.manual_seed(options.seed)
+    model = LlamaForCausalLM(config(tokenizer))
+    average = deepcopy(model).train(False)
+    use_training_attention(model)
+    if rank == 0:
+        save(average, tokenizer, options.out)
+    steps = _steps(rank, options, model, tokenizer)
+    started = time.monotonic()
+    for step, loss in enumerate(steps, 1):
+        _follow(average, model, decay=min(0.998, step / (step + 10)))
+        if rank == 0 and step % 50 == 0:
+            print(f"step {step} loss {loss:.4f} {time.monotonic() - started:.0f} s", flush=True)
+        if rank == 0 and (step % options.save_every == 0 or step == options.steps):
+            save(average, tokenizer, options.out)
+            print(as_table(evaluate(average, tokenizer, held_out(60))), flush=True)
+    distributed.destroy_process_group()
+
+
+def _steps(rank: int, options: Options, model: nn.Module, tokenizer: Tokenizer) -> Iterator[float]:
+    """Train, yielding each step's loss."""
+    both = optimizers(model, options.lr)
+    stream = (batch for pool in pools(options, tokenizer) for batch in pool)
+    for step, batch in zip(range(options.steps), stream, strict=False):
+        loss = loss_of(model, batch, rank, options.num_processes)
+        torch.autograd.backward(loss)
+        total = _sum_gradients(model, loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in both:
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * rate(step, options.steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        yield total
+
+
+def _sum_gradients(model: nn.Module, loss: Tensor) -> float:
+    """Add up the gradients and the loss of all processes."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    flat = torch.cat([loss.detach().reshape(1), *(gradient.flatten() for gradient in gradients)])
+    distributed.all_reduce(flat)
+    parts = torch.split(flat[1:], [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+    return flat[0].item()
+
+
+@torch.no_grad()
+def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move the averaged weights, which are the ones kept, towards the trained ones."""
+    for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+        mean.lerp_(weight, 1 - decay)
+
+
+def main() -> None:
+    """Train and write a model directory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=MODEL_DIR)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=500)
+    arguments = parser.parse_args()
+    options = Options(arguments.out, arguments.steps, arguments.processes, arguments.save_every)
+    with TemporaryDirectory() as directory:
+        run(options, f"{directory}/store")
+
+
+def run(options: Options, store: str) -> None:
+    """Run all processes to their end; raise if one failed, which fails the others at their next sum."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=train, args=(rank, options, store)) for rank in range(options.num_processes)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a training process failed")
+
+
+if __name__ == "__main__":
+    main()
