@@ -73,9 +73,22 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class SequencesFailed(Exception):
+    """Some rows of a step cannot be sampled (their logits are not numbers); the ranks themselves are well.
+
+    `rows` maps an index into the step's rows to what is wrong with it. Nothing of the step counts: the engine fails these
+    rows' groups and runs the others again.
+    """
+
+    def __init__(self, rows: dict[int, str]) -> None:
+        super().__init__(f"{len(rows)} sequences failed: {next(iter(rows.values()), '')}")
+        self.rows = rows
+
+
 class Executor(Protocol):
     """Runs a step on every rank. Implemented by `ranks`; faked in the engine's tests."""
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
-        """Computes the step; `rows` and the result are parallel to `plan.sampled`. Raises when a rank is lost."""
+        """Computes the step; `rows` and the result are parallel to `plan.sampled`. Raises SequencesFailed when only
+        some rows are at fault, anything else when a rank is lost."""
         ...

@@ -1,0 +1,60 @@
+"""The sequences of one step, gathered by the scheduler and told to the ranks as a plan."""
+
+from __future__ import annotations
+
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.sequence import Sequence
+
+
+class Batch:
+    """Which sequences feed how many tokens. `sampled` are the members that get a new token, parallel to `rows`."""
+
+    def __init__(self) -> None:
+        self.members: list[tuple[Sequence, int]] = []
+        self.sampled: list[Sequence] = []
+        self.rows: list[SampleRow] = []
+        self.num_tokens = 0
+        self.num_decodes = 0
+        self._token_ids: list[int] = []
+        self._num_new: list[int] = []
+        self._num_context: list[int] = []
+        self._block_tables: list[list[int]] = []
+        self._sampled: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def decode(self, sequence: Sequence) -> None:
+        """Feeds the one token that is not computed yet."""
+        self.num_decodes += 1
+        self._token_ids.append((sequence.generated or sequence.group.message.prompt_ids)[-1])
+        self._add(sequence, 1)
+
+    def prefill(self, sequence: Sequence, num: int) -> None:
+        """Feeds the next `num` tokens."""
+        start = sequence.num_computed
+        self._token_ids += sequence.tokens(start, start + num)
+        self._add(sequence, num)
+
+    def plan(self, step: int) -> StepPlan:
+        """Borrows the sequences' block tables: valid until they change, that is until the step's update."""
+        return StepPlan(
+            step,
+            self._token_ids,
+            self._num_new,
+            self._num_context,
+            self._block_tables,
+            self._sampled,
+            any(needs_full_logits(row) for row in self.rows),
+        )
+
+    def _add(self, sequence: Sequence, num: int) -> None:
+        if num == sequence.num_pending:
+            self._sampled.append(len(self.members))
+            self.sampled.append(sequence)
+            self.rows.append(sequence.row)
+        self.num_tokens += num
+        self.members.append((sequence, num))
+        self._num_new.append(num)
+        self._num_context.append(sequence.num_computed)
+        self._block_tables.append(sequence.blocks)

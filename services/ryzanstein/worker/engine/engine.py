@@ -1,0 +1,102 @@
+"""The loop of rank 0: schedule, execute, update. Takes commands between steps and says what each step produced.
+
+Stands between the agent's messages and the executor that runs a plan on all ranks; knows neither torch nor processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from ryzanstein import errors
+from ryzanstein.worker.engine.batch import Batch
+from ryzanstein.worker.engine.groups import Groups
+from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.outcome import Outcome
+from ryzanstein.worker.engine.plan import Executor, SampledToken, SequencesFailed
+from ryzanstein.worker.engine.scheduler import Scheduler
+from ryzanstein.worker.engine.settings import EngineSettings
+
+
+class Engine:
+    """Runs sequence groups to their end. Not thread-safe: one loop calls everything.
+
+    `submit`, `cancel` and `finish` take effect before the next step. What goes wrong with one group is an event of the next
+    step, never an exception; an exception of `step` means that the ranks are lost.
+    """
+
+    def __init__(self, settings: EngineSettings, executor: Executor, clock: Callable[[], float] = time.time) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._scheduler = Scheduler(settings)
+        self._outcome = Outcome()
+        self._groups = Groups(settings, self._scheduler, self._outcome)
+        self._step = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to run or to say."""
+        return len(self._groups) > 0 or not self._outcome.empty
+
+    def submit(self, message: SubmitGroup) -> None:
+        """Queues a group. Refusals (queue full, never fits, malformed) are GroupFailed events of the next step."""
+        self._groups.submit(message)
+
+    def cancel(self, group: int) -> None:
+        """Frees all that a group holds; no event. Unknown groups are ignored."""
+        self._groups.cancel(group)
+
+    def finish(self, group: int, choice: int) -> None:
+        """Ends one choice as STOP, with an event. Unknown ones are ignored: the choice may have ended meanwhile."""
+        self._groups.finish(group, choice)
+
+    def step(self) -> StepEvents:
+        """Runs one step and returns its events. Without any sequence only what is left to say is said, no step is run."""
+        began = time.perf_counter()
+        self._groups.expire(self._clock())
+        batch = self._scheduler.schedule()
+        if batch:
+            self._step += 1
+            sampled = self._execute(batch)
+            self._update(batch, sampled)
+        return self._outcome.take(self._step, self.stats(), time.perf_counter() - began)
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=self._groups.num_waiting,
+            blocks_held=scheduler.pool.num_held,
+            blocks_cached=scheduler.pool.num_idle,
+            preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.num_prefix_queries,
+            prefix_hits=scheduler.num_prefix_hits,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+        )
+
+    def _execute(self, batch: Batch) -> SequenceOf[SampledToken] | None:
+        """None if the step does not count: some groups failed in it, the others run again with the same draws."""
+        try:
+            return self._executor.execute(batch.plan(self._step), batch.rows)
+        except SequencesFailed as failure:
+            for row, message in failure.rows.items():
+                self._groups.fail(batch.sampled[row].group.id, errors.internal(message))
+            return None
+
+    def _update(self, batch: Batch, sampled: SequenceOf[SampledToken] | None) -> None:
+        if sampled is None:
+            return
+        self._decode_tokens += batch.num_decodes
+        self._prefill_tokens += batch.num_tokens - batch.num_decodes
+        self._scheduler.advance(batch)
+        for sequence, token in zip(batch.sampled, sampled, strict=True):
+            reason = sequence.append(token.token_id)
+            self._outcome.add_token(sequence, token)
+            if sequence.group.followers:
+                self._groups.release_followers(sequence)
+            if reason is not None:
+                self._groups.end(sequence, reason)

@@ -1,0 +1,57 @@
+"""Collects what a step, and the commands before it, produced, as the columns that go to the agent."""
+
+from __future__ import annotations
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import FinishReason
+from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, GroupFailed, StepEvents
+from ryzanstein.worker.engine.plan import SampledToken
+from ryzanstein.worker.engine.sequence import Sequence
+
+
+class Outcome:
+    """Filled until `take`."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    @property
+    def empty(self) -> bool:
+        return not (self._groups or self._ended or self._failed)
+
+    def add_token(self, sequence: Sequence, token: SampledToken) -> None:
+        if token.logprob is not None:
+            self._logprobs[len(self._groups)] = (token.logprob, list(token.top))
+        self._groups.append(sequence.group.id)
+        self._choices.append(sequence.choice)
+        self._token_ids.append(token.token_id)
+
+    def add_end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
+
+    def add_failure(self, group: int, error: RyzansteinError) -> None:
+        self._failed.append(GroupFailed(group, int(error.code), error.reason, error.message))
+
+    def take(self, step: int, stats: EngineStats, step_s: float) -> StepEvents:
+        """Everything since the last take."""
+        events = StepEvents(
+            step,
+            self._groups,
+            self._choices,
+            self._token_ids,
+            self._logprobs,
+            self._ended,
+            self._failed,
+            stats,
+            step_s,
+        )
+        self._clear()
+        return events
+
+    def _clear(self) -> None:
+        self._groups: list[int] = []
+        self._choices: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = {}
+        self._ended: list[ChoiceEnd] = []
+        self._failed: list[GroupFailed] = []

@@ -1,0 +1,104 @@
+"""The state of one choice while it runs, and of the group of choices that share a prompt.
+
+The engine makes them from a SubmitGroup, the scheduler gives and takes their blocks, the model sees only plan and rows.
+"""
+
+from __future__ import annotations
+
+from ryzanstein.generation import FinishReason
+from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.engine.plan import SampleRow
+
+Order = tuple[int, int, int]
+
+
+class Group:
+    """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks."""
+
+    __slots__ = ("arrival", "followers", "id", "live", "message", "num_prompt", "priority", "stop_ids")
+
+    def __init__(self, message: SubmitGroup, arrival: int) -> None:
+        self.id = message.group
+        self.message = message
+        self.arrival = arrival
+        self.priority = message.priority
+        self.num_prompt = len(message.prompt_ids)
+        self.stop_ids = frozenset(message.stop_token_ids)
+        self.live: dict[int, Sequence] = {}
+        self.followers: list[Sequence] = []
+
+
+class Sequence:
+    """One choice. Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, in `blocks`.
+
+    `order` sorts by priority, then arrival, then choice: who runs first, and from the end who is pre-empted first. `keys`
+    are the prefix keys of full blocks so far known, the first `num_published` of `blocks` are findable under them.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "choice",
+        "generated",
+        "group",
+        "keys",
+        "num_computed",
+        "num_published",
+        "num_tokens",
+        "order",
+        "row",
+    )
+
+    def __init__(self, group: Group, choice: int) -> None:
+        message = group.message
+        self.group = group
+        self.choice = choice
+        self.order: Order = (-group.priority, group.arrival, choice)
+        self.generated = list(message.generated[choice])
+        self.num_tokens = group.num_prompt + len(self.generated)
+        self.num_computed = 0
+        self.num_published = 0
+        self.blocks: list[int] = []
+        self.keys: list[bytes] = []
+        self.cached_tokens: int | None = None
+        self.row = SampleRow(message.sampling, choice, len(self.generated), message.prompt_ids, self.generated)
+        self._ban_stops()
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute before the next one can be sampled; 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_final(self) -> int:
+        """Tokens in the KV cache when it ends by length: the last token sampled is never fed."""
+        return self.group.num_prompt + self.group.message.max_tokens - 1
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Token ids at positions start..end-1, prompt and generated."""
+        num_prompt = self.group.num_prompt
+        if end <= num_prompt:
+            return self.group.message.prompt_ids[start:end]
+        generated = self.generated[max(start - num_prompt, 0) : end - num_prompt]
+        return self.group.message.prompt_ids[start:] + generated if start < num_prompt else generated
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Takes a sampled token; says why the choice ends with it, if it does."""
+        self.generated.append(token_id)
+        self.num_tokens += 1
+        self.row.index += 1
+        if self.row.banned_ids:
+            self._ban_stops()
+        return self.end_reason()
+
+    def end_reason(self) -> FinishReason | None:
+        """STOP after a stop token that was allowed, LENGTH after the last token that was asked for."""
+        num_generated = len(self.generated)
+        message = self.group.message
+        if num_generated > message.sampling.min_tokens and self.generated[-1] in self.group.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_generated >= message.max_tokens else None
+
+    def _ban_stops(self) -> None:
+        banned = len(self.generated) < self.group.message.sampling.min_tokens
+        self.row.banned_ids = self.group.message.stop_token_ids if banned else ()

@@ -1,0 +1,37 @@
+"""What bounds the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ryzanstein.generation import MAX_CHOICES
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Sizes of one engine.
+
+    `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting` the sequences that wait.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_sequences: int = 64
+    token_budget: int = 512
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raises ValueError on sizes with which a sequence could starve."""
+        if min(self.num_blocks, self.block_size, self.max_sequences) < 1:
+            raise ValueError(f"num_blocks, block_size and max_sequences must be at least 1: {self}")
+        if self.token_budget < self.max_sequences:
+            raise ValueError(
+                f"token_budget {self.token_budget} must be at least max_sequences {self.max_sequences}: "
+                "every running sequence decodes in every step"
+            )
+        if self.max_waiting < MAX_CHOICES:
+            raise ValueError(f"max_waiting {self.max_waiting} must be at least {MAX_CHOICES}, the choices of one request")
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)

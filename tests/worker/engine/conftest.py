@@ -1,0 +1,142 @@
+"""An executor whose tokens are a pure function of a choice's tokens so far, and that checks what it is told as ranks would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ryzanstein.generation import FinishReason, SamplingParams
+from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.settings import EngineSettings
+
+VOCABULARY = 97
+
+
+def next_token(tokens: Sequence[int], choice: int, banned: Sequence[int] = ()) -> int:
+    """What the fake model says after `tokens`: depends on every one of them and on the choice."""
+    value = 7 * choice + 1
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    while value % VOCABULARY in banned:
+        value += 1
+    return value % VOCABULARY
+
+
+def expected_answer(message: SubmitGroup, choice: int) -> tuple[list[int], FinishReason]:
+    """The whole answer of a choice, and why it ends, by the definitions and nothing else."""
+    generated = list(message.generated[choice])
+    while True:
+        banned = message.stop_token_ids if len(generated) < message.sampling.min_tokens else ()
+        stopped = bool(generated) and generated[-1] in message.stop_token_ids
+        if stopped and len(generated) > message.sampling.min_tokens:
+            return generated, FinishReason.STOP
+        if len(generated) >= message.max_tokens:
+            return generated, FinishReason.LENGTH
+        generated.append(next_token([*message.prompt_ids, *generated], choice, banned))
+
+
+class FakeRanks:
+    """Keeps a KV cache of token ids by block. Samples from what the cache says, so a wrong table gives a wrong answer."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.cache: list[list[int | None]] = [[None] * settings.block_size for _ in range(settings.num_blocks)]
+        self.plans: list[StepPlan] = []
+        self.failing: Callable[[SampleRow], bool] = lambda row: False
+
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        self.plans.append(plan)
+        assert len(plan.token_ids) == sum(plan.num_new) <= self.settings.token_budget
+        assert 0 < len(plan.num_new) <= self.settings.max_sequences
+        assert plan.full_logits == any(map(needs_full_logits, rows))
+        size = self.settings.block_size
+        position = 0
+        written: set[tuple[int, int]] = set()
+        for num_new, num_context, table in zip(plan.num_new, plan.num_context, plan.block_tables, strict=True):
+            assert num_new > 0
+            assert len(set(table)) == len(table)
+            for p in range(num_context, num_context + num_new):
+                slot = (table[p // size], p % size)
+                assert slot not in written, "two sequences write one slot"
+                written.add(slot)
+                self.cache[slot[0]][slot[1]] = plan.token_ids[position]
+                position += 1
+        bad = {i: "logits are not numbers" for i, row in enumerate(rows) if self.failing(row)}
+        if bad:
+            raise SequencesFailed(bad)
+        return [self._sample(plan, s, row) for s, row in zip(plan.sampled, rows, strict=True)]
+
+    def _sample(self, plan: StepPlan, s: int, row: SampleRow) -> SampledToken:
+        size = self.settings.block_size
+        num_tokens = plan.num_context[s] + plan.num_new[s]
+        seen = [self.cache[plan.block_tables[s][p // size]][p % size] for p in range(num_tokens)]
+        assert seen == [*row.prompt_ids, *row.generated_ids], "the cache holds other tokens than the sequence"
+        assert row.index == len(row.generated_ids)
+        token = next_token(seen, row.choice, row.banned_ids)
+        if row.sampling.logprobs is None:
+            return SampledToken(token)
+        return SampledToken(token, -0.5, tuple((token, -0.5) for _ in range(row.sampling.logprobs)))
+
+
+class Run:
+    """An engine on fake ranks, and all that it said, by choice."""
+
+    def __init__(self, **settings: int) -> None:
+        self.settings = EngineSettings(**settings)
+        self.ranks = FakeRanks(self.settings)
+        self.now = 1000.0
+        self.engine = Engine(self.settings, self.ranks, lambda: self.now)
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.ended: dict[tuple[int, int], ChoiceEnd] = {}
+        self.failed: dict[int, GroupFailed] = {}
+
+    def step(self) -> StepEvents:
+        events = self.engine.step()
+        for group, choice, token in zip(events.groups, events.choices, events.token_ids, strict=True):
+            assert (group, choice) not in self.ended, "a token after the end"
+            assert group not in self.failed, "a token after the failure"
+            self.tokens.setdefault((group, choice), []).append(token)
+        for end in events.ended:
+            assert (end.group, end.choice) not in self.ended, "two ends of one choice"
+            self.ended[end.group, end.choice] = end
+        for failure in events.failed:
+            assert failure.group not in self.failed, "two failures of one group"
+            self.failed[failure.group] = failure
+        return events
+
+    def drain(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+
+@pytest.fixture
+def run() -> Callable[..., Run]:
+    """Makes a Run; keyword arguments are EngineSettings."""
+    return Run
+
+
+@pytest.fixture
+def answer() -> Callable[[SubmitGroup, int], tuple[list[int], FinishReason]]:
+    return expected_answer
+
+
+@pytest.fixture
+def group() -> Callable[..., SubmitGroup]:
+    """Makes a SubmitGroup; keyword arguments beyond its own fields go to SamplingParams."""
+
+    def make(group: int, prompt_ids: Sequence[int], max_tokens: int = 8, **given: Any) -> SubmitGroup:
+        own = {name: given.pop(name) for name in list(given) if name in SubmitGroup.__struct_fields__}
+        sampling = SamplingParams(**{"temperature": 0.0, **given})
+        own.setdefault("stop_token_ids", [])
+        own.setdefault("generated", [[] for _ in range(sampling.n)])
+        own.setdefault("finished", [False] * sampling.n)
+        return SubmitGroup(group, list(prompt_ids), sampling, max_tokens, **own)
+
+    return make
