@@ -35,6 +35,8 @@ class Answer:
     """The node that accepted the request, then each node that went on with it."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    num_first_tokens: int = 0
+    """How many the first delta brought."""
     num_lost: int = 0
     num_repeated: int = 0
     num_reattaches: int = 0
@@ -49,9 +51,9 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of the tokens after the first delta; None when the answer came at once."""
+        """Of what came after the first delta; None when the answer came at once."""
         spent = self.arrivals[-1] - self.arrivals[0] if self.arrivals else 0.0
-        return len(self.token_ids) / spent if spent > 0 else None
+        return (len(self.token_ids) - self.num_first_tokens) / spent if spent > 0 else None
 
     @property
     def longest_gap_s(self) -> float:
@@ -74,6 +76,7 @@ class Answer:
         expected = len(self.token_ids) + self.num_lost
         self.num_lost += max(0, delta.first_index - expected)
         self.num_repeated += max(0, expected - delta.first_index)
+        self.num_first_tokens = self.num_first_tokens or len(delta.token_ids)
         self.token_ids.extend(delta.token_ids)
         self.text += delta.text
         self.arrivals.append(time.monotonic())
@@ -84,6 +87,10 @@ class Answer:
             self.node_ids.append(node_id)
 
 
+EventCall = (
+    grpc.aio.UnaryStreamCall[pb.StreamChatRequest, pb.StreamChatResponse]
+    | grpc.aio.UnaryStreamCall[pb.AttachGenerationRequest, pb.AttachGenerationResponse]
+)
 Progress = Callable[[Answer, pb.GenerationEvent], None]
 
 
@@ -126,10 +133,7 @@ def _may_attach(answer: Answer, error: RyzansteinError) -> bool:
     return bool(answer.generation_id) and error.code in _LOST_CONNECTION
 
 
-async def _events(
-    call: grpc.aio.UnaryStreamCall[object, pb.StreamChatResponse]
-    | grpc.aio.UnaryStreamCall[object, pb.AttachGenerationResponse],
-) -> AsyncIterator[pb.GenerationEvent]:
+async def _events(call: EventCall) -> AsyncIterator[pb.GenerationEvent]:
     try:
         async for response in call:
             yield response.event

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 
 
 def people() -> Console:
@@ -28,13 +28,16 @@ def print_json(value: Any) -> None:
 
 def show_error(console: Console, error: RyzansteinError) -> None:
     """The message, the reason, each field that is wrong, and when to come back."""
-    console.print(Text.assemble(("error ", "bold red"), (error.code.name, "red"), f" ({error.reason}): {error.message}"))
+    headline = Text.assemble(("error ", "bold red"), (error.code.name, "red"), f" ({error.reason}): {error.message}")
+    console.print(headline, soft_wrap=True)
     for violation in error.violations:
         console.print(Text.assemble("  field ", (violation.field, "bold"), f": {violation.description}"))
     if error.resource is not None:
         console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"))
     if error.retry_after_s is not None:
         console.print(Text(f"  try again in {error.retry_after_s:g} s"))
+    if error.reason == Code.UNAVAILABLE.name:  # nobody of ours said so: no service answered
+        console.print(Text("  is the cluster running? `ryzanstein up` starts one"))
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import Self
 import grpc
 
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
@@ -166,14 +166,14 @@ class LocalCluster:
         spec = self.spec
         ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
         orchestrator_port = spec.orchestrator_port or next(ports)
-        orchestrator = {
+        orchestrator: Flags = {
             "grpc_port": orchestrator_port,
             "metrics_port": next(ports),
             "database": str(self.state_dir / "orchestrator.sqlite"),
         }
         self._add(ORCHESTRATOR, "orchestrator", orchestrator, spec.orchestrator_flags)
         for node_id in self.node_ids:
-            worker = {
+            worker: Flags = {
                 "node_id": node_id,
                 "grpc_port": next(ports),
                 "metrics_port": next(ports),
@@ -185,7 +185,7 @@ class LocalCluster:
             self._add(node_id, "worker", worker, spec.worker_flags)
         for index, name in enumerate(self.router_names):
             self._http_ports[name] = (spec.http_port + index) if spec.http_port else next(ports)
-            router = {
+            router: Flags = {
                 "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
                 "http_port": self._http_ports[name],
                 "metrics_port": next(ports),
@@ -194,7 +194,7 @@ class LocalCluster:
             }
             self._add(name, "router", router, spec.router_flags)
 
-    def _add(self, name: str, service: str, flags: dict[str, str | int], extra_flags: tuple[str, ...]) -> None:
+    def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
         log_path = self.state_dir / f"{name}.log"
         self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path)
 

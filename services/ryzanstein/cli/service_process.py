@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,9 @@ from ryzanstein.cli import tether
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
+
+Flags = Mapping[str, str | int]
+"""Settings by field name."""
 
 
 class ServiceFailedError(Exception):
@@ -34,7 +38,7 @@ class ServiceProcess:
         self,
         name: str,
         service: str,
-        flags: Mapping[str, str | int],
+        flags: Flags,
         extra_flags: Sequence[str],
         log_path: Path,
     ) -> None:
@@ -96,10 +100,8 @@ class ServiceProcess:
         """SIGKILL to the service and everything in its process group, and waits for its end."""
         if self._process is None:
             return
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
     def log_tail(self, num_lines: int = 15) -> str:
@@ -121,11 +123,11 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
     with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=health_service)
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)  # type: ignore[attr-defined]
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _as_flags(flags: Mapping[str, str | int]) -> list[str]:
+def _as_flags(flags: Flags) -> list[str]:
     return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]

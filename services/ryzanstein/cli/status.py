@@ -92,7 +92,7 @@ def status(
     else:
         show(display.output(), view)
     for service, error in view.errors.items():
-        display.people().print(f"{service} did not answer: {error}", style="red", markup=False)
+        display.people().print(f"{service} did not answer: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(1 if view.errors else 0)
 
 

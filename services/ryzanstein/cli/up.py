@@ -18,16 +18,18 @@ from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.demo import MODEL_DIR
 
 _LOOK_EVERY_S = 2.0
+_GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
+_HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
+ModelDir = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Model directory in the Hugging Face layout.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
 
 
 def up(
+    *,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes, each a replica of the model.")] = 2,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks of each node.")] = 2,
-    model: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Model directory, Hugging Face layout.")
-    ] = MODEL_DIR,
+    model: ModelDir = MODEL_DIR,
     routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
     http_port: Port = defaults.HTTP_PORT,
@@ -91,11 +93,9 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
     lines = (
         f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
         "",
-        "  ryzanstein chat --router " + router,
-        f"""  grpcurl -plaintext -d '{{"chat": {{"messages": [{{"role": "ROLE_USER", "content": "Count from 1 to 9."}}]}}}}' \\""",
-        f"      {router} ryzanstein.v1.InferenceService/StreamChat",
-        f"""  curl {http}/v1/chat/completions -H 'content-type: application/json' \\""",
-        """      -d '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'""",
+        f"  ryzanstein chat --router {router}",
+        f"  grpcurl -plaintext -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
+        f"  curl {http}/v1/chat/completions -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
         "",
         "Ctrl-C stops everything.",
     )
