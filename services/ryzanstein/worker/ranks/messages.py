@@ -1,10 +1,47 @@
-"""What the agent and rank 0 say to each other, msgpack over a socket pair: the engine's messages and the ranks' own."""
+"""What the agent and its ranks say to each other, msgpack over socket pairs: the engine's messages and the ranks' own.
+
+Every rank has a channel to the agent; rank 0 has one more to each other rank, for the plans.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.plan import StepPlan
+
+
+class RankSpec(msgspec.Struct, frozen=True):
+    """What all ranks of a node are started with. `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold;
+    `kv_bytes` 0: a share that the rank finds sensible. `device`, `dtype` and `collectives` may be "auto"."""
+
+    model: str  # directory
+    tp: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    collectives: str = "auto"
+    threads: int = 1
+    pin: bool = False
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_bytes: int = 0
+    max_sequences: int = 64
+    max_tokens_per_step: int = 512
+    max_waiting: int = 256
+    log_level: str = "info"
+    node_id: str = ""
+
+
+class StartRank(msgspec.Struct, tag=True, frozen=True):
+    """The first message to every rank. The numbers are inherited file descriptors; `plan_fds` are rank 0's channels to ranks
+    1, 2, ..., or another rank's one channel to rank 0. `store_fd` is an empty file that gloo and NCCL meet in."""
+
+    rank: int
+    spec: RankSpec
+    board_fd: int
+    segment_fd: int
+    store_fd: int
+    plan_fds: list[int]
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -14,22 +51,30 @@ class StartProfile(msgspec.Struct, tag=True, frozen=True):
     steps: int
 
 
-AgentMessage = SubmitGroup | CancelGroup | FinishChoice | StartProfile
+AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfile
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
-    """All ranks have loaded and warmed up. Durations in seconds by phase (import, group, load, warm_up) for each rank."""
+    """This rank has loaded and warmed up. Durations in seconds by phase (import, group, load, warm_up)."""
 
+    rank: int
     context_length: int
     num_blocks: int
     block_size: int
     max_sequences: int
-    startup_phases: list[dict[str, float]]
+    startup_phases: dict[str, float]
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):
     """The model cannot be served by these ranks, whatever is retried: the message names the tensor, file or numbers."""
 
+    message: str
+
+
+class RankCrashed(msgspec.Struct, tag=True, frozen=True):
+    """An exception that nobody expected; the process ends after it."""
+
+    rank: int
     message: str
 
 
@@ -40,4 +85,11 @@ class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
     trace: bytes
 
 
-RankMessage = RankReady | RankRefused | StepEvents | ProfileTrace
+RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
+
+
+class RankCommand(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 tells the others: a step, and with it that one of them records its profile from here on."""
+
+    plan: StepPlan
+    profile: StartProfile | None = None

@@ -1,0 +1,125 @@
+"""The progress board: what each rank does, in shared memory, so that the agent sees it even when the rank hangs.
+
+One memfd (nothing in /dev/shm that could be left behind), one slot of 128 bytes per rank, written only by that rank, without
+locks, at two writes per collective. Numbers are aligned 8-byte words, which a reader never sees half written; the phase's name
+is two words, and torn names are possible and harmless.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+SLOT_BYTES = 128
+_PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
+_PHASE_AT = 7 * 8
+_PHASE_BYTES = 16
+IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """One rank's slot. Times are seconds on the monotonic clock, which all processes of a machine share.
+
+    `step` counts steps begun, `collective` collectives entered. `begun_s` is when the step that runs began, 0 between steps;
+    `num_tokens` is how many tokens it feeds.
+    """
+
+    rank: int
+    pid: int
+    step: int
+    collective: int
+    phase: str
+    progress_s: float
+    begun_s: float
+    num_tokens: int
+    last_step_s: float
+
+    @property
+    def in_step(self) -> bool:
+        return self.begun_s > 0
+
+
+def board_bytes(size: int) -> int:
+    """Bytes of the board of so many ranks. All zero is the state before any rank has started."""
+    return size * SLOT_BYTES
+
+
+class Board:
+    """The agent's view."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._map = mmap.mmap(fd, board_bytes(size), prot=mmap.PROT_READ)
+        self._size = size
+
+    def read(self) -> list[RankProgress]:
+        """Every rank's slot; pid 0: the rank has not started."""
+        return [self._read(rank) for rank in range(self._size)]
+
+    def _read(self, rank: int) -> RankProgress:
+        slot = self._map[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
+        words = memoryview(slot).cast("Q")
+        phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES].rstrip(b"\0").decode("ascii", "replace")
+        return RankProgress(
+            rank,
+            words[_PID],
+            words[_STEP],
+            words[_COLLECTIVE],
+            phase,
+            words[_PROGRESS_NS] / 1e9,
+            words[_BEGUN_NS] / 1e9,
+            words[_TOKENS],
+            words[_LAST_STEP_NS] / 1e9,
+        )
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class RankBoard:
+    """A rank's own slot. Collectives report to it: it is the model's `CollectiveProgress`."""
+
+    def __init__(self, fd: int, size: int, rank: int) -> None:
+        self._map = mmap.mmap(fd, board_bytes(size))
+        slot = memoryview(self._map)[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
+        self._phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES]
+        self._words = slot.cast("Q")
+        self._words[_PID] = os.getpid()
+        self._outer = b""
+        self.enter("start")
+
+    def enter(self, phase: str) -> None:
+        """The rank goes over to another phase, for example "load"."""
+        self._outer = _phase_bytes(phase)
+        self._phase[:] = self._outer
+        self._words[_PROGRESS_NS] = time.monotonic_ns()
+
+    def begin_step(self, step: int, num_tokens: int) -> None:
+        self._words[_TOKENS] = num_tokens
+        self._words[_STEP] = step
+        self._words[_BEGUN_NS] = time.monotonic_ns()
+        self.enter("forward")
+
+    def end_step(self) -> None:
+        self._words[_LAST_STEP_NS] = time.monotonic_ns() - self._words[_BEGUN_NS]
+        self._words[_BEGUN_NS] = 0
+        self.enter(IDLE)
+
+    def begin(self, op: str) -> None:
+        """The rank enters a collective; the name is cut at 16 characters."""
+        self._phase[:] = _phase_bytes(op)
+        self._words[_COLLECTIVE] += 1
+        self._words[_PROGRESS_NS] = time.monotonic_ns()
+
+    def end(self) -> None:
+        """The rank has left the collective."""
+        self._phase[:] = self._outer
+        self._words[_PROGRESS_NS] = time.monotonic_ns()
+
+
+@lru_cache(maxsize=64)
+def _phase_bytes(phase: str) -> bytes:
+    return phase.encode("ascii", "replace")[:_PHASE_BYTES].ljust(_PHASE_BYTES, b"\0")

@@ -1,0 +1,207 @@
+"""The ranks of a node as one thing: spawned together, lost together.
+
+A group lives once: `start`, use, `lost`, `end`. Whoever wants ranks again makes a new group, with new channels and boards, so
+that nothing of a lost one can reach its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import structlog
+
+from ryzanstein.worker.engine.messages import StepEvents
+from ryzanstein.worker.ranks.board import Board, RankProgress
+from ryzanstein.worker.ranks.channel import AgentChannel
+from ryzanstein.worker.ranks.messages import (
+    AgentMessage,
+    ProfileTrace,
+    RankCrashed,
+    RankMessage,
+    RankReady,
+    RankRefused,
+    RankSpec,
+)
+from ryzanstein.worker.ranks.process import PEER_LOST, RANK_COMMAND, RankProcess, end, exit_text
+from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
+from ryzanstein.worker.ranks.wiring import Wiring
+
+log = structlog.get_logger(__name__)
+
+_BLAME_WAIT_S = 0.25
+_LAST_WORDS_S = 0.02
+
+
+class LossCause(Enum):
+    """Why ranks were lost, as `ErrorInfo.reason` spells it."""
+
+    DIED = "RANK_LOST"
+    STALLED = "RANK_STALLED"
+    START = "RANK_START_TIMEOUT"
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoss:
+    """Which rank was lost, and a message for people that names the rank and what it did."""
+
+    rank: int
+    cause: LossCause
+    message: str
+
+
+class RanksLost(Exception):
+    """The group was lost while it started."""
+
+    def __init__(self, loss: RankLoss) -> None:
+        super().__init__(loss.message)
+        self.loss = loss
+
+
+class RanksRefused(Exception):
+    """A rank cannot serve the model, whatever is retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBounds:
+    """How long things may take, in seconds."""
+
+    start_s: float = 120.0
+    watch_interval_s: float = 0.1
+    stop_grace_s: float = 2.0
+    stall: StallBounds = field(default_factory=StallBounds)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvents:
+    """Whom the group tells: each step's events, and traces that were asked for. Called in the loop; must not block."""
+
+    on_step: Callable[[StepEvents], None]
+    on_trace: Callable[[ProfileTrace], None]
+    pending: Callable[[], bool]
+
+
+class RankGroup:
+    """`lost` resolves to the first loss after `start`."""
+
+    def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, command: Sequence[str] = RANK_COMMAND) -> None:
+        loop = asyncio.get_running_loop()
+        self._spec, self._bounds, self._events, self._command = spec, bounds, events, command
+        self._processes: list[RankProcess] = []
+        self._channels: list[AgentChannel[RankMessage]] = []
+        self._wiring = Wiring(spec)
+        self._board = Board(self._wiring.board_fd, spec.tp)
+        self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
+        self._answers: list[RankReady] = []
+        self._fed_tokens = 0
+        self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
+        self._watch: asyncio.Task[None] | None = None
+        self.lost: asyncio.Future[RankLoss] = loop.create_future()
+
+    async def start(self) -> list[RankReady]:
+        """Spawns all ranks at once; what each answers when it is ready, by rank. RanksLost, RanksRefused: call `end`."""
+        await self._spawn()
+        either: list[asyncio.Future[Any]] = [self._ready, self.lost]
+        await asyncio.wait(either, timeout=self._bounds.start_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            raise RanksLost(self.lost.result() if self.lost.done() else self._late())
+        answers = self._ready.result()
+        self._watch = asyncio.create_task(self._watch_progress())
+        return answers
+
+    def send(self, message: AgentMessage) -> None:
+        """To rank 0. Never waits; FrameTooLarge: nothing was sent."""
+        self._channels[0].send(message)
+
+    def progress(self) -> list[RankProgress]:
+        """What each rank does now."""
+        return self._board.read()
+
+    def resident_bytes(self) -> list[int]:
+        return [process.resident_bytes for process in self._processes]
+
+    async def end(self, *, graceful: bool) -> None:
+        """No rank runs when it returns (but see `process.end`). Without grace they are killed at once."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for future in (self._ready, self.lost):
+            future.cancel()
+        await end(self._processes, self._bounds.stop_grace_s if graceful else 0.0)
+        for channel in self._channels:
+            channel.close()
+        self._board.close()
+
+    async def _spawn(self) -> None:
+        environment = {name: str(self._spec.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        with self._wiring as wiring:
+            for wires in wiring.ranks:
+                rank = wires.start.rank
+                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, self._command)
+                process.exited.add_done_callback(partial(self._on_exit, rank))
+                self._processes.append(process)
+        for wires in wiring.ranks:
+            channel = AgentChannel[RankMessage](RankMessage, self._on_message)
+            self._channels.append(channel)
+            await channel.open(wires.agent_end)
+            channel.send(wires.start)
+
+    def _on_message(self, message: RankMessage) -> None:
+        match message:
+            case StepEvents():
+                self._on_step(message)
+            case RankReady():
+                self._answers.append(message)
+                if len(self._answers) == self._spec.tp and not self._ready.done():
+                    self._ready.set_result(sorted(self._answers, key=lambda answer: answer.rank))
+            case RankRefused():
+                if not self._ready.done():
+                    self._ready.set_exception(RanksRefused(message.message))
+            case RankCrashed():
+                self._lose(RankLoss(message.rank, LossCause.DIED, f"rank {message.rank} failed: {message.message}"))
+            case ProfileTrace():
+                self._events.on_trace(message)
+
+    def _on_step(self, events: StepEvents) -> None:
+        fed = events.stats.prefill_tokens + events.stats.decode_tokens
+        self._watchdog.record(events.step_s, fed - self._fed_tokens)
+        self._fed_tokens = fed
+        self._events.on_step(events)
+
+    def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
+        """An exit of its own may have a last message on its way that says more; one for another rank's sake waits until
+        that rank's end is seen, so that the blame is right."""
+        code = exited.result()
+        state = self._board.read()[rank]
+        doing = f" in step {state.step}, {state.phase} (collective {state.collective})" if state.in_step else f", {state.phase}"
+        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{doing}")
+        delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
+        asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
+
+    def _lose(self, loss: RankLoss) -> None:
+        if not self.lost.done():
+            self.lost.set_result(loss)
+
+    def _late(self) -> RankLoss:
+        """The start took too long: the rank that has not answered and moved least recently."""
+        answered = {answer.rank for answer in self._answers}
+        slow = min((r for r in self._board.read() if r.rank not in answered), key=lambda r: r.progress_s)
+        return RankLoss(
+            slow.rank, LossCause.START, f"rank {slow.rank} was not ready after {self._bounds.start_s:g} s, in {slow.phase}"
+        )
+
+    async def _watch_progress(self) -> None:
+        while not self.lost.done():
+            await asyncio.sleep(self._bounds.watch_interval_s)
+            stall = self._watchdog.observe(
+                time.monotonic(), self._board.read(), pending=self._events.pending(), stopped=self._stopped
+            )
+            if stall is not None:
+                self._lose(RankLoss(stall.rank, LossCause.STALLED, str(stall)))
+
+    def _stopped(self) -> set[int]:
+        return {process.rank for process in self._processes if process.stopped}

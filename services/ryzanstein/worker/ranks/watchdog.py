@@ -1,0 +1,122 @@
+"""Tells a stall from slowness: pending work that does not move for max(2 s, 10 x p99 step) is a stall. Plain logic.
+
+It knows no processes: it is shown every rank's progress now and then and says who holds the others up. Being idle is not a
+stall. A step with many tokens may take longer than a p99 of decode steps, so the bound grows with the tokens that it feeds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ryzanstein.worker.ranks.board import RankProgress
+
+_WINDOW_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StallBounds:
+    """When nothing moved for so long: `min_s` at least, `factor` times the p99 step, `first_s` for the first step."""
+
+    min_s: float = 2.0
+    factor: float = 10.0
+    first_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Who holds the others up, where, and since when."""
+
+    rank: int
+    phase: str
+    collective: int
+    stalled_s: float
+    waiting: tuple[int, ...]
+    waiting_phase: str
+
+    def __str__(self) -> str:
+        text = f"rank {self.rank} has not moved for {self.stalled_s:.1f} s ({self.phase}, collective {self.collective})"
+        if self.waiting:
+            ranks = ", ".join(str(rank) for rank in self.waiting)
+            text += f"; rank {ranks} waits in {self.waiting_phase}"
+        return text
+
+
+class StepTimes:
+    """How long the last steps took, and how long per token."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._per_token: deque[float] = deque(maxlen=_WINDOW_STEPS)
+
+    def add(self, step_s: float, num_tokens: int) -> None:
+        self._steps.append(step_s)
+        self._per_token.append(step_s / max(1, num_tokens))
+
+    def expected_s(self, num_tokens: int) -> float | None:
+        """A high estimate for a step that feeds so many tokens; None before the first."""
+        if not self._steps:
+            return None
+        return max(_p99(self._steps), _p99(self._per_token) * num_tokens)
+
+
+def _p99(values: Collection[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+class Watchdog:
+    """Show it the ranks a few times a second with `observe`."""
+
+    def __init__(self, bounds: StallBounds, interval_s: float) -> None:
+        self._bounds = bounds
+        self._interval_s = interval_s
+        self._times = StepTimes()
+        self._seen: tuple[tuple[int, int, float], ...] = ()
+        self._still_s = 0.0
+        self._observed_s: float | None = None
+
+    def record(self, step_s: float, num_tokens: int) -> None:
+        """A step ended."""
+        self._times.add(step_s, num_tokens)
+
+    def bound_s(self, num_tokens: int) -> float:
+        """How long a step with so many tokens may stand still."""
+        expected = self._times.expected_s(num_tokens)
+        if expected is None:
+            return max(self._bounds.first_s, self._bounds.min_s)
+        return max(self._bounds.min_s, self._bounds.factor * expected)
+
+    def observe(
+        self, now: float, ranks: Sequence[RankProgress], *, pending: bool, stopped: Callable[[], Collection[int]] = tuple
+    ) -> Stall | None:
+        """A stall, or None. `pending`: the agent waits for tokens; `stopped`: which ranks' processes do not run
+        (SIGSTOP), asked only when there is a stall.
+
+        `now` is monotonic seconds. Time in which nobody observed (the agent itself was frozen) is not held against the ranks.
+        """
+        passed = 0.0 if self._observed_s is None else min(now - self._observed_s, 2 * self._interval_s)
+        self._observed_s = now
+        seen = tuple((rank.step, rank.collective, rank.progress_s) for rank in ranks)
+        if seen != self._seen or not (pending or any(rank.in_step for rank in ranks)):
+            self._seen, self._still_s = seen, 0.0
+            return None
+        self._still_s += passed
+        if self._still_s < self.bound_s(max(rank.num_tokens for rank in ranks)):
+            return None
+        return _diagnose(ranks, stopped(), self._still_s)
+
+
+def _diagnose(ranks: Sequence[RankProgress], stopped: Collection[int], stalled_s: float) -> Stall:
+    """The rank that is behind: fewest collectives; among equals one that is stopped, then the one that moved first."""
+    behind = min(ranks, key=lambda r: (r.step, r.collective, r.rank not in stopped, r.progress_s))
+    waiting = [r for r in ranks if r.rank != behind.rank and r.in_step]
+    furthest = max(waiting, key=lambda r: (r.step, r.collective), default=None)
+    return Stall(
+        behind.rank,
+        behind.phase,
+        behind.collective,
+        stalled_s,
+        tuple(r.rank for r in waiting),
+        f"{furthest.phase} (collective {furthest.collective})" if furthest else "",
+    )

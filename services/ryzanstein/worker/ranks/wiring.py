@@ -1,0 +1,62 @@
+"""The descriptors that ranks inherit: shared memory, a channel to the agent each, and rank 0's channels to the others.
+
+Everything is a memfd or a socket pair, nothing has a name: when the last process is gone, so is all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+
+from ryzanstein.worker.model.segment import segment_bytes
+from ryzanstein.worker.ranks.board import board_bytes
+from ryzanstein.worker.ranks.messages import RankSpec, StartRank
+
+
+@dataclass(frozen=True, slots=True)
+class RankWires:
+    """One rank's: the agent's end and the rank's end of their channel, what else it inherits, and its first message."""
+
+    agent_end: socket.socket
+    rank_end: socket.socket
+    more_fds: tuple[int, ...]
+    start: StartRank
+
+
+class Wiring:
+    """All descriptors of a group. As a context manager it closes them when the ranks have inherited them: only so does the
+    end of a rank become the end of file for the others. The agent's ends of the channels stay open."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self.board_fd = _memory("board", board_bytes(spec.tp))
+        self._segment_fd = _memory("collectives", segment_bytes(spec.tp))
+        self._store_fd = _memory("store", 0)
+        plans = [socket.socketpair() for _ in range(1, spec.tp)]
+        self._theirs = [end for pair in plans for end in pair]
+        self.ranks: list[RankWires] = []
+        for rank in range(spec.tp):
+            ends = [lead for lead, _ in plans] if rank == 0 else [plans[rank - 1][1]]
+            self.ranks.append(self._wires(spec, rank, [end.fileno() for end in ends]))
+
+    def _wires(self, spec: RankSpec, rank: int, plan_fds: list[int]) -> RankWires:
+        agent_end, rank_end = socket.socketpair()
+        self._theirs.append(rank_end)
+        shared = (self.board_fd, self._segment_fd, self._store_fd)
+        return RankWires(agent_end, rank_end, (*shared, *plan_fds), StartRank(rank, spec, *shared, plan_fds))
+
+    def __enter__(self) -> Wiring:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for end in self._theirs:
+            end.close()
+        for fd in (self.board_fd, self._segment_fd, self._store_fd):
+            os.close(fd)
+
+
+def _memory(name: str, size_bytes: int) -> int:
+    fd = os.memfd_create(f"ryzanstein-{name}")
+    os.ftruncate(fd, size_bytes)
+    return fd

@@ -1,0 +1,93 @@
+"""A rank without a model, for tests of what surrounds ranks: real processes, channels and boards, no torch.
+
+Rank 0 answers a submitted group with `max_tokens` steps of one token each, all ranks taking part in every step. The model
+"name" says what goes wrong: "refuse", "crash", "never ready".
+"""
+
+import argparse
+import socket
+import time
+
+import msgspec
+
+from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, StepEvents, SubmitGroup
+from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
+from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.messages import AgentMessage, RankReady, RankRefused
+from ryzanstein.worker.ranks.process import PEER_LOST
+
+STEP_S = 0.002
+
+
+class Step(msgspec.Struct, array_like=True):
+    number: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--rank", "--parent", "--fd"):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    agent = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
+    (start,) = agent.wait()
+    board = RankBoard(start.board_fd, start.spec.tp, start.rank)
+    peers = [RankChannel(socket.socket(fileno=fd), Step) for fd in start.plan_fds]
+    misbehave(start.spec.model, agent)
+    agent.send(RankReady(start.rank, 128, 64, 16, 4, {"load": 0.0}))
+    board.enter("idle")
+    try:
+        lead(agent, peers, board) if start.rank == 0 else follow(peers[0], board)
+    except ChannelClosed:
+        raise SystemExit(PEER_LOST) from None
+
+
+def misbehave(model: str, agent: RankChannel) -> None:
+    if model == "refuse":
+        agent.send(RankRefused("tensor lm_head.weight is missing"))
+        raise SystemExit(0)
+    if model == "crash":
+        raise SystemExit(1)
+    if model == "never ready":
+        time.sleep(60)
+
+
+def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None:
+    step = 0
+    while True:
+        for message in agent.wait():
+            if isinstance(message, SubmitGroup):
+                for index in range(message.max_tokens):
+                    step += 1
+                    began = time.monotonic()
+                    for peer in peers:
+                        peer.send(Step(step))
+                    compute(board, step)
+                    for peer in peers:
+                        peer.wait()
+                    board.end()
+                    board.end_step()
+                    ended = [ChoiceEnd(message.group, 0, 2, 0)] if index == message.max_tokens - 1 else []
+                    stats = EngineStats(1, 0, 0, 0, 0, 0, 0, 0, step)
+                    duration = time.monotonic() - began
+                    agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration))
+
+
+def follow(lead_channel: RankChannel, board: RankBoard) -> None:
+    while True:
+        for step in lead_channel.wait():
+            compute(board, step.number)
+            lead_channel.send(step)
+            board.end()
+            board.end_step()
+
+
+def compute(board: RankBoard, step: int) -> None:
+    board.begin_step(step, 1)
+    time.sleep(STEP_S)
+    board.begin("all_reduce")
+
+
+if __name__ == "__main__":
+    main()

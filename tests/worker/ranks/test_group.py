@@ -1,0 +1,156 @@
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
+from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup, RanksLost, RanksRefused
+from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.watchdog import StallBounds
+
+pytestmark = pytest.mark.distributed
+
+ECHO = (sys.executable, str(Path(__file__).with_name("echo_rank.py")))
+BOUNDS = GroupBounds(start_s=20, watch_interval_s=0.05, stall=StallBounds(min_s=0.5, first_s=5.0))
+
+
+class Harness:
+    """Starts groups and collects what they say."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepEvents] = []
+        self.submitted = 0
+        self.arrived = asyncio.Event()
+        self.groups: list[RankGroup] = []
+
+    def group(self, model: str = "echo", tp: int = 2, bounds: GroupBounds = BOUNDS) -> RankGroup:
+        events = GroupEvents(self._on_step, lambda trace: None, lambda: self.submitted > 0)
+        group = RankGroup(RankSpec(model, tp), bounds, events, command=ECHO)
+        self.groups.append(group)
+        return group
+
+    def _on_step(self, events: StepEvents) -> None:
+        self.steps.append(events)
+        self.submitted -= len(events.ended)
+        self.arrived.set()
+
+    def submit(self, group: RankGroup, max_tokens: int, prompt: tuple[int, ...] = (1,)) -> None:
+        self.submitted += 1
+        group.send(SubmitGroup(self.submitted, list(prompt), SamplingParams(), max_tokens, [], [[]], [False]))
+
+    async def tokens(self, number: int) -> list[int]:
+        """Waits for so many tokens."""
+        async with asyncio.timeout(10):
+            while sum(len(step.token_ids) for step in self.steps) < number:
+                self.arrived.clear()
+                await self.arrived.wait()
+        return [token for step in self.steps for token in step.token_ids]
+
+
+@pytest.fixture
+async def harness():
+    harness = Harness()
+    yield harness
+    for group in harness.groups:
+        await group.end(graceful=False)
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+async def test_every_rank_answers_and_steps_come_back_in_order(harness, tp):
+    group = harness.group(tp=tp)
+    answers = await group.start()
+    assert [answer.rank for answer in answers] == list(range(tp))
+    harness.submit(group, 50)
+    assert await harness.tokens(50) == list(range(50))
+    assert {progress.step for progress in group.progress()} == {50}
+    assert len({progress.pid for progress in group.progress()}) == tp
+    assert not group.lost.done()
+
+
+async def test_a_message_larger_than_a_socket_buffer_arrives(harness):
+    group = harness.group(tp=1)
+    await group.start()
+    harness.submit(group, 2, prompt=tuple(range(300_000)))
+    assert await harness.tokens(2) == [0, 1]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_rank_is_reported_at_once_and_by_name(harness, victim):
+    group = harness.group()
+    await group.start()
+    harness.submit(group, 100_000)
+    await harness.tokens(3)
+    began = time.monotonic()
+    os.kill(group.progress()[victim].pid, signal.SIGKILL)
+    loss = await asyncio.wait_for(group.lost, 5)
+    assert (loss.rank, loss.cause) == (victim, LossCause.DIED)
+    assert "SIGKILL" in loss.message
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_stopped_rank_is_a_stall_that_names_it(harness, victim):
+    group = harness.group()
+    await group.start()
+    harness.submit(group, 100_000)
+    await harness.tokens(20)
+    os.kill(group.progress()[victim].pid, signal.SIGSTOP)
+    loss = await asyncio.wait_for(group.lost, 10)
+    assert (loss.rank, loss.cause) == (victim, LossCause.STALLED)
+    if victim == 1:
+        assert "rank 0 waits in all_reduce" in loss.message
+
+
+async def test_a_rank_that_was_stopped_while_idle_is_found_when_work_comes(harness):
+    group = harness.group()
+    await group.start()
+    harness.submit(group, 20)
+    await harness.tokens(20)
+    os.kill(group.progress()[0].pid, signal.SIGSTOP)
+    harness.submit(group, 1)
+    loss = await asyncio.wait_for(group.lost, 10)
+    assert (loss.rank, loss.cause) == (0, LossCause.STALLED)
+
+
+async def test_idle_ranks_are_never_lost(harness):
+    group = harness.group(bounds=GroupBounds(watch_interval_s=0.01, stall=StallBounds(min_s=0.05, first_s=0.05)))
+    await group.start()
+    await asyncio.sleep(0.4)
+    assert not group.lost.done()
+
+
+async def test_ending_a_group_leaves_no_process_even_a_stopped_one(harness):
+    group = harness.group()
+    await group.start()
+    pids = [progress.pid for progress in group.progress()]
+    os.kill(pids[1], signal.SIGSTOP)
+    await group.end(graceful=True)
+    assert all(gone(pid) for pid in pids)
+
+
+async def test_a_refusal_says_why(harness):
+    with pytest.raises(RanksRefused, match=r"lm_head\.weight"):
+        await harness.group("refuse").start()
+
+
+async def test_a_crash_while_starting_is_a_loss(harness):
+    with pytest.raises(RanksLost) as caught:
+        await harness.group("crash").start()
+    assert caught.value.loss.cause is LossCause.DIED
+    assert "exited with code 1" in caught.value.loss.message
+
+
+async def test_a_rank_that_never_becomes_ready_is_named(harness):
+    with pytest.raises(RanksLost) as caught:
+        await harness.group("never ready", bounds=GroupBounds(start_s=1.0)).start()
+    assert caught.value.loss.cause is LossCause.START
+    assert "was not ready after 1 s" in caught.value.loss.message
