@@ -116,18 +116,18 @@ class Run:
         raise AssertionError("the engine does not come to an end")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run() -> Callable[..., Run]:
     """Makes a Run; keyword arguments are EngineSettings."""
     return Run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def answer() -> Callable[[SubmitGroup, int], tuple[list[int], FinishReason]]:
     return expected_answer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def group() -> Callable[..., SubmitGroup]:
     """Makes a SubmitGroup; keyword arguments beyond its own fields go to SamplingParams."""
 
