@@ -258,6 +258,14 @@ def load_from_wire(wire: worker.Load) -> Load:
     return Load(wire.running, wire.waiting, wire.capacity, wire.kv_blocks_used, wire.kv_blocks_total)
 
 
+def _state_from_wire(number: int, field: str) -> NodeState:
+    """Open enums carry any number; one that is not ours comes from a newer peer or a broken one."""
+    try:
+        return NodeState(number)
+    except ValueError:
+        raise errors.invalid(field, "must be a NodeState", number) from None
+
+
 def beat_to_wire(beat: Beat) -> worker.Beat:
     return worker.Beat(
         sequence=beat.sequence,
@@ -273,7 +281,7 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
 def beat_from_wire(wire: worker.Beat) -> Beat:
     return Beat(
         wire.sequence,
-        NodeState(wire.state),
+        _state_from_wire(wire.state, "beat.state"),
         wire.model,
         wire.context_length,
         load_from_wire(wire.load),
@@ -304,7 +312,7 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         address=wire.address,
         incarnation=wire.incarnation,
         tp=wire.tp,
-        state=NodeState(wire.state),
+        state=_state_from_wire(wire.state, "node.state"),
         model=wire.model,
         context_length=wire.context_length,
         load=load_from_wire(wire.load),

@@ -1,0 +1,88 @@
+"""`python -m ryzanstein.orchestrator`: settings, store, server, signals.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable, a bug), 2 bad settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from ryzanstein import log as logs
+from ryzanstein.metrics import MetricsServer
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.service import OrchestratorServicer
+from ryzanstein.orchestrator.store import Store, StoreError
+from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
+from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(settings: OrchestratorSettings) -> None:
+    """Serves until SIGTERM or SIGINT. OSError, StoreError: it cannot start."""
+    telemetry = Telemetry()
+    store = await Store.open(settings.database, telemetry)
+    try:
+        control = await ControlPlane.restore(settings, store, telemetry)
+        metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
+        try:
+            await _serve_rpc(settings, control, metrics.port)
+        finally:
+            metrics.close()
+    finally:
+        await store.close()
+
+
+async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, metrics_port: int) -> None:
+    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    rpc = RpcServer(settings.host, settings.grpc_port, names)
+    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
+    await rpc.start()
+    await rpc.set_started()
+    # Ready at once, also while watchers wait for the members of before: those must be able to register.
+    await rpc.set_ready(True)
+    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    clockwork, signalled = asyncio.create_task(control.run()), asyncio.create_task(terminated())
+    try:
+        await asyncio.wait((clockwork, signalled), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        signalled.cancel()
+        clockwork.cancel()
+        await control.close()
+        await rpc.stop(settings.drain_grace_s)
+    if clockwork.done() and not clockwork.cancelled():
+        clockwork.result()
+    log.info("stopped")
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    try:
+        settings = CliApp.run(OrchestratorSettings)
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
+        return 2
+    logs.setup("orchestrator", settings.log_level)
+    try:
+        uvloop.run(serve(settings))
+    except (OSError, StoreError) as error:
+        log.error("cannot serve", error=str(error))
+        return 1
+    except Exception:
+        log.exception("failed")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The desired deployments, by model name. Plain Python; what is here was written to the store before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ryzanstein import errors
+from ryzanstein.cluster import Deployment
+from ryzanstein.orchestrator.changes import DeploymentChanged, DeploymentRemoved, Publish
+
+
+class Catalog:
+    """At most `max_deployments` models; each change is published."""
+
+    def __init__(self, publish: Publish, max_deployments: int, saved: Iterable[Deployment] = ()) -> None:
+        self._publish = publish
+        self._max_deployments = max_deployments
+        self._deployments = {deployment.model: deployment for deployment in saved}
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        """All, by name."""
+        return tuple(self._deployments[model] for model in sorted(self._deployments))
+
+    def admit(self, deployment: Deployment) -> None:
+        """Raises RESOURCE_EXHAUSTED when there is no room for one more."""
+        if deployment.model not in self._deployments and len(self._deployments) >= self._max_deployments:
+            raise errors.RyzansteinError(
+                f"there are {len(self._deployments)} deployments, the bound is {self._max_deployments}",
+                errors.Code.RESOURCE_EXHAUSTED,
+                "TOO_MANY_DEPLOYMENTS",
+                {"bound": str(self._max_deployments)},
+            )
+
+    def put(self, deployment: Deployment) -> None:
+        """Adds or replaces; publishes when it is new or different."""
+        if self._deployments.get(deployment.model) != deployment:
+            self._deployments[deployment.model] = deployment
+            self._publish(DeploymentChanged(deployment))
+
+    def find(self, model: str) -> Deployment | None:
+        return self._deployments.get(model)
+
+    def require(self, model: str) -> None:
+        """NOT_FOUND when there is no deployment of the model."""
+        if model not in self._deployments:
+            raise errors.not_found("deployment", model)
+
+    def remove(self, model: str) -> None:
+        """NOT_FOUND when there is none."""
+        self.require(model)
+        del self._deployments[model]
+        self._publish(DeploymentRemoved(model))

@@ -1,0 +1,41 @@
+"""The orchestrator's settings: RYZANSTEIN_* or flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from ryzanstein.config import ServiceSettings
+
+
+class OrchestratorSettings(ServiceSettings):
+    """The orchestrator: members with leases, desired deployments, and the view that routers follow."""
+
+    grpc_port: int = Field(50050, ge=0, le=65535, description="where it serves gRPC; 0: a free port, which is logged")
+    database: Path = Field(Path("orchestrator.sqlite"), description="the SQLite file; made, with its directory, when missing")
+    lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node that is silent for so long is no member any more")
+    heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="how often nodes should beat")
+    settle_s: float | None = Field(None, ge=0, le=3600, description="longest wait for known members after a restart; the lease")
+    max_nodes: int = Field(10_000, ge=1, le=10_000, description="members at most")
+    max_deployments: int = Field(256, ge=1, le=1024, description="deployments at most")
+    max_watchers: int = Field(1024, ge=1, le=65536, description="open watches at most")
+    watch_queue: int = Field(4096, ge=1, le=65536, description="changes that a watcher may be behind before it gets a snapshot")
+    load_updates_per_s: int = Field(
+        100, ge=1, le=10**5, description="changes of load that watchers see at most, over all nodes"
+    )
+    drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
+
+    @model_validator(mode="after")
+    def _lease_spans_beats(self) -> Self:
+        if self.heartbeat_interval_s * 2 > self.lease_s:
+            raise ValueError(
+                f"lease_s ({self.lease_s}) must be at least twice heartbeat_interval_s ({self.heartbeat_interval_s}): "
+                "one lost beat must not cost a node its membership"
+            )
+        return self
+
+    @property
+    def settling_s(self) -> float:
+        return self.lease_s if self.settle_s is None else self.settle_s

@@ -1,0 +1,219 @@
+"""The control plane as one object: what the RPCs call, and the clockwork that expires leases and tells watchers.
+
+It composes registry, catalog, reconciler, watch hub and store; it knows nothing of gRPC. One thread, one event loop: between
+two awaits a change to the state and its publication are one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Deployment, Node
+from ryzanstein.orchestrator.catalog import Catalog
+from ryzanstein.orchestrator.changes import Change, NodeChanged
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.reconcile import DeploymentStatus, Instruction, Reconciler
+from ryzanstein.orchestrator.recovery import MembershipRecorder, Settling
+from ryzanstein.orchestrator.registry import Registry
+from ryzanstein.orchestrator.store import Membership, Store
+from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.watch import ClusterState, Update, WatchHub
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.1
+_MAX_PENDING_WRITES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease: it ends when no beat came for `lease_s`; beat every `heartbeat_interval_s`."""
+
+    lease_id: str
+    lease_s: float
+    heartbeat_interval_s: float
+
+
+class ControlPlane:
+    """Build it with `restore`, keep `run` running, end it with `close`."""
+
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        store: Store,
+        telemetry: Telemetry,
+        deployments: tuple[Deployment, ...],
+        saved: Membership,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._telemetry = telemetry
+        self._registry = Registry(self._publish, lease_s=settings.lease_s, max_nodes=settings.max_nodes, drains=saved.drains)
+        self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
+        self._reconciler = Reconciler(self._registry, self._catalog, telemetry)
+        self._recorder = MembershipRecorder(store, self._membership)
+        self._settling: Settling | None = Settling(saved.members, time.monotonic(), settings.settling_s)
+        self._hub = WatchHub(
+            uuid.uuid4().hex,
+            lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
+            telemetry,
+            queue_bound=settings.watch_queue,
+            max_watchers=settings.max_watchers,
+        )
+        self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
+        telemetry.deployments.set(len(deployments))
+        log.info("restored", deployments=len(deployments), members=len(saved.members), epoch=self._hub.epoch)
+        self._settle()
+
+    @classmethod
+    async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: Telemetry) -> ControlPlane:
+        """A control plane that goes on from what the store holds."""
+        return cls(settings, store, telemetry, await store.deployments(), await store.membership())
+
+    def register(self, node: Node) -> Grant:
+        """Adds or renews a node. RESOURCE_EXHAUSTED: full. FAILED_PRECONDITION: replaced by a newer process."""
+        kind = "renewed" if node.node_id in self._registry else "joined"
+        lease_id = self._registry.join(node)
+        self._telemetry.joins.labels(kind).inc()
+        log.info("node " + kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
+        if self._settling is not None:
+            self._settling.joined(node.node_id)
+            self._settle()
+        return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
+
+    def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
+        """Renews the lease and says what the node should do. NOT_FOUND: register again."""
+        self._telemetry.beats.inc()
+        return self._reconciler.instruct(self._registry.beat(node_id, lease_id, beat))
+
+    def leave(self, node_id: str, lease_id: str) -> None:
+        self._registry.leave(node_id, lease_id)
+        self._departed(node_id, "left")
+
+    async def drain(self, node_id: str) -> None:
+        """Returns when the wish is written. NOT_FOUND when it is no member."""
+        self._registry.drain(node_id)
+        log.info("drain requested", node_id=node_id)
+        await self._write(self._recorder.flush())
+
+    async def deploy(self, deployment: Deployment) -> None:
+        """Returns when it is written. A caller that goes away changes nothing: it is written and in force, or neither."""
+        await self._write(self._deploy(deployment))
+
+    async def remove(self, model: str) -> None:
+        """Returns when it is written. NOT_FOUND when there is none."""
+        await self._write(self._remove(model))
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(sorted(self._registry.nodes(), key=lambda node: node.node_id))
+
+    def deployments(self) -> list[DeploymentStatus]:
+        return self._reconciler.status()
+
+    def updates(self) -> AsyncIterator[Update]:
+        """A snapshot, then each change. After a restart the snapshot waits for the members that were known."""
+        return self._hub.updates()
+
+    async def run(self) -> None:
+        """The clockwork, until cancelled. An exception here is a bug: the process should end and start anew."""
+        recording = asyncio.create_task(self._recorder.run())
+        try:
+            await self._tick_forever()
+        finally:
+            recording.cancel()
+            await asyncio.gather(recording, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends the watches and writes what is left; the store stays open. Members are kept: nodes outlive a restart."""
+        self._hub.close()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._recorder.flush()
+
+    async def _tick_forever(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._notice_stall(now - before - TICK_S)
+            before = now
+            self.tick()
+
+    def tick(self) -> None:
+        """What time brings: ended leases, loads, a placement, the end of settling."""
+        for node_id in self._registry.expire():
+            self._departed(node_id, "expired")
+        self._registry.publish_loads(max(1, round(self._settings.load_updates_per_s * TICK_S)))
+        self._settle()
+        self._reconciler.update()
+
+    def _notice_stall(self, late_s: float) -> None:
+        """A process that stood still heard no beats; the nodes are not to blame for that."""
+        if late_s > self._settings.lease_s / 3:
+            self._registry.forgive()
+            self._telemetry.stalls.inc()
+            log.warning("stood still, leases start anew", late_s=round(late_s, 3))
+
+    def _settle(self) -> None:
+        now = time.monotonic()
+        if self._settling is not None and self._settling.over(now):
+            elapsed_s = self._settling.elapsed_s(now)
+            log.info("settled", after_s=round(elapsed_s, 3), missing=len(self._settling.missing))
+            self._telemetry.settle.set(elapsed_s)
+            self._settling = None
+            self._reconciler.settle()
+            self._recorder.changed()
+            self._hub.open()
+
+    def _publish(self, change: Change) -> None:
+        self._hub.publish(change)
+        if isinstance(change, NodeChanged) and change.load_only:
+            return
+        self._telemetry.nodes.set(len(self._registry))
+        self._reconciler.invalidate()
+        self._recorder.changed()
+
+    def _departed(self, node_id: str, cause: str) -> None:
+        self._telemetry.departures.labels(cause).inc()
+        log.info("node " + cause, node_id=node_id)
+
+    def _membership(self) -> Membership:
+        """While settling, those who are not back are members still: a second restart must wait for them, too."""
+        missing = self._settling.missing if self._settling is not None else frozenset()
+        return Membership(self._registry.node_ids() | missing, self._registry.drains)
+
+    async def _deploy(self, deployment: Deployment) -> None:
+        self._catalog.admit(deployment)
+        await self._store.put_deployment(deployment)
+        self._catalog.put(deployment)
+        self._telemetry.deployments.set(len(self._catalog.deployments()))
+        log.info("deployed", model=deployment.model, path=deployment.path, replicas=deployment.replicas)
+
+    async def _remove(self, model: str) -> None:
+        self._catalog.require(model)
+        await self._store.remove_deployment(model)
+        self._catalog.remove(model)
+        self._telemetry.deployments.set(len(self._catalog.deployments()))
+        log.info("deployment removed", model=model)
+
+    async def _write(self, change: Coroutine[Any, Any, None]) -> None:
+        """One change after the other; a caller that goes away does not leave it half done."""
+        if len(self._writes) >= _MAX_PENDING_WRITES:
+            change.close()
+            raise errors.queue_full(len(self._writes), _MAX_PENDING_WRITES)
+        task = asyncio.create_task(self._serially(change))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        await asyncio.shield(task)
+
+    async def _serially(self, change: Coroutine[Any, Any, None]) -> None:
+        async with self._writing:
+            await change

@@ -1,0 +1,72 @@
+"""A restart that nobody notices: who was a member is written down, and watchers wait until those are back.
+
+Nodes register again within a second of a restart. Until then the cluster looks empty, and a snapshot of that would make routers
+forget nodes that work. So the first snapshot waits until every member that the store knew is back, at most for `settle_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.orchestrator.store import Membership, Store
+
+log = structlog.get_logger(__name__)
+
+# So many changes of membership as come within this time cost one transaction.
+_SPACING_S = 0.2
+
+
+class Settling:
+    """The time between a restart and the moment when the members are known again."""
+
+    def __init__(self, expected: frozenset[str], started: float, settle_s: float) -> None:
+        self._missing = set(expected)
+        self._started = started
+        self._until = started + settle_s
+
+    def joined(self, node_id: str) -> None:
+        self._missing.discard(node_id)
+
+    def over(self, now: float) -> bool:
+        """All are back, or those that are not had time enough."""
+        return not self._missing or now >= self._until
+
+    def elapsed_s(self, now: float) -> float:
+        return now - self._started
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Members of before that are not back yet."""
+        return frozenset(self._missing)
+
+
+class MembershipRecorder:
+    """Writes the membership to the store behind the changes, many changes in one transaction."""
+
+    def __init__(self, store: Store, current: Callable[[], Membership]) -> None:
+        self._store = store
+        self._current = current
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """The membership may differ from what is written."""
+        self._changed.set()
+
+    async def flush(self) -> None:
+        """Returns when the membership of this moment is written. UNAVAILABLE when the store fails."""
+        await self._store.save_membership(self._current())
+
+    async def run(self) -> None:
+        """Writes until cancelled. A failed write is tried again with the next spacing: the store counts and logs it."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.flush()
+            except errors.RyzansteinError:
+                self._changed.set()
+            await asyncio.sleep(_SPACING_S)

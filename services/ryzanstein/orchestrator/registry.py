@@ -1,0 +1,205 @@
+"""The members of the cluster and their leases: who is here now, and what each said last.
+
+Plain Python on injected clocks, for one thread. Every change goes to `publish` at the moment it happens, except loads: those
+wait in `publish_loads` so that many beating nodes cost watchers little. It knows neither gRPC nor watchers nor the store.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Node, NodeState
+from ryzanstein.orchestrator.changes import NodeChanged, NodeLeft, Publish
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node with its lease. `displaced` is the incarnation that this one replaced, empty when none was."""
+
+    node: Node
+    lease_id: str
+    renewed_at: float
+    sequence: int = 0
+    displaced: str = ""
+
+
+class Registry:
+    """Join, beat, drain, leave, expire. `monotonic` times leases, `wall` is what people read, both in seconds."""
+
+    def __init__(
+        self,
+        publish: Publish,
+        *,
+        lease_s: float,
+        max_nodes: int,
+        drains: Mapping[str, str] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._publish = publish
+        self._lease_s = lease_s
+        self._max_nodes = max_nodes
+        self._monotonic = monotonic
+        self._wall = wall
+        # In the order of the last renewal: all leases have one length, so the first is always the next to run out.
+        self._members: OrderedDict[str, Member] = OrderedDict()
+        # Wishes by node id, each for one incarnation: a node that was drained and started again is wanted.
+        self._drains = dict(drains or {})
+        self._unpublished: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._members
+
+    @property
+    def drains(self) -> dict[str, str]:
+        """Drain wishes: node id to the incarnation that they are for. Kept when a lease runs out, the node may come back."""
+        return dict(self._drains)
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(member.node for member in self._members.values())
+
+    def node_ids(self) -> frozenset[str]:
+        return frozenset(self._members)
+
+    def join(self, node: Node) -> str:
+        """Adds a node, or renews it, and returns its new lease id; the lease that it had before is void.
+
+        A new incarnation replaces the old one. RESOURCE_EXHAUSTED when the cluster is full; FAILED_PRECONDITION to an
+        incarnation that was replaced while its successor lives, so that two processes with one name do not evict each other.
+        """
+        current = self._members.get(node.node_id)
+        self._admit(node, current)
+        again = current is not None and current.node.incarnation == node.incarnation
+        if self._drains.get(node.node_id) != node.incarnation:
+            self._drains.pop(node.node_id, None)
+        now = self._wall()
+        joined = replace(
+            node,
+            state=node.state or NodeState.STARTING,
+            drain_requested=node.node_id in self._drains,
+            join_time=current.node.join_time if current is not None and again else now,
+            beat_time=now,
+        )
+        displaced = "" if current is None else current.displaced if again else current.node.incarnation
+        member = Member(joined, uuid.uuid4().hex, self._monotonic(), displaced=displaced)
+        self._renew(member)
+        self._announce(joined)
+        return member.lease_id
+
+    def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Node:
+        """Renews the lease and takes in what the node says; a beat older than the last one only renews.
+
+        NOT_FOUND: the lease is unknown, void or ran out.
+        """
+        member = self._held(node_id, lease_id)
+        node, sequence = member.node, member.sequence
+        if beat is not None and beat.sequence >= sequence:
+            node, sequence = _reported(node, beat, self._wall()), beat.sequence
+        self._renew(replace(member, node=node, sequence=sequence, renewed_at=self._monotonic()))
+        self._note(member.node, node)
+        return node
+
+    def drain(self, node_id: str) -> Node:
+        """Records the wish that a node drains. NOT_FOUND when it is no member."""
+        member = self._members.get(node_id)
+        if member is None:
+            raise errors.not_found("node", node_id)
+        self._drains.pop(node_id, None)
+        self._drains[node_id] = member.node.incarnation
+        while len(self._drains) > self._max_nodes:
+            del self._drains[next(iter(self._drains))]
+        if not member.node.drain_requested:
+            self._members[node_id] = replace(member, node=replace(member.node, drain_requested=True))
+            self._announce(self._members[node_id].node)
+        return self._members[node_id].node
+
+    def leave(self, node_id: str, lease_id: str) -> None:
+        """Removes a node at once, and the wish that it drains. NOT_FOUND as for `beat`."""
+        self._held(node_id, lease_id)
+        self._drains.pop(node_id, None)
+        self._remove(node_id)
+
+    def expire(self) -> list[str]:
+        """Removes the nodes whose leases ran out and returns their ids."""
+        ended = self._monotonic() - self._lease_s
+        gone: list[str] = []
+        for node_id, member in self._members.items():
+            if member.renewed_at > ended:
+                break
+            gone.append(node_id)
+        for node_id in gone:
+            self._remove(node_id)
+        return gone
+
+    def forgive(self) -> None:
+        """Starts every lease anew: for a process that itself stood still and could not have heard a beat."""
+        now = self._monotonic()
+        for node_id, member in self._members.items():
+            self._members[node_id] = replace(member, renewed_at=now)
+
+    def publish_loads(self, limit: int) -> int:
+        """Publishes at most `limit` nodes whose load changed, longest waiting first; returns how many."""
+        waiting = list(self._unpublished)[:limit]
+        for node_id in waiting:
+            del self._unpublished[node_id]
+            self._publish(NodeChanged(self._members[node_id].node, load_only=True))
+        return len(waiting)
+
+    def _admit(self, node: Node, current: Member | None) -> None:
+        if current is None and len(self._members) >= self._max_nodes:
+            raise errors.RyzansteinError(
+                f"the cluster has {len(self._members)} nodes, the bound is {self._max_nodes}",
+                errors.Code.RESOURCE_EXHAUSTED,
+                "CLUSTER_FULL",
+                {"bound": str(self._max_nodes)},
+                retry_after_s=self._lease_s,
+            )
+        if current is not None and current.displaced and current.displaced == node.incarnation:
+            raise errors.failed_precondition("NODE_REPLACED", f"node {node.node_id} was replaced by a newer process")
+
+    def _held(self, node_id: str, lease_id: str) -> Member:
+        member = self._members.get(node_id)
+        if member is None or member.lease_id != lease_id:
+            raise errors.not_found("lease", f"{node_id}/{lease_id}")
+        if member.renewed_at <= self._monotonic() - self._lease_s:
+            self._remove(node_id)
+            raise errors.not_found("lease", f"{node_id}/{lease_id}")
+        return member
+
+    def _renew(self, member: Member) -> None:
+        self._members[member.node.node_id] = member
+        self._members.move_to_end(member.node.node_id)
+
+    def _note(self, before: Node, after: Node) -> None:
+        if replace(before, load=after.load, beat_time=after.beat_time) != after:
+            self._announce(after)
+        elif before.load != after.load:
+            self._unpublished.setdefault(after.node_id)
+
+    def _announce(self, node: Node) -> None:
+        self._unpublished.pop(node.node_id, None)
+        self._publish(NodeChanged(node))
+
+    def _remove(self, node_id: str) -> None:
+        del self._members[node_id]
+        self._unpublished.pop(node_id, None)
+        self._publish(NodeLeft(node_id))
+
+
+def _reported(node: Node, beat: Beat, now: float) -> Node:
+    return replace(
+        node,
+        state=beat.state or node.state,
+        model=beat.model,
+        context_length=beat.context_length,
+        load=beat.load,
+        beat_time=now,
+    )

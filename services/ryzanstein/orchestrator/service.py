@@ -1,0 +1,125 @@
+"""OrchestratorService: from the wire, a call to the control plane, to the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from grpc.aio import ServicerContext
+
+from ryzanstein import wire
+from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
+from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.reconcile import Instruction
+from ryzanstein.orchestrator.validation import check_deployment, check_model, check_node, check_node_id
+from ryzanstein.orchestrator.watch import Snapshot, Update
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
+
+Context = ServicerContext[Any, Any]
+
+
+class OrchestratorServicer(OrchestratorServiceServicer):
+    """A thin adapter; `max_nodes` bounds what a deployment may ask for."""
+
+    def __init__(self, control: ControlPlane, max_nodes: int) -> None:
+        self._control = control
+        self._max_nodes = max_nodes
+
+    async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
+        node = wire.node_from_wire(request.node)
+        check_node(node)
+        grant = self._control.register(node)
+        return pb.RegisterNodeResponse(
+            lease_id=grant.lease_id,
+            lease_duration=_duration(grant.lease_s),
+            heartbeat_interval=_duration(grant.heartbeat_interval_s),
+        )
+
+    async def Heartbeat(
+        self, request_iterator: AsyncIterator[pb.HeartbeatRequest], context: Context
+    ) -> AsyncIterator[pb.HeartbeatResponse]:
+        async for request in request_iterator:
+            beat = wire.beat_from_wire(request.beat) if request.HasField("beat") else None
+            if beat is not None:
+                check_model(beat.model, "beat.model")
+            yield _instruction(self._control.beat(request.node_id, request.lease_id, beat))
+
+    async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
+        async for update in self._control.updates():
+            yield _update(update)
+
+    async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
+        deployment = wire.deployment_from_wire(request.deployment)
+        check_deployment(deployment, self._max_nodes)
+        await self._control.deploy(deployment)
+        return pb.DeployModelResponse(deployment=wire.deployment_to_wire(deployment))
+
+    async def RemoveModel(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
+        await self._control.remove(request.model)
+        return pb.RemoveModelResponse()
+
+    async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Context) -> pb.ListDeploymentsResponse:
+        return pb.ListDeploymentsResponse(
+            deployments=[
+                pb.DeploymentStatus(
+                    deployment=wire.deployment_to_wire(status.deployment),
+                    assigned_nodes=status.assigned_nodes,
+                    ready_nodes=status.ready_nodes,
+                )
+                for status in self._control.deployments()
+            ]
+        )
+
+    async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
+        check_node_id(request.node_id)
+        await self._control.drain(request.node_id)
+        return pb.DrainNodeResponse()
+
+    async def LeaveNode(self, request: pb.LeaveNodeRequest, context: Context) -> pb.LeaveNodeResponse:
+        check_node_id(request.node_id)
+        self._control.leave(request.node_id, request.lease_id)
+        return pb.LeaveNodeResponse()
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
+        return pb.ListNodesResponse(nodes=[wire.node_to_wire(node) for node in self._control.nodes()])
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _instruction(instruction: Instruction) -> pb.HeartbeatResponse:
+    if instruction.deployment is None:
+        return pb.HeartbeatResponse(drain=instruction.drain)
+    return pb.HeartbeatResponse(deployment=wire.deployment_to_wire(instruction.deployment), drain=instruction.drain)
+
+
+def _update(update: Update) -> pb.WatchClusterResponse:
+    if isinstance(update, Snapshot):
+        return pb.WatchClusterResponse(
+            snapshot=pb.ClusterSnapshot(
+                epoch=update.epoch,
+                version=update.version,
+                nodes=[wire.node_to_wire(node) for node in update.state.nodes],
+                deployments=[wire.deployment_to_wire(deployment) for deployment in update.state.deployments],
+            )
+        )
+    delta = _change(update.change)
+    delta.version = update.version
+    return pb.WatchClusterResponse(delta=delta)
+
+
+def _change(change: Change) -> pb.ClusterDelta:
+    match change:
+        case NodeChanged():
+            return pb.ClusterDelta(node=wire.node_to_wire(change.node))
+        case NodeLeft():
+            return pb.ClusterDelta(node_left=change.node_id)
+        case DeploymentChanged():
+            return pb.ClusterDelta(deployment=wire.deployment_to_wire(change.deployment))
+        case DeploymentRemoved():
+            return pb.ClusterDelta(deployment_removed=change.model)

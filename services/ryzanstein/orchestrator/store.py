@@ -1,0 +1,146 @@
+"""What survives a restart, in SQLite: deployments, drain wishes, and the names of the last members.
+
+All access happens in one thread of its own, so that a slow disk never holds up a heartbeat. The file is locked while it is
+open: two orchestrators on one store would each undo what the other wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Deployment
+from ryzanstein.orchestrator.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+SCHEMA_VERSION = 1
+_SCHEMA = f"""
+BEGIN EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS deployments (model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+
+_T = TypeVar("_T")
+
+
+class StoreError(Exception):
+    """The store cannot be opened; the message names the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who is a member, and the drain wishes: node id to the incarnation that it is for."""
+
+    members: frozenset[str] = frozenset()
+    drains: Mapping[str, str] = field(default_factory=dict)
+
+
+class Store:
+    """Open it with `Store.open`. Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is half written."""
+
+    def __init__(self, path: Path, telemetry: Telemetry) -> None:
+        self._path = path
+        self._telemetry = telemetry
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="orchestrator-store")
+        self._connection: sqlite3.Connection
+        self._written = Membership()
+
+    @classmethod
+    async def open(cls, path: Path, telemetry: Telemetry) -> Store:
+        """Makes the file when there is none. StoreError: unreadable, locked by another process, or of a newer version."""
+        store = cls(path, telemetry)
+        try:
+            await asyncio.get_running_loop().run_in_executor(store._thread, store._connect)
+        except (sqlite3.Error, OSError) as error:
+            store._thread.shutdown()
+            raise StoreError(f"cannot open the store {path}: {error}") from error
+        except StoreError:
+            store._thread.shutdown()
+            raise
+        return store
+
+    async def deployments(self) -> tuple[Deployment, ...]:
+        return await self._run("read", self._read_deployments)
+
+    async def membership(self) -> Membership:
+        """As it was last written, before or after a restart."""
+        return await self._run("read", lambda: self._written)
+
+    async def put_deployment(self, deployment: Deployment) -> None:
+        row = (deployment.model, deployment.path, deployment.replicas)
+        await self._run("deployment", lambda: self._write("INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)", [row]))
+
+    async def remove_deployment(self, model: str) -> None:
+        await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
+
+    async def save_membership(self, membership: Membership) -> None:
+        """Writes what differs from the last one, in one transaction."""
+        await self._run("membership", lambda: self._save_membership(membership))
+
+    async def close(self) -> None:
+        """Waits for what is under way, then unlocks the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+    async def _run(self, operation: str, work: Callable[[], _T]) -> _T:
+        started = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            self._telemetry.store_errors.labels(operation).inc()
+            log.error("store failed", operation=operation, error=str(error))
+            raise errors.unavailable("STORE_UNAVAILABLE", f"the orchestrator's store failed: {error}") from error
+        finally:
+            self._telemetry.store_access.labels(operation).observe(time.monotonic() - started)
+
+    def _connect(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
+        try:
+            self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise StoreError(f"{self._path} has version {version}, this program knows up to {SCHEMA_VERSION}")
+            self._connection.executescript(_SCHEMA)
+            self._written = self._read_membership()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _read_deployments(self) -> tuple[Deployment, ...]:
+        rows = self._connection.execute("SELECT model, path, replicas FROM deployments ORDER BY model")
+        return tuple(Deployment(*row) for row in rows)
+
+    def _read_membership(self) -> Membership:
+        members = frozenset(row[0] for row in self._connection.execute("SELECT node_id FROM members"))
+        return Membership(members, dict(self._connection.execute("SELECT node_id, incarnation FROM drains").fetchall()))
+
+    def _write(self, statement: str, rows: Iterable[tuple[str | int, ...]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def _save_membership(self, wanted: Membership) -> None:
+        drains, written = dict(wanted.drains), dict(self._written.drains)
+        if wanted.members == self._written.members and drains == written:
+            return
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._write("INSERT INTO members VALUES (?)", [(n,) for n in wanted.members - self._written.members])
+            self._write("DELETE FROM members WHERE node_id = ?", [(n,) for n in self._written.members - wanted.members])
+            self._write("DELETE FROM drains WHERE node_id = ?", [(n,) for n in written.keys() - drains.keys()])
+            self._write("INSERT OR REPLACE INTO drains VALUES (?, ?)", sorted(drains.items() - written.items()))
+        self._written = wanted

@@ -1,0 +1,45 @@
+"""The orchestrator's metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ryzanstein.metrics import new_registry
+
+_WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class Telemetry:
+    """One instance for the process, built in `__main__` and passed on."""
+
+    def __init__(self) -> None:
+        self.registry: CollectorRegistry = new_registry()
+        self.nodes = self._gauge("nodes", "Members now.")
+        self.watchers = self._gauge("watchers", "Open watches.")
+        self.deployments = self._gauge("deployments", "Desired deployments.")
+        self.joins = self._counter("joins_total", "Registrations granted.", "kind")
+        self.departures = self._counter("departures_total", "Members that went.", "cause")
+        self.beats = self._counter("beats_total", "Heartbeats taken in.")
+        self.changes = self._counter("changes_total", "Changes published to watchers.", "kind")
+        self.snapshots = self._counter("snapshots_total", "Snapshots sent; overflow: the watcher had fallen behind.", "cause")
+        self.stalls = self._counter("stalls_total", "Times this process stood still and forgave leases.")
+        self.placements = self._counter("placements_total", "Times the placement was computed anew.")
+        self.store_errors = self._counter("store_errors_total", "Accesses to the store that failed.", "operation")
+        self.settle = Gauge(
+            "ryzanstein_orchestrator_settle_seconds",
+            "How long the first snapshot was held back after the last start.",
+            registry=self.registry,
+        )
+        self.store_access = Histogram(
+            "ryzanstein_orchestrator_store_access_seconds",
+            "Time in the store, waiting for its thread included.",
+            ["operation"],
+            buckets=_WRITE_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"ryzanstein_orchestrator_{name}", text, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"ryzanstein_orchestrator_{name}", text, labels, registry=self.registry)

@@ -1,0 +1,162 @@
+"""The view that routers follow: a snapshot, then each change with the next version.
+
+A watcher has a bounded queue. One that falls behind loses its queue and gets a new snapshot, which costs less than the changes
+that it missed. The first snapshot is the same mechanism: a new watcher is one that has missed everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ryzanstein import errors
+from ryzanstein.cluster import Deployment, Node
+from ryzanstein.orchestrator.changes import Change
+from ryzanstein.orchestrator.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Members and deployments at one moment."""
+
+    nodes: tuple[Node, ...]
+    deployments: tuple[Deployment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole cluster at a version. Versions of different epochs cannot be compared."""
+
+    epoch: str
+    version: int
+    state: ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One change; its version is the last one plus 1."""
+
+    version: int
+    change: Change
+
+
+Update = Snapshot | Delta
+
+
+class Watcher:
+    """One reader's place in the stream of changes."""
+
+    def __init__(self, snapshot: Callable[[str], Snapshot], bound: int) -> None:
+        self._snapshot = snapshot
+        self._bound = bound
+        self._queue: deque[Delta] = deque()
+        self._behind = "first"
+        self._wake = asyncio.Event()
+
+    def offer(self, delta: Delta) -> None:
+        """Queues a change, or forgets the queue when it is full."""
+        if not self._behind:
+            if len(self._queue) < self._bound:
+                self._queue.append(delta)
+            else:
+                self._queue.clear()
+                self._behind = "overflow"
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Lets `next` look again."""
+        self._wake.set()
+
+    def take(self) -> Update | None:
+        """What comes next: a snapshot when behind, else the oldest change, None when there is none."""
+        if self._behind:
+            cause, self._behind = self._behind, ""
+            return self._snapshot(cause)
+        return self._queue.popleft() if self._queue else None
+
+    async def woken(self) -> None:
+        """Waits until something happened since the last call."""
+        await self._wake.wait()
+        self._wake.clear()
+
+
+class WatchHub:
+    """Numbers the changes and hands them to the watchers. Nothing is handed out before `open`, nor after `close`."""
+
+    def __init__(
+        self,
+        epoch: str,
+        state: Callable[[], ClusterState],
+        telemetry: Telemetry,
+        *,
+        queue_bound: int,
+        max_watchers: int,
+    ) -> None:
+        self.epoch = epoch
+        self.version = 0
+        self._state = state
+        self._telemetry = telemetry
+        self._queue_bound = queue_bound
+        self._max_watchers = max_watchers
+        self._watchers: set[Watcher] = set()
+        self._opened = False
+        self._closed = False
+
+    def publish(self, change: Change) -> None:
+        """Gives the change the next version. The state that `state()` returns must include it already."""
+        self.version += 1
+        self._telemetry.changes.labels(type(change).__name__).inc()
+        delta = Delta(self.version, change)
+        for watcher in self._watchers:
+            watcher.offer(delta)
+
+    def open(self) -> None:
+        """From now on watchers are served."""
+        self._opened = True
+        self._wake_all()
+
+    def close(self) -> None:
+        """Ends every watch with UNAVAILABLE."""
+        self._closed = True
+        self._wake_all()
+
+    @contextmanager
+    def watch(self) -> Iterator[Watcher]:
+        """A new watcher for the length of the block. RESOURCE_EXHAUSTED when there are too many."""
+        if len(self._watchers) >= self._max_watchers:
+            raise errors.RyzansteinError(
+                f"there are {len(self._watchers)} watchers, the bound is {self._max_watchers}",
+                errors.Code.RESOURCE_EXHAUSTED,
+                "TOO_MANY_WATCHERS",
+                {"bound": str(self._max_watchers)},
+                retry_after_s=1.0,
+            )
+        watcher = Watcher(self._take_snapshot, self._queue_bound)
+        self._watchers.add(watcher)
+        self._telemetry.watchers.set(len(self._watchers))
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+            self._telemetry.watchers.set(len(self._watchers))
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """A snapshot, then changes, for ever. UNAVAILABLE when the orchestrator stops."""
+        with self.watch() as watcher:
+            while not self._closed:
+                while self._opened and not self._closed and (update := watcher.take()) is not None:
+                    yield update
+                if not self._closed:
+                    await watcher.woken()
+        raise errors.unavailable("STOPPING", "the orchestrator stops")
+
+    def _take_snapshot(self, cause: str) -> Snapshot:
+        self._telemetry.snapshots.labels(cause).inc()
+        return Snapshot(self.epoch, self.version, self._state())
+
+    def _wake_all(self) -> None:
+        for watcher in self._watchers:
+            watcher.wake()
