@@ -1,40 +1,69 @@
-"""`ryzanstein drain NODE`: asks the orchestrator that a node finishes its work and takes no more."""
+"""`ryzanstein drain`: a node finishes its work and takes no more. Through the orchestrator, or asking the node itself."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Awaitable
+from typing import Annotated, TypeVar
 
 import grpc
 import typer
+from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
 from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
-from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")],
+    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    *,
     orchestrator: Annotated[str, typer.Option(help="host:port of the orchestrator.")] = ORCHESTRATOR_ADDRESS,
+    direct: Annotated[str | None, typer.Option(help="host:port of the node: ask it itself and wait for its work.")] = None,
+    grace: Annotated[float, typer.Option(min=0, help="With --direct: seconds that running work may take.")] = 30.0,
 ) -> None:
     """Let a node finish its work and take no more."""
+    if (node is None) == (direct is None):
+        raise typer.BadParameter("give either a NODE or --direct")
     people = display.people()
     try:
-        asyncio.run(request_drain(orchestrator, node))
+        if direct is not None:
+            unfinished = asyncio.run(drain_node(direct, grace))
+            people.print(f"{direct} drained, {unfinished} generations had to move")
+        else:
+            asyncio.run(request_drain(orchestrator, str(node)))
+            people.print(f"{node} drains", markup=False)
     except RyzansteinError as error:
         display.show_error(people, error)
         raise typer.Exit(1) from None
-    people.print(f"{node} drains", markup=False)
 
 
-async def request_drain(orchestrator: str, node_id: str, timeout_s: float = 10.0) -> None:
+async def request_drain(orchestrator: str, node_id: str) -> None:
     """Returns when the wish is recorded. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        try:
-            await stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=timeout_s)
-        except grpc.aio.AioRpcError as failure:
-            raise error_from_rpc(failure) from failure
+        await _call(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
+
+
+async def drain_node(address: str, grace_s: float) -> int:
+    """Returns when the node's work is done or the grace has passed: how many generations had not ended."""
+    grace = Duration()
+    grace.FromNanoseconds(int(grace_s * 1e9))
+    async with open_channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        answer = await _call(stub.Drain(worker_pb2.DrainRequest(grace=grace), timeout=grace_s + _TIMEOUT_S))
+    return answer.unfinished
+
+
+async def _call(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_rpc(failure) from failure
