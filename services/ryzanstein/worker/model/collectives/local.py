@@ -1,0 +1,24 @@
+"""Collectives of a single rank: nothing to exchange, and nothing to report."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class LocalCollectives:
+    """A group of one."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return x
+
+    def gather_to_root(self, x: Tensor, dim: int = -1) -> Tensor | None:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        pass

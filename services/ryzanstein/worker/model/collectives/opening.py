@@ -1,0 +1,58 @@
+"""Chooses and opens the backend that a rank was told to use."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from ryzanstein.worker.model.collectives import CollectiveProgress, Collectives
+from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.collectives.waiting import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where the ranks of one group meet.
+
+    `backend` is shm, gloo or nccl. shm needs `segment_fd`, a zeroed segment of `segment_bytes(size)` bytes; the other two a
+    `store_path` in a directory that all ranks see, at which no file exists yet.
+    """
+
+    backend: str
+    segment_fd: int = -1
+    store_path: Path | None = None
+
+
+def default_backend(device: str) -> str:
+    """NCCL between GPUs; on CPUs shared memory where its store order is given, else gloo."""
+    if device.startswith("cuda"):
+        return "nccl"
+    return "shm" if platform.machine() in {"x86_64", "AMD64"} else "gloo"
+
+
+def open_collectives(
+    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: Patience | None = None
+) -> Collectives:
+    """Joins the group; a single rank needs none. Raises ValueError for an unknown backend or an address that lacks its part."""
+    patience = patience or Patience()
+    if size == 1:
+        return LocalCollectives()
+    if address.backend == "shm":
+        from ryzanstein.worker.model.collectives.shm import ShmCollectives
+
+        return ShmCollectives(address.segment_fd, rank, size, progress, patience)
+    return _open_distributed(address, rank, size, progress, patience)
+
+
+def _open_distributed(
+    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: Patience
+) -> Collectives:
+    from ryzanstein.worker.model.collectives.distributed import gloo_collectives, nccl_collectives
+
+    openers = {"gloo": gloo_collectives, "nccl": nccl_collectives}
+    if address.backend not in openers:
+        raise ValueError(f"unknown collectives backend {address.backend!r}: shm, gloo or nccl")
+    if address.store_path is None:
+        raise ValueError(f"{address.backend} needs a store path")
+    return openers[address.backend](address.store_path, rank, size, progress, patience.deadline_s)

@@ -1,0 +1,38 @@
+"""How a rank waits for another one: spin briefly, then give the core away, then sleep. Never burns a core for long."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from ryzanstein.worker.model.collectives import CollectiveTimeout
+
+_YIELD_S = 0.001  # that long the core is only offered to others; after it the wait is no longer short and sleeping costs little
+_SLEEP_S = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How a rank waits. `spin_s` without giving the core away, 0 where ranks share cores; `deadline_s` in all.
+
+    The deadline is the last resort: the agent's watchdog sees a stalled collective in seconds.
+    """
+
+    spin_s: float = 0.00005
+    deadline_s: float = 600.0
+
+
+def await_flag(flags: memoryview, index: int, value: int, patience: Patience, waiting: str) -> None:
+    """Returns when `flags[index] >= value`. Raises CollectiveTimeout, which says `waiting`, after the deadline."""
+    started = time.perf_counter()
+    while flags[index] < value:
+        waited_s = time.perf_counter() - started
+        if waited_s < patience.spin_s:
+            continue
+        if waited_s < _YIELD_S:
+            os.sched_yield()
+        elif waited_s < patience.deadline_s:
+            time.sleep(_SLEEP_S)
+        else:
+            raise CollectiveTimeout(f"{waiting}: nothing for {waited_s:.1f} s")

@@ -1,0 +1,52 @@
+"""The paged cache of keys and values: one rank's heads, all layers, as many blocks as every other rank has.
+
+A slot holds one token's keys, then its values, side by side: a step writes both with one call, and adjacent blocks read as
+one long view.
+
+Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this rank x head dimension).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.refusal import ModelRefused
+
+
+class KVCache:
+    """Memory that the scheduler hands out by block number."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, width: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._pages_LNC = torch.zeros((num_layers, num_blocks * block_size, width), dtype=dtype, device=device)
+
+    def layer(self, index: int) -> Tensor:
+        """The layer's slots [N, C]."""
+        return self._pages_LNC[index]
+
+    @property
+    def nbytes(self) -> int:
+        return self._pages_LNC.nbytes
+
+
+def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
+    """Columns of a slot on this rank."""
+    return 2 * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
+
+
+def block_bytes(spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block on this rank, all layers together. Every rank has the same number of heads, so all agree."""
+    return spec.num_layers * block_size * slot_width(spec, tp) * dtype.itemsize
+
+
+def blocks_in(budget_bytes: int, bytes_per_block: int) -> int:
+    """How many blocks fit the budget of one rank. Raises ModelRefused when not even one does."""
+    num_blocks = budget_bytes // bytes_per_block
+    if num_blocks < 1:
+        raise ModelRefused(f"a KV cache of {budget_bytes} bytes per rank is smaller than one block of {bytes_per_block} bytes")
+    return num_blocks

@@ -1,0 +1,77 @@
+"""The two ends of a decoder, split over the vocabulary: token ids to vectors, vectors to logits.
+
+A vocabulary that does not divide over the ranks is padded: the last shard has rows of zeros that no token reaches and whose
+logits are cut off.
+
+Legend: T tokens, S sampled rows, E hidden size, V vocabulary, W width of this rank's shard.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.parallel import TensorParallel
+
+
+class VocabularyShard:
+    """This rank's rows of a [V, E] matrix. `num_valid` of its rows are tokens, the rest padding."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int) -> None:
+        width = -(-vocab_size // tp.size)
+        self.first = tp.rank * width
+        self.num_valid = max(0, min(width, vocab_size - self.first))
+        self.weight_WE = source.new(width, hidden_size)
+        source.read(f"{name}.weight", (vocab_size, hidden_size), self.weight_WE, start=self.first)
+
+
+class VocabParallelEmbedding:
+    """Each rank looks up the tokens of its shard; the sum over ranks has them all."""
+
+    def __init__(self, shard: VocabularyShard, tp: TensorParallel) -> None:
+        self._shard, self._tp = shard, tp
+
+    def __call__(self, ids_T: Tensor) -> Tensor:
+        if self._tp.size == 1:
+            return F.embedding(ids_T, self._shard.weight_WE)
+        local_T = ids_T - self._shard.first
+        absent_T = (local_T < 0) | (local_T >= self._shard.num_valid)
+        x_TE = F.embedding(local_T.masked_fill_(absent_T, 0), self._shard.weight_WE)
+        return self._tp.collectives.all_reduce(x_TE.masked_fill_(absent_T.unsqueeze(1), 0))
+
+
+class VocabParallelHead:
+    """Logits, gathered on rank 0 in whole or as far as an argmax needs them."""
+
+    def __init__(self, shard: VocabularyShard, tp: TensorParallel, vocab_size: int) -> None:
+        self._shard, self._tp, self._vocab_size = shard, tp, vocab_size
+
+    def logits(self, x_SE: Tensor) -> Tensor | None:
+        """All logits [S, V] in float32 on rank 0; None elsewhere."""
+        local_SW = F.linear(x_SE, self._shard.weight_WE).float()
+        gathered = self._tp.collectives.gather_to_root(local_SW)
+        return None if gathered is None else gathered[:, : self._vocab_size]
+
+    def greedy(self, x_SE: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The greatest logit of each row and its token id, [S] each, on rank 0; the lowest id among equals. None elsewhere.
+
+        Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
+        """
+        local_SW = F.linear(x_SE, self._shard.weight_WE)[:, : self._shard.num_valid]
+        best_S2 = self._best(local_SW)
+        gathered = self._tp.collectives.gather_to_root(best_S2)
+        if gathered is None:
+            return None
+        pairs_SR2 = gathered.view(len(x_SE), self._tp.size, 2)
+        best_S, rank_S = pairs_SR2[:, :, 0].max(dim=1)
+        ids_S = pairs_SR2[:, :, 1].gather(1, rank_S.unsqueeze(1)).squeeze(1)
+        return best_S, ids_S.long()
+
+    def _best(self, local_SW: Tensor) -> Tensor:
+        if local_SW.shape[1] == 0:
+            empty = torch.tensor([-torch.inf, 0.0], dtype=torch.float64, device=local_SW.device)
+            return empty.repeat(len(local_SW), 1)
+        best_S, index_S = local_SW.max(dim=1)
+        return torch.stack([best_S.double(), (index_S + self._shard.first).double()], dim=1)

@@ -1,0 +1,98 @@
+"""Brings a model into memory: read the description, check every tensor and the room for it, agree with the peers, read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights
+from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
+from ryzanstein.worker.model.memory import available_bytes
+from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+
+DEFAULT_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One rank's part of a model and the cache for it."""
+
+    spec: DecoderSpec
+    decoder: Decoder
+    cache: KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What loading needs once nothing can be refused any more."""
+
+    spec: DecoderSpec
+    entries: Mapping[str, TensorEntry]
+    num_blocks: int
+
+
+def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
+    """Raises ModelRefused on every rank when one refuses, before anything large is allocated."""
+    checked = _agreed(model_dir, tp, options)
+    spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
+    with MappedWeights(checked.entries, dtype, device) as weights:
+        decoder = Decoder(weights, tp, spec)
+    cache = KVCache(spec.num_layers, checked.num_blocks, options.block_size, slot_width(spec, tp), dtype=dtype, device=device)
+    return LoadedModel(spec, decoder, cache)
+
+
+def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
+    """All ranks check before one allocates: a free-memory figure means nothing while a peer is filling the memory."""
+    refusal: ModelRefused | None = None
+    checked: _Checked | None = None
+    try:
+        checked = _check(model_dir, tp, options)
+    except ModelRefused as error:
+        refusal = error
+    refusals = tp.collectives.all_reduce(torch.tensor([float(refusal is not None)], device=options.torch_device))
+    if refusal is not None:
+        raise refusal
+    if checked is None or refusals.item() > 0:
+        raise ModelRefused("another rank refused the model")
+    return checked
+
+
+def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
+    spec = read_spec(model_dir)
+    entries = read_tensor_files(model_dir)
+    weights = CheckedWeights(entries, model_dir, options.torch_dtype)
+    Decoder(weights, tp, spec)
+    weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
+    bytes_per_block = block_bytes(spec, tp, options.block_size, options.torch_dtype)
+    num_blocks = _num_blocks(spec, options, bytes_per_block)
+    _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
+    return _Checked(spec, entries, num_blocks)
+
+
+def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int) -> int:
+    if options.num_blocks is not None:
+        return options.num_blocks
+    if options.kv_bytes is not None:
+        return blocks_in(options.kv_bytes, bytes_per_block)
+    enough = options.max_sequences * -(-spec.context_length // options.block_size)
+    return min(enough, blocks_in(DEFAULT_KV_BYTES, bytes_per_block))
+
+
+def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:
+    """Ranks on a CPU share its memory; each GPU has its own."""
+    num_sharing = tp.size if options.torch_device.type == "cpu" else 1
+    needed, available = (weight_bytes + kv_bytes) * num_sharing, available_bytes(options.torch_device)
+    if needed > available:
+        raise CheckpointError(
+            f"{model_dir}: {num_sharing} ranks here need {weight_bytes * num_sharing} bytes for weights and "
+            f"{kv_bytes * num_sharing} for the KV cache, {available} bytes are free on {options.device}"
+        )

@@ -1,0 +1,42 @@
+"""How a rank runs its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+_DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """`device` as torch names it; `dtype` auto is float32 on a CPU and bfloat16 on a GPU.
+
+    `num_blocks` fixes the size of the KV cache, else `kv_bytes` of each rank bounds it, else every sequence may be as long as
+    the context, up to 1 GiB per rank. `num_threads` None leaves torch's own choice.
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_bytes: int | None = None
+    max_sequences: int = 32
+    max_tokens_per_step: int = 512
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in _DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(_DTYPES)}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
+        return _DTYPES[self.dtype]

@@ -1,0 +1,108 @@
+"""One rank's model: loads it, keeps its cache, executes plans. The only door between `ranks` and the tensors.
+
+Every rank executes the same plans in the same order; rank 0 also gets the rows and answers with tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.kv_cache import KVCache
+from ryzanstein.worker.model.loading import load_model
+from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.sampler import refuse_invalid, sample
+
+
+class ModelRunner:
+    """A loaded model on one rank."""
+
+    def __init__(self, spec: DecoderSpec, decoder: Decoder, cache: KVCache, tp: TensorParallel, options: RunnerOptions) -> None:
+        self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
+        self._inputs = InputBuilder(options.block_size, options.torch_device, options.torch_dtype)
+        self.context_length = spec.context_length
+        self.vocab_size = spec.vocab_size
+
+    @classmethod
+    def load(cls, model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> ModelRunner:
+        """Checks the checkpoint, then reads this rank's slices.
+
+        Raises ModelRefused, on every rank, before anything large is allocated.
+        """
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        loaded = load_model(model_dir, tp, options)
+        return cls(loaded.spec, loaded.decoder, loaded.cache, tp, options)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache, the same on all ranks."""
+        return self._cache.num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache on this rank."""
+        return self._cache.nbytes
+
+    def warm_up(self) -> None:
+        """Runs the largest steps once, so that the first request pays for no allocation. The cache must be unused."""
+        for plan in self._warm_up_plans():
+            self.hidden_logits(plan)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        """Computes the step. `rows` are parallel to `plan.sampled` on rank 0, empty elsewhere; so is the result.
+
+        Raises SequencesFailed, ValueError for a plan that contradicts itself, CollectiveTimeout for a lost peer.
+        """
+        self._check_rows(plan, rows)
+        hidden_RE = self._hidden(plan)
+        if not plan.sampled:
+            return []
+        return self._sample(hidden_RE, rows) if plan.full_logits else self._greedy(hidden_RE)
+
+    @torch.inference_mode()
+    def hidden_logits(self, plan: StepPlan) -> Tensor | None:
+        """The step's logits [R, V] in float32, on rank 0; None elsewhere. `plan.sampled` must not be empty."""
+        return self._decoder.head.logits(self._hidden(plan))
+
+    def _hidden(self, plan: StepPlan) -> Tensor:
+        return self._decoder.hidden(self._inputs.build(plan), self._cache)
+
+    def _sample(self, hidden_RE: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        logits_RV = self._decoder.head.logits(hidden_RE)
+        return [] if logits_RV is None else sample(logits_RV, rows)
+
+    def _greedy(self, hidden_RE: Tensor) -> list[SampledToken]:
+        best = self._decoder.head.greedy(hidden_RE)
+        if best is None:
+            return []
+        logit_R, token_R = best
+        refuse_invalid(logit_R)
+        return [SampledToken(token_id) for token_id in token_R.tolist()]
+
+    def _check_rows(self, plan: StepPlan, rows: Sequence[SampleRow]) -> None:
+        if self._tp.rank > 0:
+            return
+        if len(rows) != len(plan.sampled):
+            raise ValueError(f"step {plan.step}: {len(rows)} rows for {len(plan.sampled)} sampled sequences")
+        if not plan.full_logits and any(map(needs_full_logits, rows)):
+            raise ValueError(f"step {plan.step}: a row needs full logits, the plan does not say so")
+
+    def _warm_up_plans(self) -> list[StepPlan]:
+        """One prefill of the whole token budget and one decode of the whole batch, as far as the cache holds them."""
+        block_size = self._options.block_size
+        length = min(self._options.max_tokens_per_step, self.num_blocks * block_size, self.context_length)
+        table = list(range(-(-length // block_size)))
+        batch = min(self._options.max_sequences, self.num_blocks)
+        prefill = StepPlan(0, [0] * length, [length], [0], [table], [0])
+        decode = StepPlan(0, [0] * batch, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
+        return [prefill, decode]

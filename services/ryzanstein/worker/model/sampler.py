@@ -1,0 +1,70 @@
+"""From logits to tokens, a whole batch at once, on rank 0. Every row is computed as if it were alone.
+
+Legend: S rows of the step, R rows drawn at random among them, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
+from ryzanstein.worker.model.penalties import adjusted
+from ryzanstein.worker.model.philox import uniform
+from ryzanstein.worker.model.truncation import floors
+
+
+def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    """One token for each row of float32 logits. Raises SequencesFailed where a row is not finite."""
+    refuse_invalid(logits_SV.max(dim=1).values)
+    scores_SV = adjusted(logits_SV, rows)
+    token_S = scores_SV.argmax(dim=1)
+    random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
+    if random:
+        token_S[random] = _draw(scores_SV[random], [rows[s] for s in random])
+    return _with_logprobs(logits_SV, token_S, rows)
+
+
+def refuse_invalid(best_S: Tensor) -> None:
+    """Raises SequencesFailed for rows whose greatest logit is not a number that can be compared (NaN spreads into it)."""
+    invalid_S = ~best_S.isfinite()
+    if bool(invalid_S.any()):
+        rows = invalid_S.nonzero().flatten().tolist()
+        raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
+
+
+def _draw(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Inverts the cumulative distribution in vocabulary order at the row's uniform number; float64 throughout."""
+    sampling = [row.sampling for row in rows]
+    temperature_R1 = logits_RV.new_tensor([params.temperature for params in sampling], dtype=torch.float64).unsqueeze(1)
+    scores_RV = (logits_RV.double() - logits_RV.amax(dim=1, keepdim=True)) / temperature_R1
+    floor_R1 = floors(scores_RV, sampling).unsqueeze(1)
+    cumulative_RV = scores_RV.masked_fill_(scores_RV < floor_R1, -torch.inf).exp_().cumsum(dim=1)
+    uniform_R1 = _uniform(rows).to(logits_RV.device).unsqueeze(1)
+    return torch.searchsorted(cumulative_RV, uniform_R1 * cumulative_RV[:, -1:], right=True).squeeze(1)
+
+
+def _uniform(rows: Sequence[SampleRow]) -> Tensor:
+    seeds = [row.sampling.seed for row in rows]
+    if None in seeds:
+        raise ValueError("a row that is drawn at random needs a seed")
+    drawn = uniform([seed for seed in seeds if seed is not None], [row.choice for row in rows], [row.index for row in rows])
+    return torch.from_numpy(drawn)
+
+
+def _with_logprobs(logits_SV: Tensor, token_S: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    """Natural log probabilities of the model itself, for the rows that ask for them."""
+    tokens = [SampledToken(token_id) for token_id in token_S.tolist()]
+    for s, row in enumerate(rows):
+        if row.sampling.logprobs is not None:
+            tokens[s] = _explained(logits_SV[s], tokens[s].token_id, row.sampling.logprobs)
+    return tokens
+
+
+def _explained(logits_V: Tensor, token_id: int, num_top: int) -> SampledToken:
+    logprobs_V = logits_V.log_softmax(dim=0)
+    values, ids = logprobs_V.topk(min(num_top, len(logits_V)))
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return SampledToken(token_id, logprobs_V[token_id].item(), top)

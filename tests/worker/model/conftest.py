@@ -1,0 +1,163 @@
+"""Small random Llama checkpoints, written and answered by transformers: the reference is independent of what it judges."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan
+from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.runner import ModelRunner
+
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """transformers' own model of a checkpoint directory."""
+
+    model: Any
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [T, V] of every position."""
+        return self.model(torch.tensor([list(token_ids)])).logits[0].float()
+
+    @torch.inference_mode()
+    def greedy(self, token_ids: Sequence[int], count: int) -> list[int]:
+        ids = torch.tensor([list(token_ids)])
+        out = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(token_ids) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Path], Reference]:
+    """Opens a directory with transformers, in float32."""
+
+    def load(model_dir: Path) -> Reference:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from transformers import AutoModelForCausalLM, logging
+
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
+            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+        return Reference(model.eval())
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a random Llama with transformers: `checkpoint(seed=0, **changes of SHAPE)`."""
+
+    def write(seed: int = 0, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: object) -> Path:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+            logging.disable_progress_bar()
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **changes}))
+        with torch.no_grad():  # the default initialization is so small that wrong attention would hide in the tolerance
+            for name, parameter in model.named_parameters():
+                parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name or "bias" in name else 0.08))
+        model_dir = tmp_path_factory.mktemp("llama")
+        model.to(dtype).save_pretrained(model_dir, max_shard_size=max_shard_size)
+        return model_dir
+
+    return write
+
+
+@pytest.fixture
+def edit_config() -> Callable[..., None]:
+    """Changes keys of a directory's config.json; None removes one."""
+
+    def edit(model_dir: Path, **changes: object) -> None:
+        path = model_dir / "config.json"
+        config = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+    return edit
+
+
+def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:
+    tp = tp or TensorParallel(0, 1, LocalCollectives())
+    return ModelRunner.load(model_dir, tp, RunnerOptions(**{"num_blocks": 64, "block_size": 4, "num_threads": 1, **options}))
+
+
+@pytest.fixture(scope="session")
+def runner() -> Callable[..., ModelRunner]:
+    """Loads a directory on one rank: `runner(model_dir, **RunnerOptions)`."""
+    return load_runner
+
+
+@dataclass
+class Sequences:
+    """Feeds sequences to a runner and keeps their books, as the engine would, but without one."""
+
+    runner: ModelRunner
+    tables: list[list[int]]
+    ids: list[list[int]] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.ids = [list(prompt) for prompt in prompts]
+        self.fed = [0] * len(prompts)
+
+    def plan(self, num_new: dict[int, int], full_logits: bool = False) -> StepPlan:
+        """A step that feeds so many tokens of each sequence named; those that are then complete are sampled."""
+        chosen = list(num_new)
+        tokens = [token for s in chosen for token in self.ids[s][self.fed[s] : self.fed[s] + num_new[s]]]
+        context = [self.fed[s] for s in chosen]
+        for s in chosen:
+            self.fed[s] += num_new[s]
+        sampled = [i for i, s in enumerate(chosen) if self.fed[s] == len(self.ids[s])]
+        tables = [self.tables[s] for s in chosen]
+        return StepPlan(1, tokens, [num_new[s] for s in chosen], context, tables, sampled, full_logits)
+
+    def rest(self) -> dict[int, int]:
+        return {s: len(ids) - fed for s, (ids, fed) in enumerate(zip(self.ids, self.fed, strict=True)) if len(ids) > fed}
+
+    def step(self, num_new: dict[int, int], rows: Sequence[SampleRow]) -> None:
+        plan = self.plan(num_new)
+        for i, token in zip(plan.sampled, self.runner.execute(plan, rows[: len(plan.sampled)]), strict=True):
+            self.ids[list(num_new)[i]].append(token.token_id)
+
+
+@pytest.fixture(scope="session")
+def sequences() -> type[Sequences]:
+    """The Sequences class, for tests that drive a runner step by step."""
+    return Sequences
