@@ -1,0 +1,81 @@
+"""Who may speak to whom, computed from the policies as a network plugin would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+Document = dict[str, Any]
+PODS = ("router", "orchestrator", "worker")
+
+
+def matches(selector: Document, name: str) -> bool:
+    exact = selector.get("matchLabels", {}).get("app.kubernetes.io/name", name) == name
+    return exact and all(name in rule["values"] for rule in selector.get("matchExpressions", []))
+
+
+def policies_for(manifests: list[Document], name: str, direction: str) -> list[Document]:
+    policies = [each["spec"] for each in manifests if each["kind"] == "NetworkPolicy"]
+    return [spec for spec in policies if direction in spec["policyTypes"] and matches(spec["podSelector"], name)]
+
+
+def admits(rule: Document, peers: str, other: str, port: str) -> bool:
+    """Whether one rule lets a pod of our namespace through."""
+    ports = [each["port"] for each in rule["ports"]]
+    sides = rule.get(peers)
+    return port in ports and (
+        sides is None or any("namespaceSelector" not in side and matches(side["podSelector"], other) for side in sides)
+    )
+
+
+def allowed(manifests: list[Document], source: str, target: str, port: str) -> bool:
+    out = [rule for spec in policies_for(manifests, source, "Egress") for rule in spec.get("egress", [])]
+    into = [rule for spec in policies_for(manifests, target, "Ingress") for rule in spec.get("ingress", [])]
+    return any(admits(rule, "to", target, port) for rule in out) and any(admits(rule, "from", source, port) for rule in into)
+
+
+NEEDED = {("router", "worker"), ("router", "orchestrator"), ("worker", "orchestrator")}
+
+
+@pytest.mark.parametrize("source", PODS)
+@pytest.mark.parametrize("target", PODS)
+def test_only_the_needed_flows_between_services_are_open(manifests: list[Document], source: str, target: str) -> None:
+    assert allowed(manifests, source, target, "grpc") == ((source, target) in NEEDED)
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_every_pod_is_denied_what_is_not_allowed_in_both_directions(manifests: list[Document], name: str) -> None:
+    empty = [each for each in manifests if each["kind"] == "NetworkPolicy" and each["spec"]["podSelector"] == {}]
+    denying = [each["spec"]["policyTypes"] for each in empty if "ingress" not in each["spec"] and "egress" not in each["spec"]]
+    assert denying == [["Ingress", "Egress"]]
+    assert policies_for(manifests, name, "Ingress")
+    assert policies_for(manifests, name, "Egress")
+
+
+def test_clients_from_anywhere_reach_both_faces_of_the_router_and_nothing_else(manifests: list[Document]) -> None:
+    open_ports = {
+        (name, port["port"])
+        for name in PODS
+        for spec in policies_for(manifests, name, "Ingress")
+        for rule in spec.get("ingress", [])
+        if "from" not in rule
+        for port in rule["ports"]
+    }
+    assert open_ports == {("router", "grpc"), ("router", "http")}
+
+
+def test_the_monitoring_namespace_reaches_the_metrics_ports_that_the_pod_monitor_names(
+    with_pod_monitor: list[Document],
+) -> None:
+    (monitor,) = [each for each in with_pod_monitor if each["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    workloads = [each for each in with_pod_monitor if each["kind"] in {"Deployment", "StatefulSet"}]
+    assert {each["metadata"]["name"] for each in workloads} == set(PODS)
+    for workload in workloads:
+        name = workload["metadata"]["name"]
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+        assert matches(monitor["spec"]["selector"], name)
+        rules = [rule for spec in policies_for(with_pod_monitor, name, "Ingress") for rule in spec.get("ingress", [])]
+        assert any(port["port"] == endpoint["port"] and "from" in rule for rule in rules for port in rule["ports"])
