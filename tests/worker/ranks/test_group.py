@@ -16,7 +16,7 @@ from ryzanstein.worker.ranks.watchdog import StallBounds
 pytestmark = pytest.mark.distributed
 
 ECHO = (sys.executable, str(Path(__file__).with_name("echo_rank.py")))
-BOUNDS = GroupBounds(start_s=20, watch_interval_s=0.05, stall=StallBounds(min_s=0.5, first_s=5.0))
+BOUNDS = GroupBounds(start_s=20, watch_interval_s=0.05, stall=StallBounds(min_s=0.5))
 
 
 class Harness:
@@ -122,7 +122,7 @@ async def test_a_rank_that_was_stopped_while_idle_is_found_when_work_comes(harne
 
 
 async def test_idle_ranks_are_never_lost(harness):
-    group = harness.group(bounds=GroupBounds(watch_interval_s=0.01, stall=StallBounds(min_s=0.05, first_s=0.05)))
+    group = harness.group(bounds=GroupBounds(watch_interval_s=0.01, stall=StallBounds(min_s=0.05)))
     await group.start()
     await asyncio.sleep(0.4)
     assert not group.lost.done()

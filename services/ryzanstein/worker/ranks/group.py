@@ -111,6 +111,8 @@ class RankGroup:
         if not self._ready.done():
             raise RanksLost(self.lost.result() if self.lost.done() else self._late())
         answers = self._ready.result()
+        warm_up_s = max(answer.startup_phases.get("warm_up", 0.0) for answer in answers)
+        self._watchdog.record(warm_up_s, self._spec.max_tokens_per_step)
         self._watch = asyncio.create_task(self._watch_progress())
         return answers
 

@@ -34,7 +34,8 @@ class RankSpec(msgspec.Struct, frozen=True):
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
     """The first message to every rank. The numbers are inherited file descriptors; `plan_fds` are rank 0's channels to ranks
-    1, 2, ..., or another rank's one channel to rank 0. `store_fd` is an empty file that gloo and NCCL meet in."""
+    1, 2, ..., or another rank's one channel to rank 0. `store_fd` is an empty file that gloo and NCCL meet in.
+    `spawned_s` is the monotonic time at which the process was started."""
 
     rank: int
     spec: RankSpec
@@ -42,6 +43,7 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
     segment_fd: int
     store_fd: int
     plan_fds: list[int]
+    spawned_s: float
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -55,7 +57,7 @@ AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfi
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
-    """This rank has loaded and warmed up. Durations in seconds by phase (import, group, load, warm_up)."""
+    """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up)."""
 
     rank: int
     context_length: int

@@ -17,11 +17,10 @@ _WINDOW_STEPS = 512
 
 @dataclass(frozen=True, slots=True)
 class StallBounds:
-    """When nothing moved for so long: `min_s` at least, `factor` times the p99 step, `first_s` for the first step."""
+    """When nothing moved for so long: `min_s` at least, or `factor` times the p99 step."""
 
     min_s: float = 2.0
     factor: float = 10.0
-    first_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,10 @@ class StepTimes:
         self._steps.append(step_s)
         self._per_token.append(step_s / max(1, num_tokens))
 
-    def expected_s(self, num_tokens: int) -> float | None:
-        """A high estimate for a step that feeds so many tokens; None before the first."""
+    def expected_s(self, num_tokens: int) -> float:
+        """A high estimate for a step that feeds so many tokens; 0 before the first."""
         if not self._steps:
-            return None
+            return 0.0
         return max(_p99(self._steps), _p99(self._per_token) * num_tokens)
 
 
@@ -77,15 +76,12 @@ class Watchdog:
         self._observed_s: float | None = None
 
     def record(self, step_s: float, num_tokens: int) -> None:
-        """A step ended."""
+        """A step ended. The warm-up's counts as the first, so that the first request is bounded by something measured."""
         self._times.add(step_s, num_tokens)
 
     def bound_s(self, num_tokens: int) -> float:
         """How long a step with so many tokens may stand still."""
-        expected = self._times.expected_s(num_tokens)
-        if expected is None:
-            return max(self._bounds.first_s, self._bounds.min_s)
-        return max(self._bounds.min_s, self._bounds.factor * expected)
+        return max(self._bounds.min_s, self._bounds.factor * self._times.expected_s(num_tokens))
 
     def observe(
         self, now: float, ranks: Sequence[RankProgress], *, pending: bool, stopped: Callable[[], Collection[int]] = tuple

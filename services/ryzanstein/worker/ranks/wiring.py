@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -44,7 +45,7 @@ class Wiring:
         agent_end, rank_end = socket.socketpair()
         self._theirs.append(rank_end)
         shared = (self.board_fd, self._segment_fd, self._store_fd)
-        return RankWires(agent_end, rank_end, (*shared, *plan_fds), StartRank(rank, spec, *shared, plan_fds))
+        return RankWires(agent_end, rank_end, (*shared, *plan_fds), StartRank(rank, spec, *shared, plan_fds, time.monotonic()))
 
     def __enter__(self) -> Wiring:
         return self

@@ -1,0 +1,101 @@
+"""A worker's settings, read once in `__main__`: from RYZANSTEIN_* or from flags, flags win."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ryzanstein.config import ServiceSettings
+from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
+from ryzanstein.worker.ranks.group import GroupBounds
+from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.supervisor import Backoff
+from ryzanstein.worker.ranks.watchdog import StallBounds
+
+
+class WorkerSettings(ServiceSettings):
+    """One node."""
+
+    node_id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=MAX_NAME_CHARS)
+    grpc_port: int = Field(50061, ge=0, le=65535, description="0: a free port, which is logged")
+    advertise_address: str = Field("", description="host:port for routers; empty: host and port as bound")
+    orchestrator: str = Field("", description="host:port of the orchestrator; empty: the node stands alone")
+
+    model: str = Field("", description="directory of a Hugging Face checkpoint; empty: none until one is deployed")
+    model_name: str = Field("", max_length=MAX_NAME_CHARS, description="empty: the directory's name")
+    tp: int = Field(1, ge=1, le=64, description="ranks, the degree of tensor parallelism")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
+    threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
+    pin: bool = Field(False, description="bind each rank to cores of its own")
+
+    block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
+    num_blocks: int = Field(0, ge=0, description="0: as many as kv_bytes hold")
+    kv_bytes: int = Field(0, ge=0, description="KV cache of each rank; 0: what max_sequences need, at most 1 GiB")
+    max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
+    max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
+    max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait; more are refused")
+
+    beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of the status beat while work runs")
+    beat_idle_s: float = Field(0.5, gt=0, le=10, description="... and while the node is idle")
+    link_rows: int = Field(65536, ge=1, description="tokens that may wait for a router before its link is closed")
+    link_bytes: int = Field(8 * 2**20, ge=1024, description="... and their bytes")
+
+    start_timeout_s: float = Field(300.0, gt=0, description="until all ranks have loaded and warmed up")
+    stall_min_s: float = Field(2.0, gt=0, description="pending work that does not move for so long is a stall ...")
+    stall_factor: float = Field(10.0, ge=1, description="... or for so many times the p99 step, whichever is longer")
+    watch_interval_s: float = Field(0.1, gt=0, le=1, description="how often the watchdog looks")
+    stop_grace_s: float = Field(2.0, ge=0, description="from SIGTERM to SIGKILL for a rank")
+    restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
+    restart_longest_s: float = Field(30.0, gt=0)
+    crash_limit: int = Field(5, ge=1, description="crashes in a row until the node counts as failed")
+
+    @model_validator(mode="after")
+    def _fits(self) -> WorkerSettings:
+        if self.max_tokens_per_step < self.max_sequences:
+            raise ValueError(
+                f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least max_sequences ({self.max_sequences}): "
+                "every running sequence decodes in every step"
+            )
+        return self
+
+    @property
+    def served_name(self) -> str:
+        """What the model is called on the wire."""
+        return self.model_name or Path(self.model).resolve().name
+
+    def rank_spec(self, model: str) -> RankSpec:
+        """What ranks that serve this directory are started with."""
+        return RankSpec(
+            model=model,
+            tp=self.tp,
+            device=self.device,
+            dtype=self.dtype,
+            collectives=self.collectives,
+            threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tp),
+            pin=self.pin,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            kv_bytes=self.kv_bytes,
+            max_sequences=self.max_sequences,
+            max_tokens_per_step=self.max_tokens_per_step,
+            max_waiting=self.max_waiting,
+            log_level=self.log_level,
+            node_id=self.node_id,
+        )
+
+    def group_bounds(self) -> GroupBounds:
+        return GroupBounds(
+            self.start_timeout_s,
+            self.watch_interval_s,
+            self.stop_grace_s,
+            StallBounds(self.stall_min_s, self.stall_factor),
+        )
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.restart_first_s, self.restart_longest_s, crash_limit=self.crash_limit)

@@ -1,0 +1,130 @@
+"""What waits to be sent to one router: the columns of the next StepOutput and the newest beat.
+
+Steps add rows without ever waiting; the stream's writer takes all that has gathered since its last write as one frame, so a
+router that reads slowly gets fewer and larger frames. Beyond a bound its link is closed, and the engine never notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ryzanstein.cluster import Beat
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import FinishReason, TokenLogprobs
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire import beat_to_wire, logprobs_to_wire
+
+_ROW_BYTES = 16
+_TOP_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBounds:
+    """What may wait for one router: rows (tokens) and their approximate bytes."""
+
+    rows: int = 65536
+    bytes: int = 8 * 2**20
+
+
+class RouterLink:
+    """One router's stream. `frames` is its writer; everything else is called by the node, in the same loop."""
+
+    def __init__(self, router_id: str, bounds: LinkBounds) -> None:
+        self.router_id = router_id
+        self.handles: dict[int, int] = {}  # to group numbers
+        self._bounds = bounds
+        self._output = worker.StepOutput()
+        self._output_bytes = 0
+        self._has_output = False
+        self._beat: Beat | None = None
+        self._error: RyzansteinError | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def accept(self, handle: int, prompt_tokens: int) -> None:
+        self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+        self._wake()
+
+    def add_row(self, handle: int, choice: int, index: int, token_id: int, text: str, logprobs: TokenLogprobs | None) -> None:
+        output = self._output
+        if logprobs is not None:
+            output.logprob_row.append(len(output.handle))
+            output.logprobs.append(logprobs_to_wire(logprobs))
+            self._output_bytes += _TOP_BYTES * (1 + len(logprobs.top))
+        output.handle.append(handle)
+        output.choice.append(choice)
+        output.index.append(index)
+        output.token_id.append(token_id)
+        output.text.append(text)
+        self._output_bytes += _ROW_BYTES + len(text)
+        self._wake()
+
+    def finish(self, handle: int, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:
+        number = worker.ChoiceFinished(handle=handle, choice=choice, cached_prompt_tokens=cached_prompt_tokens)
+        number.reason = int(reason)  # type: ignore[assignment]
+        self._output.finished.append(number)
+        self._wake()
+
+    def fail(self, handle: int, error: RyzansteinError, *, node_fault: bool) -> None:
+        metadata = dict(error.metadata)
+        if error.resource is not None:
+            metadata.setdefault(*error.resource)
+        self._output.failed.add(
+            handle=handle,
+            code=int(error.code),
+            reason=error.reason,
+            message=error.message,
+            metadata=metadata,
+            node_fault=node_fault,
+        )
+        self._wake()
+
+    def end_step(self, step: int) -> bool:
+        """All rows of a step are added. False: too much waits, the link is closed with RESOURCE_EXHAUSTED."""
+        self._output.step = step
+        rows = len(self._output.handle)
+        if rows <= self._bounds.rows and self._output_bytes <= self._bounds.bytes:
+            return True
+        message = f"router {self.router_id} does not read: {rows} tokens wait, the bound is {self._bounds.rows}"
+        self.close(RyzansteinError(message, Code.RESOURCE_EXHAUSTED, "LINK_OVERFLOW", {"rows": str(rows)}))
+        return False
+
+    def beat(self, beat: Beat) -> None:
+        """Replaces a beat that is not sent yet."""
+        self._beat = beat
+        self._changed.set()
+
+    def close(self, error: RyzansteinError | None = None) -> None:
+        """Ends `frames`, with an error or without. What waits is dropped."""
+        self._closed, self._error = True, self._error or error
+        self._take()
+        self._beat = None
+        self._changed.set()
+
+    async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
+        """Frames as they come, until `close`."""
+        while not self._closed:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._has_output:
+                yield worker.ConnectResponse(output=self._take())
+            if self._beat is not None:
+                beat, self._beat = self._beat, None
+                yield worker.ConnectResponse(beat=beat_to_wire(beat))
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> worker.StepOutput:
+        output, self._output = self._output, worker.StepOutput()
+        self._output_bytes, self._has_output = 0, False
+        return output
+
+    def _wake(self) -> None:
+        self._has_output = True
+        self._changed.set()

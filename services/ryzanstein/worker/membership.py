@@ -1,0 +1,109 @@
+"""The node as a member of the cluster: registers, beats, obeys, leaves.
+
+The orchestrator may be away for as long as it likes: serving goes on, and the node registers again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from ryzanstein.cluster import Beat, Deployment, Node
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from ryzanstein.wire import beat_to_wire, deployment_from_wire, node_to_wire
+from ryzanstein.worker.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+CALL_TIMEOUT_S = 5.0
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 5.0
+
+
+class Member(Protocol):
+    """The node as the cluster sees it. Called in the loop; must not block."""
+
+    def describe(self) -> Node: ...
+
+    def beat(self) -> Beat: ...
+
+    def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
+        """What the orchestrator wants of this node; said again with every answer."""
+        ...
+
+
+class Membership:
+    """`run` as a task; `leave` when the node stops by itself."""
+
+    def __init__(self, address: str, member: Member, telemetry: Telemetry) -> None:
+        self._address = address
+        self._member = member
+        self._telemetry = telemetry
+        self._lease_id = ""
+
+    async def run(self) -> None:
+        """Registers and beats, for ever."""
+        backoff_s = _FIRST_BACKOFF_S
+        async with open_channel(self._address, retries=False) as channel:
+            stub = OrchestratorServiceStub(channel)
+            while True:
+                try:
+                    interval_s = await self._register(stub)
+                    backoff_s = _FIRST_BACKOFF_S
+                    await self._beat(stub, interval_s)
+                    cause = "ended"
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    cause = error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else "silent"
+                self._telemetry.orchestrator_losses.labels(cause).inc()
+                log.warning("no orchestrator", address=self._address, cause=cause)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def leave(self) -> None:
+        """Says good-bye, if the orchestrator listens; else the lease runs out."""
+        if not self._lease_id:
+            return
+        request = orchestrator.LeaveNodeRequest(node_id=self._member.describe().node_id, lease_id=self._lease_id)
+        async with open_channel(self._address, retries=False) as channel:
+            try:
+                await OrchestratorServiceStub(channel).LeaveNode(request, timeout=1.0)
+            except grpc.aio.AioRpcError as error:
+                log.warning("left without a word", cause=error.code().name)
+
+    async def _register(self, stub: Any) -> float:
+        """Seconds between beats."""
+        request = orchestrator.RegisterNodeRequest(node=node_to_wire(self._member.describe()))
+        response = await stub.RegisterNode(request, timeout=CALL_TIMEOUT_S)
+        self._lease_id = response.lease_id
+        interval_s: float = response.heartbeat_interval.ToNanoseconds() / 1e9
+        log.info("registered", address=self._address, heartbeat_interval_s=interval_s)
+        return max(interval_s, 0.01)
+
+    async def _beat(self, stub: Any, interval_s: float) -> None:
+        """Returns when the stream ends. TimeoutError: nothing came back for several beats."""
+        call = stub.Heartbeat(self._beats(interval_s))
+        answers = aiter(call)
+        try:
+            while True:
+                async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
+                    answer = await anext(answers)
+                deployment = deployment_from_wire(answer.deployment) if answer.HasField("deployment") else None
+                self._member.wish(deployment, drain=answer.drain)
+        except StopAsyncIteration:
+            return
+        finally:
+            call.cancel()
+
+    async def _beats(self, interval_s: float) -> AsyncIterator[orchestrator.HeartbeatRequest]:
+        node_id = self._member.describe().node_id
+        while True:
+            beat = beat_to_wire(self._member.beat())
+            yield orchestrator.HeartbeatRequest(node_id=node_id, lease_id=self._lease_id, beat=beat)
+            await asyncio.sleep(interval_s)

@@ -1,0 +1,88 @@
+"""What a ready rank does: rank 0 leads (takes commands, steps the engine, tells the others the plan), the others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Never
+
+from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.channel import RankChannel, encode
+from ryzanstein.worker.ranks.messages import AgentMessage, RankCommand, RankSpec, StartProfile
+from ryzanstein.worker.ranks.recorder import StepRecorder
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.model.runner import ModelRunner
+
+
+class RankExecutor:
+    """Runs a step on every rank; the engine's `Executor`."""
+
+    def __init__(
+        self, runner: ModelRunner, board: RankBoard, peers: Sequence[RankChannel[RankCommand]], recorder: StepRecorder
+    ) -> None:
+        self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
+        self._wish: StartProfile | None = None
+
+    def profile(self, wish: StartProfile) -> None:
+        """A rank records from the next step on."""
+        self._wish = wish
+
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
+        """ChannelClosed or CollectiveTimeout: another rank is lost."""
+        wish, self._wish = self._wish, None
+        self._board.begin_step(plan.step, len(plan.token_ids))
+        if self._peers:
+            frame = encode(RankCommand(plan, wish))
+            for peer in self._peers:
+                peer.send_frame(frame)
+        self._recorder.start(wish)
+        try:
+            with self._recorder.step():
+                return self._runner.execute(plan, rows)
+        finally:
+            self._board.end_step()
+
+
+class Lead:
+    """Rank 0's loop."""
+
+    def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
+        self._agent, self._engine, self._executor = agent, engine, executor
+
+    def run(self) -> Never:
+        """Until the agent or another rank is gone, which is raised. Sleeps while there is no work."""
+        while True:
+            for message in self._agent.drain() if self._engine.has_work else self._agent.wait():
+                self._take(message)
+            # Also without work: a cancelled group's blocks are free now, and the agent should know.
+            self._agent.send(self._engine.step())
+
+    def _take(self, message: AgentMessage) -> None:
+        match message:
+            case SubmitGroup():
+                self._engine.submit(message)
+            case CancelGroup(group):
+                self._engine.cancel(group)
+            case FinishChoice(group, choice):
+                self._engine.finish(group, choice)
+            case StartProfile():
+                self._executor.profile(message)
+
+
+def follow(lead: RankChannel[RankCommand], runner: ModelRunner, board: RankBoard, recorder: StepRecorder) -> Never:
+    """The loop of the other ranks, until rank 0 is gone, which is raised."""
+    while True:
+        for command in lead.wait():
+            board.begin_step(command.plan.step, len(command.plan.token_ids))
+            recorder.start(command.profile)
+            with recorder.step():
+                runner.execute(command.plan, [])
+            board.end_step()
+
+
+def engine_settings(spec: RankSpec, num_blocks: int) -> EngineSettings:
+    return EngineSettings(num_blocks, spec.block_size, spec.max_sequences, spec.max_tokens_per_step, spec.max_waiting)

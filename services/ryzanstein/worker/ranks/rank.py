@@ -1,0 +1,69 @@
+"""One rank's process: `python -m ryzanstein.worker.ranks.rank`, started by the agent only, see `process.RankProcess`.
+
+Exits 0 when the model is refused, PEER_LOST when it ends because another one ended, 1 after a failure of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from typing import Never
+
+import structlog
+
+from ryzanstein import log
+from ryzanstein.worker.model.collectives import CollectiveTimeout
+from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
+from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.messages import AgentMessage, RankCommand, RankCrashed, RankRefused, StartRank
+from ryzanstein.worker.ranks.process import PEER_LOST
+
+_log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="One rank of a node; the agent starts it.")
+    for name in ("--rank", "--parent", "--fd"):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
+    try:
+        (start,) = agent.wait()
+        assert isinstance(start, StartRank)
+        log.setup("worker", start.spec.log_level, node_id=start.spec.node_id, rank=start.rank)
+        _serve(agent, start)
+    except (ChannelClosed, CollectiveTimeout) as error:
+        _log.warning("peer lost", reason=str(error))
+        return PEER_LOST
+    except ModelRefused as refusal:
+        agent.send(RankRefused(str(refusal)))
+        return 0
+    except Exception as error:
+        _log.exception("rank failed")
+        agent.send(RankCrashed(arguments.rank, f"{type(error).__name__}: {error}"[:1024]))
+        return 1
+
+
+def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
+    board = RankBoard(start.board_fd, start.spec.tp, start.rank)
+    # Late, because they cost time: a parent's death, a bad descriptor and a slow import are told apart on the board.
+    from ryzanstein.worker.engine.engine import Engine
+    from ryzanstein.worker.ranks import loops, startup
+    from ryzanstein.worker.ranks.recorder import StepRecorder
+
+    runner, ready = startup.load(start, board)
+    recorder = StepRecorder(start.rank, agent.send)
+    plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
+    agent.send(ready)
+    if start.rank > 0:
+        loops.follow(plans[0], runner, board, recorder)
+    executor = loops.RankExecutor(runner, board, plans, recorder)
+    loops.Lead(agent, Engine(loops.engine_settings(start.spec, ready.num_blocks), executor), executor).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""From a started process to a rank that is ready: threads, group, model, warm-up, each phase timed.
+
+Imports torch, late: until then the rank is a small process that can already say what goes wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.messages import RankReady, RankSpec, StartRank
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.model.collectives import Collectives
+    from ryzanstein.worker.model.options import RunnerOptions
+    from ryzanstein.worker.model.runner import ModelRunner
+
+
+class Phases:
+    """Seconds by phase; the board shows the phase that runs."""
+
+    def __init__(self, board: RankBoard) -> None:
+        self._board = board
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._board.enter(name)
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+
+
+def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
+    """The model, loaded and warm, and what to tell the agent. Raises ModelRefused."""
+    spec, phases = start.spec, Phases(board)
+    phases.seconds["spawn"] = time.monotonic() - start.spawned_s
+    if spec.pin:
+        os.sched_setaffinity(0, cores(sorted(os.sched_getaffinity(0)), start.rank, spec.threads))
+    with phases.phase("import"):
+        from ryzanstein.worker.model.parallel import TensorParallel
+        from ryzanstein.worker.model.runner import ModelRunner
+    device = _device(spec.device, start.rank)
+    with phases.phase("group"):
+        tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
+    with phases.phase("load"):
+        runner = ModelRunner.load(Path(spec.model), tp, _options(spec, device))
+    with phases.phase("warm_up"):
+        runner.warm_up()
+    board.enter("idle")
+    # A sequence may fill the whole cache but no more, whatever the model's own context.
+    context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
+    numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
+    return runner, RankReady(start.rank, *numbers, phases.seconds)
+
+
+def cores(available: list[int], rank: int, threads: int) -> set[int]:
+    """The cores of one rank; ranks share them when there are too few for all."""
+    return {available[(rank * threads + i) % len(available)] for i in range(threads)}
+
+
+def _device(wish: str, rank: int) -> str:
+    import torch
+
+    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    torch.cuda.set_device(rank)
+    return f"cuda:{rank}"
+
+
+def _collectives(start: StartRank, device: str, board: RankBoard) -> Collectives:
+    from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
+
+    spec = start.spec
+    backend = default_backend(device) if spec.collectives == "auto" else spec.collectives
+    store = Path(f"/proc/self/fd/{start.store_fd}")
+    return open_collectives(GroupAddress(backend, start.segment_fd, store), start.rank, spec.tp, board)
+
+
+def _options(spec: RankSpec, device: str) -> RunnerOptions:
+    from ryzanstein.worker.model.options import RunnerOptions
+
+    return RunnerOptions(
+        device=device,
+        dtype=spec.dtype,
+        block_size=spec.block_size,
+        num_blocks=spec.num_blocks or None,
+        kv_bytes=spec.kv_bytes or None,
+        max_sequences=spec.max_sequences,
+        max_tokens_per_step=spec.max_tokens_per_step,
+        num_threads=spec.threads,
+    )

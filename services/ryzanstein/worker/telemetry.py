@@ -1,0 +1,100 @@
+"""The node's metrics. No generation or request id is a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ryzanstein.cluster import NodeState
+from ryzanstein.metrics import DURATION_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
+from ryzanstein.worker.engine.messages import EngineStats
+from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.messages import RankReady
+
+_NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+_COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
+
+
+class Telemetry:
+    """One instance for the process, built in `__main__` and passed on."""
+
+    def __init__(self) -> None:
+        self.registry: CollectorRegistry = new_registry()
+        self.state = self._gauge("state", "1 for the state that the node is in.", "state")
+        self.links = self._gauge("links", "Routers that are connected.")
+        self.running = self._gauge("running", "Sequences that run.")
+        self.waiting = self._gauge("waiting", "Sequences that wait.")
+        self.kv_blocks_held = self._gauge("kv_blocks_held", "KV blocks that running sequences hold.")
+        self.kv_blocks_cached = self._gauge("kv_blocks_cached", "KV blocks kept for their prefix only.")
+        self.kv_blocks = self._gauge("kv_blocks", "KV blocks in all.")
+        self.resident = self._gauge("rank_resident_bytes", "Memory of a rank.", "rank")
+        self.startup_phase = self._gauge(
+            "startup_phase_seconds", "How long a rank's last start took, by phase.", "phase", "rank"
+        )
+
+        self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
+        self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
+        self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
+        self.generations = self._counter("generations_total", "Choices that ended, or generations that failed.", "outcome")
+        self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
+        self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
+        self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
+        self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
+        self.beats = self._counter("beats_total", "Status beats.")
+        self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
+
+        self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
+        self.queue = self._histogram("queue_seconds", "From submit to the engine's first step with it.", DURATION_BUCKETS)
+        self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
+        self.per_token = self._histogram(
+            "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS
+        )
+        self._stats = _NO_STATS
+        self._steps: dict[int, int] = {}
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"ryzanstein_worker_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def set_state(self, state: NodeState) -> None:
+        for other in NodeState:
+            if other is not NodeState.UNSPECIFIED:
+                self.state.labels(other.name.lower()).set(other is state)
+
+    def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
+        """New ranks count from zero."""
+        self._stats, self._steps = _NO_STATS, {}
+        self.kv_blocks.set(ranks[0].num_blocks)
+        for answer in ranks:
+            self._set_phases(str(answer.rank), answer.startup_phases)
+
+    def _set_phases(self, rank: str, phases: Mapping[str, float]) -> None:
+        for phase, duration_s in phases.items():
+            self.startup_phase.labels(phase, rank).set(duration_s)
+
+    def engine(self, stats: EngineStats) -> None:
+        """The engine's counters run since its start; ours since the agent's."""
+        new = {name: getattr(stats, name) - getattr(self._stats, name) for name in _COUNTED}
+        self._stats = stats
+        self.preemptions.inc(new["preemptions"])
+        self.tokens.labels("prefill").inc(new["prefill_tokens"])
+        self.tokens.labels("decode").inc(new["decode_tokens"])
+        self.prefix_tokens.labels("hit").inc(new["prefix_hits"])
+        self.prefix_tokens.labels("miss").inc(new["prefix_queries"] - new["prefix_hits"])
+        self.running.set(stats.running)
+        self.waiting.set(stats.waiting)
+        self.kv_blocks_held.set(stats.blocks_held)
+        self.kv_blocks_cached.set(stats.blocks_cached)
+
+    def progress(self, ranks: Sequence[RankProgress]) -> None:
+        """Samples each rank's last step, once per step at most."""
+        for rank in ranks:
+            if rank.last_step_s > 0 and self._steps.get(rank.rank) != rank.step:
+                self._steps[rank.rank] = rank.step
+                self.step.labels(str(rank.rank)).observe(rank.last_step_s)
