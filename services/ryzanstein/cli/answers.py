@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,6 +22,7 @@ from ryzanstein.v1 import inference_pb2_grpc
 MAX_REATTACHES = 5
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
+_GIVE_UP_TIMEOUT_S = 1.0
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
 
 
@@ -107,9 +109,26 @@ async def ask(
     """Streams the answer and calls `on_event` after each event. Raises RyzansteinError.
 
     A stream that breaks after the answer began is taken up again with AttachGeneration, at most MAX_REATTACHES times in a row.
+    On cancel the generation is cancelled too: nobody will read it.
     """
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
     answer = Answer(asked_at=time.monotonic())
+    try:
+        await _follow(stub, request, answer, on_event, timeout_s)
+    except asyncio.CancelledError:
+        await _give_up(stub, answer)
+        raise
+    return answer
+
+
+async def _follow(
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+    request: pb.ChatRequest,
+    answer: Answer,
+    on_event: Progress,
+    timeout_s: float | None,
+) -> None:
+    """Reads until the answer is complete, over as many streams as it takes."""
     events = _events(stub.StreamChat(pb.StreamChatRequest(chat=request), timeout=timeout_s))
     failures = 0
     while True:
@@ -118,7 +137,7 @@ async def ask(
             async for event in events:
                 answer.apply(event)
                 on_event(answer, event)
-            return answer
+            return
         except RyzansteinError as error:
             failures = 1 if len(answer.token_ids) > seen else failures + 1
             if not _may_attach(answer, error) or failures > MAX_REATTACHES:
@@ -126,11 +145,20 @@ async def ask(
         await asyncio.sleep(min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)))
         answer.num_reattaches += 1
         attach = pb.AttachGenerationRequest(generation_id=answer.generation_id, from_index={0: len(answer.token_ids)})
-        events = _events(stub.AttachGeneration(attach, timeout=timeout_s, wait_for_ready=True))
+        events = _events(stub.AttachGeneration(attach, timeout=timeout_s))
+
+
+async def _give_up(stub: inference_pb2_grpc.InferenceServiceAsyncStub, answer: Answer) -> None:
+    if answer.generation_id and not answer.finish_reason:
+        with suppress(grpc.aio.AioRpcError):  # it may have ended meanwhile
+            await stub.CancelGeneration(
+                pb.CancelGenerationRequest(generation_id=answer.generation_id), timeout=_GIVE_UP_TIMEOUT_S
+            )
 
 
 def _may_attach(answer: Answer, error: RyzansteinError) -> bool:
-    return bool(answer.generation_id) and error.code in _LOST_CONNECTION
+    """The answer began, and it was the connection that failed: an error of the cluster's own has a reason of its own."""
+    return bool(answer.generation_id) and error.code in _LOST_CONNECTION and error.reason == error.code.name
 
 
 async def _events(call: EventCall) -> AsyncIterator[pb.GenerationEvent]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from ryzanstein.cli.chat import chat
+from ryzanstein.cli.demo import demo
 from ryzanstein.cli.drain import drain
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.status import status
@@ -30,12 +32,13 @@ def build() -> typer.Typer:
     """The application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (up, chat, status, drain):
+    for command in (demo, up, chat, status, drain):
         app.command()(command)
     add_programs(app)
     return app
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point. SIGTERM is taken like Ctrl-C, so that services are stopped in order and temporary files go."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()()

@@ -23,7 +23,7 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
 _POLL_S = 0.05
-_PORT_TAKEN = "cannot listen on"
+_PORT_TAKEN = ("cannot listen on", "Address already in use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class LocalCluster:
                 return
             except ServiceFailedError as failure:
                 self.stop()
-                if _PORT_TAKEN not in str(failure) or attempt == _START_ATTEMPTS:
+                if attempt == _START_ATTEMPTS or not any(sign in str(failure) for sign in _PORT_TAKEN):
                     raise
             except BaseException:
                 self.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +49,6 @@ def up(
         orchestrator_port=orchestrator_port,
         state_dir=state_dir.expanduser().resolve(),
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us, the services are stopped in order
     try:
         _serve(LocalCluster(spec), as_json)
     except ServiceFailedError as failure:

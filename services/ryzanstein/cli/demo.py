@@ -1,0 +1,125 @@
+"""`ryzanstein demo`: a two-node cluster, a conversation, a node killed in the middle of an answer; ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ryzanstein.cli import display
+from ryzanstein.cli.answers import Answer
+from ryzanstein.cli.demonstration import Demonstration, Report
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.story import STORY
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.errors import RyzansteinError
+
+NUM_NODES = 2
+TP = 2
+_MARGIN = 10
+
+
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Only one JSON document on standard output.")] = False,
+) -> None:
+    """Show it all: a conversation, a node killed mid-answer, nothing lost. Exit code 1 when a promise was broken."""
+    out = Console(quiet=as_json, highlight=False)
+    people = display.people()
+    started_at = time.monotonic()
+    spec = ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)
+    try:
+        with LocalCluster(spec) as cluster:
+            _introduce(out, cluster, time.monotonic() - started_at)
+            report = asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
+    except ServiceFailedError as failure:
+        people.print(str(failure), style="red", markup=False)
+        raise typer.Exit(1) from None
+    except RyzansteinError as error:
+        people.print("a request failed, and none may:", style="bold red")
+        display.show_error(people, error)
+        raise typer.Exit(1) from None
+    spent_s = time.monotonic() - started_at
+    if as_json:
+        display.print_json({**asdict(report), "kept": report.kept, "duration_s": spent_s})
+    _summarize(out, report, spent_s)
+    for promise in report.promises:
+        if not promise.kept:
+            people.print(f"broken promise: {promise.name} ({promise.seen})", style="bold red", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if report.kept else 1)
+
+
+class Screen:
+    """Shows the demonstration as a dialogue; each line of an answer begins with the node that gives it."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._speaker = ""
+
+    def asked(self, text: str) -> None:
+        self._speaker = ""
+        self._out.print(Text(f"{'you':<{_MARGIN}}", style="bold cyan") + Text(text))
+
+    def heard(self, node_id: str, text: str) -> None:
+        if node_id != self._speaker:
+            self._end_line()
+            self._speaker = node_id
+            self._out.print(Text(f"{node_id:<{_MARGIN}}", style="bold green"), end="")
+        self._out.print(Text(text), end="", soft_wrap=True)
+
+    def answered(self, answer: Answer) -> None:
+        rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
+        figures = f"   [first token {display.milliseconds(answer.time_to_first_token_s)}{rate}]"
+        self._out.print(Text(figures, style="dim"), soft_wrap=True)
+        self._speaker = ""
+
+    def compared(self, answer: Answer) -> None:
+        self._out.print(
+            Text(f"\nThe next answer was given once undisturbed: {len(answer.token_ids)} tokens, to compare with.", style="dim")
+        )
+
+    def killed(self, node_id: str, pid: int, num_tokens: int) -> None:
+        self._end_line()
+        self._speaker = ""
+        self._out.print(Text(f"{'':<{_MARGIN}}SIGKILL {node_id} (pid {pid}) after token {num_tokens}", style="bold red"))
+
+    def _end_line(self) -> None:
+        if self._speaker:
+            self._out.print()
+
+
+def _introduce(out: Console, cluster: LocalCluster, spent_s: float) -> None:
+    spec = cluster.spec
+    out.print(
+        Panel.fit(
+            f"{spec.num_nodes} nodes with {spec.tp} ranks each, a router and an orchestrator: "
+            f"{len(cluster.services)} services started in {spent_s:.1f} s",
+            title="Ryzanstein",
+        )
+    )
+
+
+def _summarize(out: Console, report: Report, spent_s: float) -> None:
+    failover = report.failover
+    table = Table("measured", "value", title=f"summary, {spent_s:.1f} s in all", title_justify="left")
+    table.add_row("node killed", f"{failover.killed_node}, after {failover.killed_after_tokens} of {failover.tokens} tokens")
+    table.add_row("answered on by", failover.continued_on)
+    table.add_row("tokens lost", str(failover.lost))
+    table.add_row("tokens repeated", str(failover.repeated))
+    table.add_row("identical to the undisturbed answer", "yes" if failover.identical else "NO")
+    table.add_row("failover, detected to re-routed", _precise(failover.detected_to_rerouted_s))
+    table.add_row("killed to next token, as the client saw it", _precise(failover.killed_to_next_token_s))
+    table.add_row("promises kept", f"{sum(p.kept for p in report.promises)} of {len(report.promises)}")
+    out.print()
+    out.print(table)
+
+
+def _precise(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,154 @@
+"""Plays a story on a running cluster and judges which promises were kept. Shows nothing itself: an `Audience` watches."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from ryzanstein.cli import scrape
+from ryzanstein.cli.answers import Answer, ask
+from ryzanstein.cli.fault import Failover, MidAnswerKill
+from ryzanstein.cli.processes import LocalCluster
+from ryzanstein.cli.story import Story, Turn
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
+
+SESSION_ID = "demo"
+ANSWER_TIMEOUT_S = 20.0
+_REROUTED = "ryzanstein_router_detected_to_rerouted_seconds"
+
+
+class Audience(Protocol):
+    """Whoever watches, and shows it."""
+
+    def asked(self, text: str) -> None: ...
+
+    def heard(self, node_id: str, text: str) -> None:
+        """The next piece of the answer, from the node that gave it."""
+        ...
+
+    def answered(self, answer: Answer) -> None: ...
+
+    def compared(self, answer: Answer) -> None:
+        """The long answer was given once undisturbed, to compare with."""
+        ...
+
+    def killed(self, node_id: str, pid: int, num_tokens: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn as it went."""
+
+    asked: str
+    answered: str
+    node_ids: tuple[str, ...]
+    time_to_first_token_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Something that has to hold, and what was seen."""
+
+    name: str
+    kept: bool
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was seen."""
+
+    exchanges: tuple[Exchange, ...]
+    failover: Failover
+    promises: tuple[Promise, ...]
+
+    @property
+    def kept(self) -> bool:
+        return all(promise.kept for promise in self.promises)
+
+
+class Demonstration:
+    """Plays `story` on `cluster`, once. Every answer is greedy, in one session."""
+
+    def __init__(self, cluster: LocalCluster, story: Story, audience: Audience) -> None:
+        self._cluster = cluster
+        self._story = story
+        self._audience = audience
+        self._exchanges: list[Exchange] = []
+        self._recalls: list[Promise] = []
+
+    async def run(self) -> Report:
+        """Raises RyzansteinError when a request fails: none may."""
+        async with open_channel(self._cluster.router_address) as channel:
+            for turn in self._story.before:
+                await self._say(channel, turn)
+            undisturbed = await self._undisturbed(channel)
+            failover = await self._disturbed(channel, undisturbed)
+            afterwards = [await self._say(channel, turn) for turn in self._story.after]
+        promises = (*judge(failover, afterwards), *self._recalls)
+        return Report(tuple(self._exchanges), failover, promises)
+
+    async def _say(self, channel: grpc.aio.Channel, turn: Turn, kill: MidAnswerKill | None = None) -> Answer:
+        """One turn in the session, which has to be answered right."""
+
+        def on_event(answer: Answer, event: pb.GenerationEvent) -> None:
+            if event.HasField("delta"):
+                self._audience.heard(event.delta.node_id, event.delta.text)
+            if kill is not None and kill.watch(answer, event):
+                self._audience.killed(kill.victim, kill.victim_pid, kill.tokens_at_death)
+
+        self._audience.asked(turn.says)
+        question = pb.Message(role=pb.ROLE_USER, content=turn.says)
+        answer = await ask(channel, _request([question], SESSION_ID), on_event, ANSWER_TIMEOUT_S)
+        self._audience.answered(answer)
+        self._exchanges.append(Exchange(turn.says, answer.text, tuple(answer.node_ids), answer.time_to_first_token_s))
+        right = all(part in answer.text for part in turn.expects)
+        self._recalls.append(Promise(f"answered right: {turn.says}", right, answer.text))
+        return answer
+
+    async def _undisturbed(self, channel: grpc.aio.Channel) -> Answer:
+        """The long answer to the same conversation, outside of the session, while nothing happens."""
+        sessions = inference_pb2_grpc.SessionServiceStub(channel)
+        stored = await sessions.GetSession(pb.GetSessionRequest(session_id=SESSION_ID), timeout=ANSWER_TIMEOUT_S)
+        question = pb.Message(role=pb.ROLE_USER, content=self._story.long_turn.says)
+        answer = await ask(channel, _request([*stored.session.messages, question]), timeout_s=ANSWER_TIMEOUT_S)
+        self._audience.compared(answer)
+        return answer
+
+    async def _disturbed(self, channel: grpc.aio.Channel, undisturbed: Answer) -> Failover:
+        """The long answer in the session; the node that gives it is killed on the way."""
+        kill = MidAnswerKill(self._cluster, self._story.kill_after_tokens)
+        answer = await self._say(channel, self._story.long_turn, kill)
+        metrics_url = self._cluster.services[self._cluster.router_names[0]].metrics_url
+        rerouted_s = await asyncio.to_thread(mean_reroute_s, metrics_url)
+        return kill.report(answer, undisturbed, rerouted_s)
+
+
+def judge(failover: Failover, afterwards: list[Answer]) -> tuple[Promise, ...]:
+    """The promises about the failover."""
+    moved = bool(failover.killed_node) and failover.continued_on != failover.killed_node
+    route = f"{failover.killed_node or 'nobody was killed'} -> {failover.continued_on}"
+    later = [node_id for answer in afterwards for node_id in answer.node_ids]
+    return (
+        Promise("the answer went on on another node", moved, route),
+        Promise("the answer is identical to the undisturbed one", failover.identical, f"{failover.tokens} tokens"),
+        Promise("tokens lost: 0", failover.lost == 0, str(failover.lost)),
+        Promise("tokens repeated: 0", failover.repeated == 0, str(failover.repeated)),
+        Promise("the router counted the failover", failover.detected_to_rerouted_s is not None, _REROUTED),
+        Promise("the conversation goes on elsewhere", failover.killed_node not in later, ", ".join(sorted(set(later)))),
+    )
+
+
+def mean_reroute_s(metrics_url: str) -> float | None:
+    """From a fault's detection to the attempt on the next node, mean over all failovers; None when there was none."""
+    count = scrape.total(metrics_url, f"{_REROUTED}_count")
+    return scrape.total(metrics_url, f"{_REROUTED}_sum") / count if count else None
+
+
+def _request(messages: list[pb.Message], session_id: str = "") -> pb.ChatRequest:
+    return pb.ChatRequest(messages=messages, session_id=session_id, sampling=pb.SamplingParams(temperature=0))
