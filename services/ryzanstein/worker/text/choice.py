@@ -1,0 +1,42 @@
+"""The text of one choice: token by token through the detokenizer and the stop strings.
+
+A function of the choice's tokens alone. On another node, `replay` of the tokens that are known brings it to the same state,
+so the text of every later token is the same, including what was held back when the first node died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ryzanstein.worker.text.stops import StopScanner
+from ryzanstein.worker.text.tokenizer import TextModel
+
+
+class ChoiceOutput(NamedTuple):
+    """`text` became certain with a token. With `stopped` the answer ended before a stop string and `text` is its end."""
+
+    text: str
+    stopped: bool
+
+
+class ChoiceText:
+    """Follows one choice."""
+
+    def __init__(self, model: TextModel, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = model.detokenizer()
+        self._scanner = StopScanner(stop)
+
+    def push(self, token_id: int) -> ChoiceOutput:
+        """Takes the next token. After a stop string there is no more text."""
+        text = self._detokenizer.push(token_id)
+        return ChoiceOutput(self._scanner.push(text) if text else "", self._scanner.stopped)
+
+    def flush(self) -> str:
+        """The last token has been pushed: returns all that was held back, up to a stop string if one is in it."""
+        return self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
+
+    def replay(self, token_ids: Iterable[int]) -> None:
+        """Takes tokens whose text was sent by an earlier attempt."""
+        for token_id in token_ids:
+            self.push(token_id)

@@ -1,0 +1,165 @@
+"""Token ids to text, one by one, as soon as a text is certain: never half a character, never a text taken back.
+
+All pieces and the flush together are what decoding all tokens at once gives, special tokens skipped. Every step costs the
+same, however long the answer is. Knows nothing of stop strings or choices.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from ryzanstein.worker.text.model_files import model_invalid
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_LEVEL = ("ByteLevel",)
+# Decoders that look at one token at a time, or strip one leading space, or join runs of byte tokens.
+_PIECE_WISE = {
+    (),
+    ("Metaspace",),
+    ("ByteFallback", "Metaspace"),
+    ("ByteFallback", "Fuse", "Metaspace"),
+    ("Replace", "Fuse"),
+    ("Replace", "Fuse", "Strip"),
+    ("Replace", "ByteFallback", "Fuse"),
+    ("Replace", "ByteFallback", "Fuse", "Strip"),
+}
+
+
+class Detokenizer(Protocol):
+    """Follows one choice."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; often empty."""
+        ...
+
+    def flush(self) -> str:
+        """What is left: an incomplete character becomes U+FFFD. Nothing may be pushed afterwards."""
+        ...
+
+
+class Vocabulary:
+    """What a tokenizer's tokens stand for. Shared by all choices; what it caches is bounded by the vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, tokenizer_json: str, path: Path) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+        self._added = dict(tokenizer.get_added_tokens_decoder())
+        kinds = _decoder_kinds(json.loads(tokenizer_json).get("decoder"), path)
+        self.is_byte_level = kinds == _BYTE_LEVEL
+        if not self.is_byte_level and kinds not in _PIECE_WISE:
+            raise model_invalid(path, f"decoder {' + '.join(kinds)} is not supported")
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteLevelDetokenizer(self) if self.is_byte_level else PieceDetokenizer(self)
+
+    def is_skipped(self, token_id: int) -> bool:
+        """Special tokens, and ids behind the tokenizer's last: embeddings are often padded to a round number."""
+        added = self._added.get(token_id)
+        return added.special if added is not None else not self.token(token_id)
+
+    def token(self, token_id: int) -> str:
+        """As the vocabulary spells it; empty if there is none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def is_byte(self, token_id: int) -> bool:
+        return _BYTE_TOKEN.fullmatch(self.token(token_id)) is not None
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of a byte-level token; none if it is skipped."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = b"" if self.is_skipped(token_id) else _from_byte_level(self.token(token_id))
+            self._bytes[token_id] = known
+        return known
+
+    def text(self, token_id: int) -> str:
+        """A token by itself, special ones by name."""
+        token = self.token(token_id)
+        if token_id in self._added:
+            return token
+        if self.is_byte_level:
+            return _from_byte_level(token).decode("utf-8", "replace")
+        return self.decode([token_id]) if self.is_byte(token_id) else token.replace("\u2581", " ")
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE (GPT-2's): every token is a run of bytes, an incremental UTF-8 decoder does the rest."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._bytes_of = vocabulary.bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class PieceDetokenizer:
+    """For vocabularies of text pieces (SentencePiece), with bytes as a fallback for what has no piece.
+
+    A run of byte tokens is held until it ends: one bad byte makes all of the run U+FFFD. Each decode sees the piece before,
+    so that only the very first piece loses its leading space.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._before: list[int] = []
+        self._before_text = ""
+        self._run: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._vocabulary.is_skipped(token_id):
+            return ""
+        self._run.append(token_id)
+        if self._vocabulary.is_byte(token_id):
+            return ""
+        text = self.flush()
+        self._before = [token_id]
+        self._before_text = self._vocabulary.decode(self._before)
+        return text
+
+    def flush(self) -> str:
+        if not self._run:
+            return ""
+        text = self._vocabulary.decode(self._before + self._run)
+        self._run = []
+        return text[len(self._before_text) :]
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None, path: Path) -> tuple[str, ...]:
+    if decoder is None:
+        return ()
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    for step in steps:
+        if step["type"] == "Strip" and (step["start"] > 1 or step["stop"] > 0):
+            raise model_invalid(path, f"decoder Strip({step['start']}, {step['stop']}) is not supported")
+    return tuple(step["type"] for step in steps)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2 writes printable bytes of Latin-1 as themselves, the others as U+0100, U+0101, ... in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _from_byte_level(token: str) -> bytes:
+    """A token outside the alphabet stands for itself: it was added to the vocabulary as a text."""
+    try:
+        return bytes(map(_ALPHABET.__getitem__, token))
+    except KeyError:
+        return token.encode()

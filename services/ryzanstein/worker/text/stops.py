@@ -1,0 +1,62 @@
+"""Stop strings in a stream of text: the answer ends before the first that would appear.
+
+Holds back only what may be the beginning of a stop string. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class _Pattern:
+    """One stop string as an automaton (Knuth, Morris, Pratt 1977): `matched` characters of it end the text so far."""
+
+    __slots__ = ("_failure", "_text", "matched")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._failure = [0] * len(text)
+        self.matched = 0
+        for i in range(1, len(text)):
+            self._failure[i] = self._next(self._failure[i - 1], text[i])
+
+    def feed(self, char: str) -> bool:
+        """Whether the stop string is complete with this character."""
+        self.matched = self._next(self.matched, char)
+        return self.matched == len(self._text)
+
+    def _next(self, matched: int, char: str) -> int:
+        while matched and self._text[matched] != char:
+            matched = self._failure[matched - 1]
+        return matched + 1 if self._text[matched] == char else 0
+
+
+class StopScanner:
+    """Follows one choice's text. Of several stop strings the first to be complete counts, wherever tokens begin and end; of
+    those complete at the same character, the longest."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._patterns = [_Pattern(text) for text in stop]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """What of all text so far is certain to be part of the answer and was not returned yet."""
+        if self.stopped or not self._patterns:
+            return "" if self.stopped else text
+        buffer = self._held + text
+        begin = len(self._held)
+        for i, char in enumerate(text, begin + 1):
+            ended = [pattern.matched for pattern in self._patterns if pattern.feed(char)]
+            if ended:
+                self.stopped = True
+                self._held = ""
+                return buffer[: i - max(ended)]
+        certain = len(buffer) - max(pattern.matched for pattern in self._patterns)
+        self._held = buffer[certain:]
+        return buffer[:certain]
+
+    def flush(self) -> str:
+        """The text is complete: what was held back is part of the answer after all."""
+        held, self._held = self._held, ""
+        return held

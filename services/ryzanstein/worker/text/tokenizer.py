@@ -1,0 +1,133 @@
+"""A model's text side: prompts to token ids, and the parts that turn token ids back into text.
+
+Made once per model by the agent; immutable and thread-safe. `worker.text.choice` has what changes while a choice runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import TemplateSyntaxError
+from tokenizers import Tokenizer
+
+from ryzanstein import errors
+from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
+from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
+from ryzanstein.worker.text.template import ChatTemplate
+
+MAX_CHARS_PER_TOKEN = 16
+
+
+class TextModel:
+    """What a node knows of a model's text.
+
+    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read; `eos_token_ids` end an
+    answer.
+    """
+
+    def __init__(self, files: ModelFiles, name: str) -> None:
+        self.name = name
+        self.context_length = files.context_length
+        self.vocab_size = files.vocab_size
+        self._tokenizer = _tokenizer(files)
+        self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
+        self._template = _template(files)
+        self._around = None if files.add_bos is None else self._surrounding(files)
+        self.eos_token_ids = files.eos_token_ids.union(self._named_id(files, "eos_token"))
+        self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
+
+    @classmethod
+    def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
+        """Reads a directory in the Hugging Face layout; `name` is by default the directory's. FAILED_PRECONDITION with reason
+        MODEL_INVALID names the file that is wrong."""
+        directory = Path(model_dir).resolve()
+        return cls(ModelFiles.read(directory), name or directory.name)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of any prompt. INVALID_ARGUMENT names the field; tokenizing a long one takes milliseconds per 10 kB."""
+        match prompt:
+            case ChatPrompt(messages):
+                return self.encode_chat(messages)
+            case TextPrompt(text):
+                return self.encode(text)
+            case TokenPrompt(token_ids):
+                return self._checked_ids(token_ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation as the model's template writes it, up to where the assistant speaks."""
+        if self._template is None:
+            raise errors.failed_precondition(
+                "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: complete text instead"
+            )
+        self._check_chars("messages", sum(len(message.content) for message in messages))
+        return self._ids(self._template.render(messages), special=False)
+
+    def encode(self, text: str) -> list[int]:
+        """A text, with the special tokens that the model expects around one."""
+        self._check_chars("text", len(text))
+        if self._around is None:
+            return self._ids(text, special=True)
+        before, after = self._around
+        return before + self._ids(text, special=False) + after
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The whole text of tokens, without special ones."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special ones included; U+FFFD where it is only a part of a character."""
+        return self._vocabulary.text(token_id)
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one for one choice."""
+        return self._vocabulary.detokenizer()
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def _check_chars(self, field: str, num_chars: int) -> None:
+        """Before any work: a text that cannot fit must not occupy the node."""
+        if num_chars > self.max_prompt_chars:
+            raise errors.invalid(field, f"has at most {self.max_prompt_chars} characters for this model", num_chars)
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        if wrong is not None:
+            raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
+        return list(token_ids)
+
+    def _surrounding(self, files: ModelFiles) -> tuple[list[int], list[int]]:
+        """What tokenizer_config.json asks for before and after a text; it overrules tokenizer.json."""
+        before = self._named_id(files, "bos_token") if files.add_bos else []
+        after = self._named_id(files, "eos_token") if files.add_eos else []
+        return before, after
+
+    def _named_id(self, files: ModelFiles, name: str) -> list[int]:
+        content = files.special_tokens.get(name)
+        token_id = None if content is None else self._tokenizer.token_to_id(content)
+        return [] if token_id is None else [token_id]
+
+
+def _tokenizer(files: ModelFiles) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise model_invalid(files.directory / "tokenizer.json", str(error)) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # Those that tokenizer_config.json alone calls special. A token beyond the vocabulary would be one the model cannot read.
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    special = {*files.special_tokens.values(), *files.extra_special_tokens} - added
+    tokenizer.add_special_tokens(sorted(content for content in special if tokenizer.token_to_id(content) is not None))
+    return tokenizer
+
+
+def _template(files: ModelFiles) -> ChatTemplate | None:
+    if files.chat_template is None:
+        return None
+    try:
+        return ChatTemplate(files.chat_template, files.special_tokens)
+    except TemplateSyntaxError as error:
+        raise model_invalid(files.directory, f"chat template, line {error.lineno}: {error}") from error
