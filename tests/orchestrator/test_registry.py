@@ -94,6 +94,14 @@ def test_the_same_incarnation_renews_its_membership_and_keeps_its_join_time(regi
     assert (registry.nodes()[0].join_time, registry.nodes()[0].beat_time) == (joined, clock.now)
 
 
+def test_a_renewed_node_that_says_nothing_is_as_it_was(registry, make_node):
+    lease = registry.join(make_node("a"))
+    registry.beat("a", lease, Beat(1, NodeState.READY, "m", 512, Load(running=1)))
+    registry.join(make_node("a", state=NodeState.UNSPECIFIED))
+    (node,) = registry.nodes()
+    assert (node.state, node.model, node.context_length, node.load.running) == (NodeState.READY, "m", 512, 1)
+
+
 def test_a_full_cluster_refuses_one_more_but_renews_its_members(registry, make_node):
     for name in "abc":
         registry.join(make_node(name))

@@ -85,15 +85,16 @@ class ControlPlane:
         lease_id = self._registry.join(node)
         self._telemetry.joins.labels(kind).inc()
         log.info("node " + kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
-        if self._settling is not None:
-            self._settling.joined(node.node_id)
-            self._settle()
         return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
 
     def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
         """Renews the lease and says what the node should do. NOT_FOUND: register again."""
         self._telemetry.beats.inc()
-        return self._reconciler.instruct(self._registry.beat(node_id, lease_id, beat))
+        node = self._registry.beat(node_id, lease_id, beat)
+        if self._settling is not None:
+            self._settling.heard(node_id)
+            self._settle()
+        return self._reconciler.instruct(node)
 
     def leave(self, node_id: str, lease_id: str) -> None:
         self._registry.leave(node_id, lease_id)
@@ -170,6 +171,7 @@ class ControlPlane:
             self._telemetry.settle.set(elapsed_s)
             self._settling = None
             self._reconciler.settle()
+            self._reconciler.update()
             self._recorder.changed()
             self._hub.open()
 

@@ -1,7 +1,8 @@
 """A restart that nobody notices: who was a member is written down, and watchers wait until those are back.
 
 Nodes register again within a second of a restart. Until then the cluster looks empty, and a snapshot of that would make routers
-forget nodes that work. So the first snapshot waits until every member that the store knew is back, at most for `settle_s`.
+forget nodes that work. So the first snapshot waits until every member that the store knew is back and has said with a beat what
+it serves, at most for `settle_s`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Settling:
         self._started = started
         self._until = started + settle_s
 
-    def joined(self, node_id: str) -> None:
+    def heard(self, node_id: str) -> None:
+        """The node beats again."""
         self._missing.discard(node_id)
 
     def over(self, now: float) -> bool:
-        """All are back, or those that are not had time enough."""
+        """All beat again, or those that are not had time enough."""
         return not self._missing or now >= self._until
 
     def elapsed_s(self, now: float) -> float:

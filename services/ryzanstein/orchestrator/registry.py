@@ -77,7 +77,6 @@ class Registry:
         """
         current = self._members.get(node.node_id)
         self._admit(node, current)
-        again = current is not None and current.node.incarnation == node.incarnation
         if self._drains.get(node.node_id) != node.incarnation:
             self._drains.pop(node.node_id, None)
         now = self._wall()
@@ -85,10 +84,14 @@ class Registry:
             node,
             state=node.state or NodeState.STARTING,
             drain_requested=node.node_id in self._drains,
-            join_time=current.node.join_time if current is not None and again else now,
+            join_time=now,
             beat_time=now,
         )
-        displaced = "" if current is None else current.displaced if again else current.node.incarnation
+        displaced = ""
+        if current is not None and current.node.incarnation == node.incarnation:
+            joined, displaced = _renewed(current.node, node, joined), current.displaced
+        elif current is not None:
+            displaced = current.node.incarnation
         member = Member(joined, uuid.uuid4().hex, self._monotonic(), displaced=displaced)
         self._renew(member)
         self._announce(joined)
@@ -192,6 +195,18 @@ class Registry:
         del self._members[node_id]
         self._unpublished.pop(node_id, None)
         self._publish(NodeLeft(node_id))
+
+
+def _renewed(known: Node, said: Node, joined: Node) -> Node:
+    """A node that registers again is no newcomer: what it does not say now is as it said before."""
+    return replace(
+        joined,
+        state=said.state or known.state,
+        model=said.model or known.model,
+        context_length=said.context_length or known.context_length,
+        load=known.load,
+        join_time=known.join_time,
+    )
 
 
 def _reported(node: Node, beat: Beat, now: float) -> Node:

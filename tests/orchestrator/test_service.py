@@ -1,0 +1,285 @@
+"""The RPCs over a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from ryzanstein.rpc import status
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
+from ryzanstein.v1 import worker_pb2
+
+READY = worker_pb2.NODE_STATE_READY
+
+
+class Beats:
+    """A node's heartbeat stream."""
+
+    def __init__(self, serving, node_id, lease_id):
+        self._node_id, self._lease_id, self._sequence = node_id, lease_id, 0
+        self.call = serving.stub.Heartbeat()
+
+    async def beat(self, **fields):
+        self._sequence += 1
+        beat = worker_pb2.Beat(sequence=self._sequence, **fields)
+        await self.call.write(pb.HeartbeatRequest(node_id=self._node_id, lease_id=self._lease_id, beat=beat))
+        answer = await asyncio.wait_for(self.call.read(), 10)
+        assert answer is not grpc.aio.EOF
+        return answer
+
+
+async def next_update(call):
+    update = await asyncio.wait_for(call.read(), 10)
+    assert update is not grpc.aio.EOF
+    return update
+
+
+async def test_a_node_registers_beats_and_is_seen(serving, eventually):
+    watch = serving.stub.WatchCluster(pb.WatchClusterRequest(watcher_id="t"))
+    assert list((await next_update(watch)).snapshot.nodes) == []
+    grant = await serving.register("a", incarnation="i", context_length=0)
+    assert (grant.lease_duration.ToSeconds(), grant.heartbeat_interval.ToMilliseconds()) == (3, 500)
+    assert (await next_update(watch)).delta.node.node_id == "a"
+    beats = Beats(serving, "a", grant.lease_id)
+    answer = await beats.beat(state=READY, model="m", context_length=512)
+    assert MessageToDict(answer) == {}
+    delta = (await next_update(watch)).delta
+    assert (delta.version, delta.node.state, delta.node.model, delta.node.context_length) == (2, READY, "m", 512)
+    (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
+    assert (node.address, node.incarnation, node.state) == ("127.0.0.1:50061", "i", READY)
+    watch.cancel()
+
+
+async def test_a_node_whose_beats_stop_leaves_when_its_lease_runs_out(serving_at, eventually):
+    async with serving_at(lease_s=0.5, heartbeat_interval_s=0.1) as serving:
+        watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+        await next_update(watch)
+        grant = await serving.register("a")
+        beats = Beats(serving, "a", grant.lease_id)
+        for _ in range(8):
+            await beats.beat(state=READY)
+            await asyncio.sleep(0.1)
+        assert await serving.node_ids() == ["a"], "beats kept it beyond one lease"
+        beats.call.cancel()
+        assert await serving.node_ids() == ["a"], "the end of the stream is not the end of the lease"
+        seen = []
+        while not seen or not seen[-1].delta.node_left:
+            seen.append(await next_update(watch))
+        assert seen[-1].delta.node_left == "a"
+        assert await serving.node_ids() == []
+        watch.cancel()
+
+
+async def test_a_beat_without_a_lease_is_told_to_register_again(serving):
+    call = serving.stub.Heartbeat()
+    await call.write(pb.HeartbeatRequest(node_id="a", lease_id="no"))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await asyncio.wait_for(call.read(), 10)
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+    assert status.error_from_rpc(failure.value).reason == "LEASE_NOT_FOUND"
+
+
+async def test_a_beat_that_says_nothing_renews(serving):
+    grant = await serving.register("a")
+    call = serving.stub.Heartbeat()
+    await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id))
+    assert await asyncio.wait_for(call.read(), 10) == pb.HeartbeatResponse()
+    call.cancel()
+
+
+async def test_a_deployment_reaches_the_node_with_its_heartbeat(serving, eventually):
+    grant = await serving.register("a")
+    beats = Beats(serving, "a", grant.lease_id)
+    deployment = pb.Deployment(model="m", path="/models/m", replicas=1)
+    await serving.stub.DeployModel(pb.DeployModelRequest(deployment=deployment))
+
+    async def told():
+        return (await beats.beat(state=READY)).deployment == deployment
+
+    await eventually(told, "the deployment in a heartbeat's answer")
+    await beats.beat(state=READY, model="m")
+    (listed,) = (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
+    assert (listed.deployment, list(listed.assigned_nodes), list(listed.ready_nodes)) == (deployment, ["a"], ["a"])
+    await serving.stub.RemoveModel(pb.RemoveModelRequest(model="m"))
+
+    async def released():
+        return not (await beats.beat(state=READY, model="m")).HasField("deployment")
+
+    await eventually(released, "an answer without deployment")
+    assert not (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
+
+
+async def test_a_drain_wish_reaches_the_node_and_the_watchers(serving):
+    grant = await serving.register("a")
+    beats = Beats(serving, "a", grant.lease_id)
+    assert not (await beats.beat(state=READY)).drain
+    await serving.stub.DrainNode(pb.DrainNodeRequest(node_id="a"))
+    assert (await beats.beat(state=READY)).drain
+    watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+    assert (await next_update(watch)).snapshot.nodes[0].drain_requested
+    watch.cancel()
+
+
+async def test_a_node_that_leaves_is_gone_at_once(serving):
+    grant = await serving.register("a")
+    watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+    await next_update(watch)
+    await serving.stub.LeaveNode(pb.LeaveNodeRequest(node_id="a", lease_id=grant.lease_id))
+    assert (await next_update(watch)).delta.node_left == "a"
+    assert await serving.node_ids() == []
+    watch.cancel()
+
+
+async def test_a_watcher_that_falls_behind_gets_a_new_snapshot(serving_at, make_node):
+    async with serving_at(watch_queue=4) as serving:
+        watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+        assert (await next_update(watch)).snapshot.version == 0
+        # In one turn of the server's loop, so that the stream cannot send in between.
+        for i in range(10):
+            serving.control.register(make_node(f"n{i}"))
+        update = await next_update(watch)
+        assert (update.WhichOneof("kind"), update.snapshot.version, len(update.snapshot.nodes)) == ("snapshot", 10, 10)
+        await serving.register("one-more")
+        assert (await next_update(watch)).delta.version == 11
+        watch.cancel()
+
+
+async def test_a_stopping_orchestrator_tells_its_watchers(serving):
+    watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+    await next_update(watch)
+    await serving.control.close()
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await asyncio.wait_for(watch.read(), 10)
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_two_processes_with_one_name_do_not_evict_each_other(serving, code_of):
+    await serving.register("a", incarnation="old")
+    await serving.register("a", incarnation="new")
+    node = pb.Node(node_id="a", address="h:1", incarnation="old", tp=1)
+    call = serving.stub.RegisterNode(pb.RegisterNodeRequest(node=node))
+    assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
+    (member,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
+    assert member.incarnation == "new"
+
+
+def a_node(**changes):
+    fields = {"node_id": "a", "address": "127.0.0.1:1", "incarnation": "1", "tp": 1, **changes}
+    return pb.RegisterNodeRequest(node=pb.Node(**fields))
+
+
+def a_deployment(**changes):
+    return pb.DeployModelRequest(deployment=pb.Deployment(**{"model": "m", "path": "/m", **changes}))
+
+
+INVALID = [
+    ("RegisterNode", pb.RegisterNodeRequest(), "node.node_id"),
+    ("RegisterNode", a_node(node_id=""), "node.node_id"),
+    ("RegisterNode", a_node(node_id="x" * 129), "node.node_id"),
+    ("RegisterNode", a_node(node_id="two words"), "node.node_id"),
+    ("RegisterNode", a_node(node_id="line\n"), "node.node_id"),
+    ("RegisterNode", a_node(address=""), "node.address"),
+    ("RegisterNode", a_node(address="host"), "node.address"),
+    ("RegisterNode", a_node(address="host:0"), "node.address"),
+    ("RegisterNode", a_node(address="host:65536"), "node.address"),
+    ("RegisterNode", a_node(address="http://host:1"), "node.address"),
+    ("RegisterNode", a_node(address="h" * 300 + ":1"), "node.address"),
+    ("RegisterNode", a_node(incarnation=""), "node.incarnation"),
+    ("RegisterNode", a_node(incarnation="x" * 129), "node.incarnation"),
+    ("RegisterNode", a_node(tp=0), "node.tp"),
+    ("RegisterNode", a_node(tp=2**32 - 1), "node.tp"),
+    ("RegisterNode", a_node(state=99), "node.state"),
+    ("RegisterNode", a_node(model="m" * 129), "node.model"),
+    ("DeployModel", pb.DeployModelRequest(), "deployment.model"),
+    ("DeployModel", a_deployment(model="m" * 129), "deployment.model"),
+    ("DeployModel", a_deployment(path=""), "deployment.path"),
+    ("DeployModel", a_deployment(path="/" * 1025), "deployment.path"),
+    ("DeployModel", a_deployment(replicas=10_001), "deployment.replicas"),
+    ("DrainNode", pb.DrainNodeRequest(), "node_id"),
+    ("LeaveNode", pb.LeaveNodeRequest(node_id="\N{BULLET}"), "node_id"),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "field"), INVALID, ids=lambda value: str(value)[:40].replace("\n", " "))
+async def test_a_bad_field_is_refused_by_name(serving, method, request_, field):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await getattr(serving.stub, method)(request_, timeout=10)
+    error = status.error_from_rpc(failure.value)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in error.violations] == [field]
+    assert await serving.node_ids() == []
+
+
+@pytest.mark.parametrize("fields", [{"state": 99}, {"model": "m" * 129}])
+async def test_a_bad_beat_is_refused_and_the_node_stays(serving, fields):
+    grant = await serving.register("a")
+    call = serving.stub.Heartbeat()
+    beat = worker_pb2.Beat(**fields)
+    await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id, beat=beat))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await asyncio.wait_for(call.read(), 10)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await serving.node_ids() == ["a"]
+
+
+@pytest.mark.parametrize("address", ["node-0.workers.default.svc:50061", "[::1]:50061", "10.0.0.1:1", "a:65535"])
+async def test_names_and_both_kinds_of_addresses_are_taken(serving, address):
+    await serving.stub.RegisterNode(a_node(address=address), timeout=10)
+    assert (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes[0].address == address
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("DrainNode", pb.DrainNodeRequest(node_id="nobody")),
+        ("LeaveNode", pb.LeaveNodeRequest(node_id="nobody", lease_id="x")),
+        ("RemoveModel", pb.RemoveModelRequest(model="nothing")),
+    ],
+)
+async def test_what_does_not_exist_is_not_found(serving, code_of, method, request_):
+    assert await code_of(getattr(serving.stub, method)(request_, timeout=10)) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_full_cluster_says_so(serving_at, code_of):
+    async with serving_at(max_nodes=1) as serving:
+        await serving.register("a")
+        call = serving.stub.RegisterNode(a_node(node_id="b"), timeout=10)
+        assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_thousand_nodes_register_and_beat_over_one_server(serving_at, make_follower):
+    """All messages are counted: 1,000 joins, 3,000 beats, and a watcher that hears of each join and of few loads."""
+    async with (
+        serving_at(watch_queue=65536, lease_s=60, load_updates_per_s=10) as serving,
+        open_channel(serving.address) as channel,
+    ):
+        watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
+        await next_update(watch)
+        stub = pb_grpc.OrchestratorServiceStub(channel)
+
+        async def live(node_id):
+            grant = await stub.RegisterNode(a_node(node_id=node_id), timeout=60)
+            beats = Beats(serving, node_id, grant.lease_id)
+            for running in range(3):
+                await beats.beat(state=READY, load=worker_pb2.Load(running=running))
+            await beats.call.done_writing()
+            return await beats.call.code()
+
+        codes = await asyncio.gather(*(live(f"n{i}") for i in range(1000)))
+        assert set(codes) == {grpc.StatusCode.OK}
+        assert len(await serving.node_ids()) == 1000
+        assert serving.telemetry.beats._value.get() == 3000
+        joins, states, versions = 0, 0, []
+        while states < 1000:
+            delta = (await next_update(watch)).delta
+            versions.append(delta.version)
+            joins += delta.node.state != READY
+            states += delta.node.state == READY and delta.node.load.running == 0
+        assert joins == 1000
+        assert versions == list(range(1, len(versions) + 1))
+        watch.cancel()

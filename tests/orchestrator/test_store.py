@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from ryzanstein.cluster import Deployment
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.orchestrator.store import Membership, Store, StoreError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "made" / "o.sqlite"
+
+
+async def test_what_was_written_is_there_after_opening_again(path, telemetry):
+    store = await Store.open(path, telemetry)
+    await store.put_deployment(Deployment("m", "/m", 2))
+    await store.put_deployment(Deployment("m", "/new", 3))
+    await store.put_deployment(Deployment("gone", "/gone"))
+    await store.remove_deployment("gone")
+    await store.save_membership(Membership(frozenset("abc"), {"a": "1", "b": "1"}))
+    await store.save_membership(Membership(frozenset("bcd"), {"b": "2"}))
+    await store.close()
+    store = await Store.open(path, telemetry)
+    assert await store.deployments() == (Deployment("m", "/new", 3),)
+    assert await store.membership() == Membership(frozenset("bcd"), {"b": "2"})
+    await store.close()
+
+
+async def test_a_second_orchestrator_on_the_same_file_is_refused(path, telemetry):
+    store = await Store.open(path, telemetry)
+    with pytest.raises(StoreError, match="locked"):
+        await Store.open(path, telemetry)
+    await store.close()
+    again = await Store.open(path, telemetry)
+    await again.close()
+
+
+@pytest.mark.parametrize("content", [b"this is no database at all, but it is long enough" * 100, None])
+async def test_a_file_that_is_no_database_is_refused_by_name(path, telemetry, content):
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"o\.sqlite"):
+        await Store.open(path, telemetry)
+
+
+async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path, telemetry):
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="version 99"):
+        await Store.open(path, telemetry)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (99,)
+    connection.close()
+
+
+async def test_a_failing_write_is_unavailable_counted_and_leaves_what_was_there(path, telemetry):
+    store = await Store.open(path, telemetry)
+    await store.save_membership(Membership(frozenset("a")))
+    with pytest.raises(RyzansteinError) as failure:
+        # A value that SQLite cannot hold stands in for any error of the library in the middle of a transaction.
+        await store.save_membership(Membership(frozenset("b"), {"b": object()}))
+    assert (failure.value.code, failure.value.reason) == (Code.UNAVAILABLE, "STORE_UNAVAILABLE")
+    assert telemetry.store_errors.labels("membership")._value.get() == 1
+    assert (await store.membership()).members == frozenset("a")
+    await store.save_membership(Membership(frozenset("c")))
+    await store.close()
+    store = await Store.open(path, telemetry)
+    assert (await store.membership()).members == frozenset("c")
+    await store.close()
