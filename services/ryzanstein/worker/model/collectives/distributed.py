@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from ryzanstein.worker.model.collectives import CollectiveProgress, CollectiveTimeout
 
@@ -74,5 +75,5 @@ def nccl_collectives(
 
 
 def _meet(store_path: Path, rank: int, size: int) -> Any:
-    store, _, _ = next(dist.rendezvous(f"file://{store_path}", rank, size))
+    store, _, _ = next(rendezvous(f"file://{store_path}", rank, size))
     return store
