@@ -124,12 +124,15 @@ def test_arguments_name_a_subcommand(workloads: dict[str, Document], name: str) 
     assert f" {name} " in CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "200"}).output
 
 
-def test_databases_are_on_volumes_because_the_root_is_read_only(
+def test_state_is_on_volumes_because_the_root_is_read_only(
     workloads: dict[str, Document], settings: dict[str, ServiceSettings]
 ) -> None:
-    for name in ("router", "orchestrator"):
-        mounts = {mount["mountPath"] for mount in container(workloads, name)["volumeMounts"]}
-        assert str(settings[name].model_dump()["database"].parent) in mounts
+    directories = {
+        "router": settings["router"].model_dump()["state_dir"],
+        "orchestrator": settings["orchestrator"].model_dump()["database"].parent,
+    }
+    for name, directory in directories.items():
+        assert str(directory) in {mount["mountPath"] for mount in container(workloads, name)["volumeMounts"]}
 
 
 def test_the_router_scales_on_a_metric_that_it_has(manifests: list[Document]) -> None:

@@ -190,7 +190,8 @@ class LocalCluster:
                 "http_port": self._http_ports[name],
                 "metrics_port": next(ports),
                 "orchestrator": f"127.0.0.1:{orchestrator_port}",
-                "database": str(self.state_dir / f"{name}.sqlite"),
+                "router_id": name,
+                "state_dir": str(self.state_dir / name),
             }
             self._add(name, "router", router, spec.router_flags)
 
