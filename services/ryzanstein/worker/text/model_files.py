@@ -19,7 +19,7 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """`add_bos` and `add_eos` are None where tokenizer.json alone decides what stands around a text."""
+    """What the files say; `special_tokens` by name (bos_token, eos_token, ...)."""
 
     directory: Path
     tokenizer_json: str
@@ -28,8 +28,6 @@ class ModelFiles:
     eos_token_ids: frozenset[int]
     special_tokens: Mapping[str, str]
     extra_special_tokens: tuple[str, ...]
-    add_bos: bool | None
-    add_eos: bool | None
     chat_template: str | None
 
     @classmethod
@@ -39,7 +37,6 @@ class ModelFiles:
         text_config = {**config, **config.get("text_config", {})}
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
-        explicit = "add_bos_token" in tokenizer or "add_eos_token" in tokenizer
         return cls(
             directory=directory,
             tokenizer_json=_read_text(directory / "tokenizer.json"),
@@ -48,8 +45,6 @@ class ModelFiles:
             eos_token_ids=_ids(text_config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
-            add_bos=bool(tokenizer.get("add_bos_token")) if explicit else None,
-            add_eos=bool(tokenizer.get("add_eos_token")) if explicit else None,
             chat_template=_chat_template(directory, tokenizer),
         )
 

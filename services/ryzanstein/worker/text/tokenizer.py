@@ -34,8 +34,7 @@ class TextModel:
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
         self._template = _template(files)
-        self._around = None if files.add_bos is None else self._surrounding(files)
-        self.eos_token_ids = files.eos_token_ids.union(self._named_id(files, "eos_token"))
+        self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
 
     @classmethod
@@ -65,12 +64,9 @@ class TextModel:
         return self._ids(self._template.render(messages), special=False)
 
     def encode(self, text: str) -> list[int]:
-        """A text, with the special tokens that the model expects around one."""
+        """A text, with the special tokens that tokenizer.json puts around one."""
         self._check_chars("text", len(text))
-        if self._around is None:
-            return self._ids(text, special=True)
-        before, after = self._around
-        return before + self._ids(text, special=False) + after
+        return self._ids(text, special=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of tokens, without special ones."""
@@ -98,16 +94,10 @@ class TextModel:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
         return list(token_ids)
 
-    def _surrounding(self, files: ModelFiles) -> tuple[list[int], list[int]]:
-        """What tokenizer_config.json asks for before and after a text; it overrules tokenizer.json."""
-        before = self._named_id(files, "bos_token") if files.add_bos else []
-        after = self._named_id(files, "eos_token") if files.add_eos else []
-        return before, after
-
-    def _named_id(self, files: ModelFiles, name: str) -> list[int]:
-        content = files.special_tokens.get(name)
+    def _eos_of_tokenizer(self, files: ModelFiles) -> frozenset[int]:
+        content = files.special_tokens.get("eos_token")
         token_id = None if content is None else self._tokenizer.token_to_id(content)
-        return [] if token_id is None else [token_id]
+        return frozenset() if token_id is None else frozenset([token_id])
 
 
 def _tokenizer(files: ModelFiles) -> Tokenizer:

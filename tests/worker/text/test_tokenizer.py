@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+import ryzanstein.demo
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
+from ryzanstein.worker.text.tokenizer import TextModel
+
+DEMO = Path(next(iter(ryzanstein.demo.__path__)))
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+conversations = st.lists(texts, min_size=1, max_size=5)
+
+
+def talk(contents: list[str], system: str | None = None) -> list[Message]:
+    turns = [Message(Role.ASSISTANT if i % 2 else Role.USER, content) for i, content in enumerate(contents)]
+    return turns if system is None else [Message(Role.SYSTEM, system), *turns]
+
+
+def as_dicts(messages: list[Message]) -> list[dict[str, str]]:
+    return [{"role": message.role.value, "content": message.content} for message in messages]
+
+
+@pytest.fixture(scope="session")
+def pair(model_dir):
+    return TextModel.load(model_dir), AutoTokenizer.from_pretrained(model_dir)
+
+
+@pytest.fixture(scope="session")
+def demo():
+    return TextModel.load(DEMO), AutoTokenizer.from_pretrained(DEMO)
+
+
+@given(contents=conversations, system=st.none() | texts)
+@settings(max_examples=60, deadline=None)
+def test_chats_are_encoded_as_transformers_does(pair, contents, system) -> None:
+    model, reference = pair
+    messages = talk(contents, system)
+    expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
+    assert model.encode_chat(messages) == expected
+    assert model.encode_prompt(ChatPrompt(tuple(messages))) == expected
+
+
+@given(text=texts)
+@settings(max_examples=60, deadline=None)
+def test_texts_are_encoded_as_transformers_does(pair, text) -> None:
+    model, reference = pair
+    assert model.encode_prompt(TextPrompt(text)) == reference.encode(text)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_tokens_are_decoded_as_transformers_does(pair, data) -> None:
+    model, reference = pair
+    token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
+    assert model.decode(token_ids) == reference.decode(token_ids, skip_special_tokens=True)
+
+
+@given(contents=conversations, system=st.none() | texts)
+@settings(max_examples=60, deadline=None)
+def test_the_demo_models_chats_are_encoded_as_transformers_does(demo, contents, system) -> None:
+    model, reference = demo
+    messages = talk(contents, system)
+    assert (
+        model.encode_chat(messages)
+        == reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
+    )
+    assert model.encode(contents[0]) == reference.encode(contents[0])
+
+
+@pytest.mark.parametrize("around", ["$A", "<s> $A", "<s> $A </s>"])
+@pytest.mark.parametrize("add_bos", [None, False, True])
+def test_tokenizer_json_alone_says_what_stands_around_a_text(write_model, around, add_bos) -> None:
+    directory = write_model("sentencepiece", tokenizer_config={"add_bos_token": add_bos})
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single=around, special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    ids = TextModel.load(directory).encode("hello fox")
+    assert ids == AutoTokenizer.from_pretrained(directory).encode("hello fox")
+    assert (ids[0] == 0, ids[-1] == 1) == ("<s>" in around, "</s>" in around)
+
+
+def test_a_template_file_wins_over_the_configuration(write_model) -> None:
+    directory = write_model()
+    (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    model = TextModel.load(directory)
+    assert (
+        model.encode_chat(talk(["hi"]))
+        == AutoTokenizer.from_pretrained(directory).apply_chat_template([{"role": "user", "content": "hi"}])["input_ids"]
+    )
+
+
+def test_of_several_named_templates_the_default_is_taken(write_model) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    model = TextModel.load(write_model(tokenizer_config={"chat_template": named}))
+    assert model.decode(model.encode_chat(talk(["hi"]))) == "yes"
+
+
+def test_strftime_now_is_there_for_templates(write_model) -> None:
+    model = TextModel.load(write_model(tokenizer_config={"chat_template": "{{ strftime_now('%Y') }}"}))
+    assert int(model.decode(model.encode_chat(talk(["hi"])))) >= 2024
+
+
+def test_what_a_template_refuses_is_the_clients_mistake(pair) -> None:
+    with pytest.raises(RyzansteinError, match="the user speaks first") as caught:
+        pair[0].encode_chat([Message(Role.ASSISTANT, "hello")])
+    assert caught.value.code == Code.INVALID_ARGUMENT
+    assert caught.value.violations[0].field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[7].content.x }}",
+        "{% for i in range(999999) %}{% endfor %}",
+    ],
+)
+def test_a_template_has_no_way_out_of_its_sandbox(write_model, template) -> None:
+    model = TextModel.load(write_model(tokenizer_config={"chat_template": template}))
+    with pytest.raises(RyzansteinError) as caught:
+        model.encode_chat(talk(["hi"]))
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+def test_without_a_template_a_chat_is_refused_and_a_text_is_not(write_model) -> None:
+    model = TextModel.load(write_model(tokenizer_config={"chat_template": None}), name="base")
+    with pytest.raises(RyzansteinError, match="base has no chat template") as caught:
+        model.encode_chat(talk(["hi"]))
+    assert (caught.value.code, caught.value.reason) == (Code.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE")
+    assert model.encode("hi")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(pair) -> None:
+    model = pair[0]
+    huge = "a" * (model.max_prompt_chars + 1)
+    for prompt, field in [(TextPrompt(huge), "text"), (ChatPrompt((Message(Role.USER, huge),)), "messages")]:
+        with pytest.raises(RyzansteinError, match=str(model.max_prompt_chars)) as caught:
+            model.encode_prompt(prompt)
+        assert caught.value.violations[0].field == field
+
+
+def test_token_ids_outside_the_models_vocabulary_are_refused(pair) -> None:
+    model = pair[0]
+    assert model.encode_prompt(TokenPrompt((0, model.vocab_size - 1))) == [0, model.vocab_size - 1]
+    for wrong in (-1, model.vocab_size):
+        with pytest.raises(RyzansteinError, match=str(wrong)):
+            model.encode_prompt(TokenPrompt((0, wrong)))
+
+
+def test_every_token_that_ends_an_answer_is_known(write_model) -> None:
+    directory = write_model(
+        config={"eos_token_id": 7}, generation_config={"eos_token_id": 3}, tokenizer_config={"eos_token": "</s>"}
+    )
+    model = TextModel.load(directory, name="m")
+    assert model.eos_token_ids == {7, 3, 1}
+    assert (model.name, model.context_length) == ("m", 512)
+    assert TextModel.load(directory).name == directory.name
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("config.json", None, "No such file"),
+        ("config.json", "{", "not JSON"),
+        ("config.json", "[]", "must be an object"),
+        ("config.json", '{"vocab_size": 9}', "max_position_embeddings"),
+        ("tokenizer.json", None, "No such file"),
+        ("tokenizer.json", "{}", "tokenizer.json"),
+        ("tokenizer_config.json", "nope", "not JSON"),
+        ("chat_template.jinja", "{% if %}", "line 1"),
+    ],
+)
+def test_a_broken_directory_is_refused_naming_the_file(write_model, file, content, why) -> None:
+    directory = write_model()
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_text(content)
+    with pytest.raises(RyzansteinError, match=why) as caught:
+        TextModel.load(directory)
+    assert (caught.value.code, caught.value.reason) == (Code.FAILED_PRECONDITION, "MODEL_INVALID")
+    assert str(directory) in str(caught.value)
+
+
+def test_a_decoder_that_is_not_known_is_refused(write_model) -> None:
+    directory = write_model()
+    state = json.loads((directory / "tokenizer.json").read_text())
+    state["decoder"] = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(RyzansteinError, match="decoder CTC is not supported"):
+        TextModel.load(directory)
+
+
+def test_special_tokens_that_only_the_configuration_knows_are_not_shown(write_model) -> None:
+    directory = write_model()
+    state = json.loads((directory / "tokenizer.json").read_text())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] != "</s>"]
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    model, reference = TextModel.load(directory), AutoTokenizer.from_pretrained(directory)
+    ids = reference.encode("fox</s>dog")
+    assert model.encode("fox</s>dog") == ids
+    assert model.decode(ids) == reference.decode(ids, skip_special_tokens=True) == "foxdog"
+
+
+def test_a_tokens_own_text_is_told_even_if_it_is_special_or_half_a_character(pair) -> None:
+    model = pair[0]
+    assert model.token_text(1) == "</s>"
+    assert model.token_text(model.vocab_size - 1) == ""
+    ids = model.encode("the quick")
+    assert "".join(map(model.token_text, ids)).strip() == "the quick"
+
+
+def test_half_a_character_by_itself_is_the_replacement_character(write_model) -> None:
+    model = TextModel.load(write_model("byte_level"))
+    assert "\ufffd" in {model.token_text(i) for i in model.encode("\U0001fae0")}
