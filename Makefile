@@ -1,11 +1,13 @@
 # Targets create .venv themselves, once. `make` alone lists them.
-PYTHON ?= python3.11
+# The first that is at least 3.11.
+PYTHON ?= $(shell for each in python3.11 python3; do $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
+KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test up bench lint types protos chaos manifests clean
+.PHONY: help setup run test up bench lint types protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -13,7 +15,7 @@ help: ## Print the targets
 setup: $(STAMP) ## Create the virtual environment and the stubs
 
 $(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ryzanstein/v1/*.proto)
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; set PYTHON=... to a Python >= 3.11"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
 	@touch $@
@@ -39,6 +41,12 @@ lint: setup ## ruff, import contracts, buf lint
 
 types: setup ## mypy --strict
 	$(BIN)/mypy
+
+manifests: setup ## Render the Kubernetes manifests into build/manifests and validate them
+	mkdir -p build/manifests
+	$(KUSTOMIZE) k8s/base > build/manifests/base.yaml
+	$(KUSTOMIZE) k8s/overlays/local-cpu > build/manifests/local-cpu.yaml
+	$(BIN)/kubernetes-validate --strict --kubernetes-version 1.32 build/manifests/*.yaml
 
 protos: ## Generate the stubs again
 	$(BIN)/pip install --quiet --no-deps --editable .
