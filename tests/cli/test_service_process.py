@@ -83,10 +83,11 @@ def test_a_service_that_never_gets_ready_is_reported_when_the_time_is_up(service
 
 
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    database, log = str(tmp_path / "o.sqlite"), str(tmp_path / "o.log")
     program = (
         "import sys, time, pathlib; from ryzanstein.cli.service_process import ServiceProcess\n"
-        f"service = ServiceProcess('o', 'orchestrator', {{'grpc_port': 0, 'metrics_port': 0, 'database': {str(tmp_path / 'o.db')!r}}},"
-        f" (), pathlib.Path({str(tmp_path / 'o.log')!r}))\n"
+        f"flags = {{'grpc_port': 0, 'metrics_port': 0, 'database': {database!r}}}\n"
+        f"service = ServiceProcess('orchestrator', 'orchestrator', flags, (), pathlib.Path({log!r}))\n"
         "service.start(); print(service.pid, flush=True); time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
