@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-_DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class RunnerOptions:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype != "auto" and self.dtype not in _DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(_DTYPES)}")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
 
     @property
     def torch_device(self) -> torch.device:
@@ -39,4 +39,4 @@ class RunnerOptions:
     def torch_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
             return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
-        return _DTYPES[self.dtype]
+        return DTYPES[self.dtype]
