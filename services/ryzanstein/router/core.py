@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Core(Protocol):
         re-attach window (30 s after the last reader left), then it is cancelled."""
         ...
 
-    def follow(self, generation_id: str, from_index: Mapping[int, int] | None = None) -> AsyncIterator[GenerationEvent]:
+    def follow(self, generation_id: str, from_index: Mapping[int, int] | None = None) -> AsyncGenerator[GenerationEvent, None]:
         """Started, then each choice's deltas from its index on, then Finished per choice. Raises the generation's error
         when it failed. Many readers may follow; a slow one gets several tokens in one Delta. Closing the iterator detaches
         the reader."""

@@ -29,7 +29,8 @@ from ryzanstein.router.sessions.store import (
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE sessions (
-    session_id TEXT PRIMARY KEY, model TEXT NOT NULL, create_time REAL NOT NULL, update_time REAL NOT NULL, node_id TEXT NOT NULL
+    session_id TEXT PRIMARY KEY, model TEXT NOT NULL,
+    create_time REAL NOT NULL, update_time REAL NOT NULL, node_id TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
 CREATE TABLE messages (

@@ -1,0 +1,125 @@
+"""Puts a router together from its settings and takes it apart again. Everything is passed; nothing is global."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ryzanstein.router.admission import Limits
+from ryzanstein.router.call import Calls
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.links import Links
+from ryzanstein.router.router_core import CorePolicy, RouterCore
+from ryzanstein.router.runner import RunnerPolicy
+from ryzanstein.router.service import InferenceServicer
+from ryzanstein.router.session_service import SessionServicer
+from ryzanstein.router.sessions.memory import MemorySessions
+from ryzanstein.router.sessions.sqlite import SqliteSessions
+from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.turn import Turns
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.view import ClusterView
+from ryzanstein.router.view_cache import ViewCache
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router whose links are being made; its faces stand on `core` and `sessions`."""
+
+    core: RouterCore
+    sessions: SessionStore
+    links: Links
+    telemetry: Telemetry
+    tracing: Tracing
+
+
+@contextlib.asynccontextmanager
+async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
+    """A router that follows its cluster. OSError or sqlite3.Error when its state directory cannot be used."""
+    telemetry = Telemetry()
+    router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
+    async with contextlib.AsyncExitStack() as stack:
+        tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
+        stack.callback(tracing.close)
+        sessions = await _open_sessions(settings, telemetry)
+        stack.push_async_callback(sessions.close)
+        links = Links(router_id, _thresholds(settings), telemetry)
+        stack.push_async_callback(links.close)
+        await stack.enter_async_context(_following(settings, router_id, links, telemetry))
+        core = RouterCore(links, Turns(sessions, _session_bounds(settings), telemetry), _policy(settings), telemetry, tracing)
+        stack.push_async_callback(core.close)
+        yield Router(core, sessions, links, telemetry, tracing)
+
+
+def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
+    """The public gRPC server, not yet started."""
+    services = inference.DESCRIPTOR.services_by_name.values()
+    server = RpcServer(settings.host, settings.grpc_port, [service.full_name for service in services])
+    calls = Calls(router.telemetry, router.tracing)
+    add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
+    add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
+    return server
+
+
+async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
+    bounds = _session_bounds(settings)
+    if settings.session_store == "memory":
+        return MemorySessions(bounds, telemetry.sessions_evicted.inc)
+    return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, telemetry.sessions_evicted.inc)
+
+
+@contextlib.asynccontextmanager
+async def _following(settings: RouterSettings, router_id: str, links: Links, telemetry: Telemetry) -> AsyncIterator[None]:
+    fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
+    view = ClusterView(router_id, fixed, links, ViewCache(settings.state_dir / "view.json"), telemetry)
+    if not settings.orchestrator:
+        links.follow(fixed)
+        yield
+        return
+    await view.start()
+    task = asyncio.create_task(view.run(settings.orchestrator))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _thresholds(settings: RouterSettings) -> Thresholds:
+    return Thresholds(
+        suspect_phi=settings.suspect_phi,
+        dead_phi=settings.dead_phi,
+        jitter_s=settings.beat_jitter_s,
+        grace_s=settings.dead_grace_s,
+        stall_s=settings.stall_s,
+        stall_steps=settings.stall_steps,
+    )
+
+
+def _session_bounds(settings: RouterSettings) -> SessionBounds:
+    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
+
+
+def _policy(settings: RouterSettings) -> CorePolicy:
+    return CorePolicy(
+        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        Limits(
+            settings.max_running,
+            settings.max_waiting,
+            settings.max_messages,
+            settings.max_prompt_chars,
+            settings.max_prompt_tokens,
+        ),
+        settings.default_deadline_s,
+        settings.reattach_window_s,
+        settings.max_retained_tokens,
+    )

@@ -1,0 +1,172 @@
+"""One attempt of a generation on one node: rows go straight into the log, everything else becomes an event for the runner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import FinishReason, Token
+from ryzanstein.router.breaker import Blame, blame
+from ryzanstein.router.connection import PROTOCOL
+from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.links import Placement
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.token_log import GapError, Row
+
+log = structlog.get_logger(__name__)
+
+NODE_FAULT = "node_fault"
+BACK_PRESSURE = "back_pressure"
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """The attempt brought something new: for the first time, or for the first time in a race."""
+
+    run: AttemptRun
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """The attempt's node is silent or stalled; the attempt is still listened to."""
+
+    run: AttemptRun
+    cause: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The attempt is over without the generation being complete; another node may continue."""
+
+    run: AttemptRun
+    cause: str
+    at: float
+    error: RyzansteinError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The request itself is wrong; no node would run it."""
+
+    run: AttemptRun
+    error: RyzansteinError
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every choice has ended."""
+
+    run: AttemptRun
+
+
+AttemptEvent = Worked | Suspected | Lost | Rejected | Complete
+
+
+class AttemptRun:
+    """An `AttemptSink` that writes to the generation's log; `tell` gets its events."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        attempt: int,
+        node_id: str,
+        telemetry: Telemetry,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self.attempt = attempt
+        self.node_id = node_id
+        self.placement: Placement | None = None
+        self.on_submitted: Callable[[float], None] | None = None
+        self._generation = generation
+        self._log = generation.log
+        self._telemetry = telemetry
+        self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
+        self._loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._worked = False
+
+    def submitted(self, at: float) -> None:
+        if self.on_submitted is not None:
+            self.on_submitted(at)
+
+    def accepted(self, prompt_tokens: int) -> None:
+        self._generation.start(self.node_id, prompt_tokens)
+
+    def token(self, choice: int, index: int, token: Token) -> None:
+        try:
+            row = self._log.append(self.attempt, choice, index, token, self.node_id)
+        except GapError as gap:
+            self._broke_protocol(gap)
+            return
+        if row is not Row.NEW:
+            self._telemetry.dropped_rows.labels(row.name.lower()).inc()
+            return
+        self._tokens.inc()
+        self._brought()
+        self._generation.wake()
+
+    def _brought(self) -> None:
+        now = self._generation.last_token_at = self._loop.time()
+        if self._generation.first_token_at is None:
+            self._generation.first_token_at = now
+        self._works()
+
+    def _works(self) -> None:
+        if not self._worked:
+            self._worked = True
+            self._tell(Worked(self))
+
+    def race(self) -> None:
+        """Another attempt starts beside this one: the next new row is told again."""
+        self._worked = False
+
+    def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:
+        try:
+            row = self._log.finish(self.attempt, choice, reason)
+        except GapError as gap:
+            self._broke_protocol(gap)
+            return
+        if row is Row.NEW:
+            self._works()
+            self._generation.end_choice(choice, cached_prompt_tokens)
+            if self._log.complete:
+                self._tell(Complete(self))
+
+    def failed(self, error: RyzansteinError, node_fault: bool) -> None:
+        self.release()
+        match blame(error.code, node_fault):
+            case Blame.CLIENT:
+                self._tell(Rejected(self, error))
+            case Blame.BACK_PRESSURE:
+                self._tell(Lost(self, BACK_PRESSURE, self._loop.time(), error))
+            case Blame.NODE:
+                self._tell(Lost(self, NODE_FAULT, self._loop.time(), error))
+
+    def suspected(self, cause: str, at: float) -> None:
+        self._tell(Suspected(self, cause, at))
+
+    def lost(self, cause: str, at: float) -> None:
+        self._log.fence(self.attempt)
+        self._tell(Lost(self, cause, at))
+
+    def abandon(self) -> None:
+        """Ends the attempt on its node; nothing of it is believed any more."""
+        self._log.fence(self.attempt)
+        if self.placement is not None:
+            self.placement.cancel()
+
+    def release(self) -> None:
+        """The attempt has ended on its node by itself."""
+        self._log.fence(self.attempt)
+        if self.placement is not None:
+            self.placement.release()
+
+    def _broke_protocol(self, gap: GapError) -> None:
+        log.error("node broke the protocol", node_id=self.node_id, attempt=self.attempt, what=str(gap))
+        self.abandon()
+        self._tell(Lost(self, PROTOCOL, self._loop.time()))

@@ -1,0 +1,104 @@
+"""A circuit breaker per node that knows whose fault a failure is.
+
+A client's mistake and back-pressure say that the node works: they never open it. A death, a stall or a broken transport opens
+it at once; other faults of the node after a few in a row. After a pause one request probes the node; the probe's right expires,
+so a probe whose outcome nobody reports cannot keep the node shut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from ryzanstein.errors import Code
+
+FAULTS_IN_A_ROW = 3
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+PROBE_EXPIRES_S = 10.0
+
+
+class Blame(Enum):
+    """Whose fault an attempt's failure is."""
+
+    CLIENT = "client"
+    BACK_PRESSURE = "back_pressure"
+    NODE = "node"
+
+
+class BreakerState(Enum):
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+_BACK_PRESSURE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.ABORTED})
+_NODE = frozenset({Code.INTERNAL, Code.UNKNOWN})
+
+
+def blame(code: Code, node_fault: bool) -> Blame:
+    """The blame table. A node that confesses is believed; otherwise the code decides."""
+    if node_fault or code in _NODE:
+        return Blame.NODE
+    return Blame.BACK_PRESSURE if code in _BACK_PRESSURE else Blame.CLIENT
+
+
+class Breaker:
+    """Closed, open, half-open. `now` is any monotonic clock in seconds."""
+
+    def __init__(self, now: Callable[[], float], on_change: Callable[[BreakerState], None]) -> None:
+        self._now = now
+        self._on_change = on_change
+        self._faults = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._opened_at: float | None = None
+        self._probe_expires = 0.0
+
+    @property
+    def state(self) -> BreakerState:
+        if self._opened_at is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self._now() < self._opened_at + self._pause_s else BreakerState.HALF_OPEN
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request may go to the node now: closed, or half-open with its probe not taken."""
+        state = self.state
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._now() >= self._probe_expires)
+
+    def sent(self) -> None:
+        """A request goes to the node; in half-open it is the probe."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._probe_expires = self._now() + PROBE_EXPIRES_S
+            self._on_change(BreakerState.HALF_OPEN)
+
+    def worked(self) -> None:
+        """The node gave a token, or an answer that is the client's fault or back-pressure: it works."""
+        self._faults = 0
+        if self._opened_at is not None and self.state is BreakerState.HALF_OPEN:
+            self.reset()
+
+    def fault(self) -> None:
+        """An attempt failed by the node's fault. Opens at the third in a row, or when the probe fails."""
+        self._faults += 1
+        if self._faults >= FAULTS_IN_A_ROW or self.state is BreakerState.HALF_OPEN:
+            self.open()
+
+    def open(self) -> None:
+        """The node died, stalled or was cut off. While open this changes nothing: one death is told by many requests."""
+        if self.state is BreakerState.OPEN:
+            return
+        if self._opened_at is not None:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._opened_at = self._now()
+        self._probe_expires = 0.0
+        self._faults = 0
+        self._on_change(BreakerState.OPEN)
+
+    def reset(self) -> None:
+        """A probe succeeded, or the node is another process than the one that failed."""
+        self._faults = 0
+        self._pause_s = FIRST_PAUSE_S
+        if self._opened_at is not None:
+            self._opened_at = None
+            self._on_change(BreakerState.CLOSED)

@@ -1,0 +1,107 @@
+"""One `WorkerService.Connect` stream from hello to its end: a reader, a writer, and why it ended.
+
+Knows frames, not what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
+
+log = structlog.get_logger(__name__)
+
+LINK_LOST = "link_lost"
+PROTOCOL = "protocol"
+CONNECT_TIMEOUT_S = 5.0
+# Frames that wait for a connection which takes none. So many cannot be the node's usual delay.
+MAX_UNSENT = 8192
+
+_Written = Callable[[float], None]
+
+
+class Connection:
+    """An open stream. `serve` runs it; `send` and `end` may be called meanwhile."""
+
+    def __init__(self, stub: Any, call: Any, hello: worker.NodeHello) -> None:
+        self.stub = stub
+        self.hello = hello
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._unsent: asyncio.Queue[tuple[worker.ConnectRequest, _Written | None]] = asyncio.Queue(MAX_UNSENT)
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+
+    def send(self, frame: worker.ConnectRequest, written: _Written | None = None) -> None:
+        """Queues a frame; `written` gets the event loop's time when gRPC has taken it. A full queue ends the stream."""
+        try:
+            self._unsent.put_nowait((frame, written))
+        except asyncio.QueueFull:
+            self.end(LINK_LOST)
+
+    def end(self, cause: str) -> None:
+        """Gives the stream up; `serve` returns the first cause."""
+        if not self._ended.done():
+            self._ended.set_result(cause)
+
+    async def serve(self, receive: Callable[[worker.ConnectResponse], None]) -> str:
+        """Hands every frame to `receive` until the stream ends; returns the cause. A ValueError of `receive` ends it."""
+        tasks = (asyncio.create_task(self._read(receive)), asyncio.create_task(self._write()))
+        try:
+            return await self._ended
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self, receive: Callable[[worker.ConnectResponse], None]) -> None:
+        try:
+            while (frame := await self._call.read()) is not grpc.aio.EOF:
+                receive(frame)
+        except grpc.aio.AioRpcError:
+            self.end(LINK_LOST)
+        except Exception:
+            log.exception("frame not understood")
+            self.end(PROTOCOL)
+        self.end(LINK_LOST)
+
+    async def _write(self) -> None:
+        # The stream's end is the reader's to notice: a failed write only stops the writing.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                frame, written = await self._unsent.get()
+                await self._call.write(frame)
+                if written is not None:
+                    written(self._loop.time())
+
+
+@contextlib.asynccontextmanager
+async def connect(address: str, router_id: str) -> AsyncIterator[Connection | None]:
+    """A stream whose hellos were exchanged, or None when the node did not answer within five seconds."""
+    channel = open_channel(address, retries=False)
+    call = None
+    try:
+        stub: Any = WorkerServiceStub(channel)
+        call = stub.Connect()
+        hello = await _exchange_hellos(call, router_id)
+        yield None if hello is None else Connection(stub, call, hello)
+    finally:
+        if call is not None:
+            call.cancel()
+        await channel.close()
+
+
+async def _exchange_hellos(call: Any, router_id: str) -> worker.NodeHello | None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await call.write(worker.ConnectRequest(hello=worker.RouterHello(router_id=router_id)))
+            frame = await call.read()
+    except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
+        return None
+    return frame.hello if frame is not grpc.aio.EOF and frame.HasField("hello") else None

@@ -1,0 +1,95 @@
+"""The inner loop: one `StepOutput` of a node, columns of rows, to the attempts that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import FinishReason, Token
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire import logprobs_from_wire
+
+
+class AttemptSink(Protocol):
+    """Hears what one attempt does on its node, in order, from the link's read loop: it must neither block nor raise.
+
+    After `failed` or `lost` nothing more comes. Times are the event loop's.
+    """
+
+    def submitted(self, at: float) -> None:
+        """The submit frame was handed to the connection."""
+        ...
+
+    def accepted(self, prompt_tokens: int) -> None: ...
+
+    def token(self, choice: int, index: int, token: Token) -> None: ...
+
+    def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None: ...
+
+    def failed(self, error: RyzansteinError, node_fault: bool) -> None: ...
+
+    def suspected(self, cause: str, at: float) -> None:
+        """The node is silent or its work does not move; rows may still come."""
+        ...
+
+    def lost(self, cause: str, at: float) -> None:
+        """The link ended, or the node lost its ranks."""
+        ...
+
+
+def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+    """Rows of handles that are not in `sinks` are stale and ignored. ValueError: the columns do not match."""
+    for accepted in output.accepted:
+        if (sink := sinks.get(accepted.handle)) is not None:
+            sink.accepted(accepted.prompt_tokens)
+    (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
+    for end in output.finished:
+        if (sink := sinks.get(end.handle)) is not None:
+            sink.finished(end.choice, FinishReason(end.reason), end.cached_prompt_tokens)
+    for failed in output.failed:
+        if (sink := sinks.get(failed.handle)) is not None:
+            sink.failed(_error(failed), failed.node_fault)
+
+
+def _deliver_tokens(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+    find = sinks.get
+    columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
+    for handle, choice, index, token_id, text in columns:
+        if (sink := find(handle)) is not None:
+            sink.token(choice, index, Token(token_id, text))
+
+
+def _deliver_with_logprobs(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+    logprobs = dict(zip(output.logprob_row, output.logprobs, strict=True))
+    columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
+    for row, (handle, choice, index, token_id, text) in enumerate(columns):
+        if (sink := sinks.get(handle)) is not None:
+            wire = logprobs.get(row)
+            sink.token(choice, index, Token(token_id, text, None if wire is None else logprobs_from_wire(wire)))
+
+
+_RETRY_AFTER_S = {Code.RESOURCE_EXHAUSTED: 1.0, Code.UNAVAILABLE: 1.0}
+
+
+def _error(failed: worker.Failed) -> RyzansteinError:
+    """The node's error as the client shall see it. A code that is none of ours is a bug of the node."""
+    try:
+        code = Code(failed.code)
+    except ValueError:
+        return errors.internal(f"the node failed with the unknown code {failed.code}")
+    metadata = dict(failed.metadata)
+    violations: tuple[errors.FieldViolation, ...] = ()
+    if code is Code.INVALID_ARGUMENT:
+        field = metadata.get("field") or ("sampling.max_tokens" if failed.reason == "CONTEXT_TOO_LONG" else "")
+        violations = (errors.FieldViolation(field, failed.message),) if field else ()
+    return RyzansteinError(
+        failed.message,
+        code,
+        failed.reason or code.name,
+        metadata,
+        violations,
+        _RETRY_AFTER_S.get(code),
+        ("model", metadata["model"]) if code is Code.NOT_FOUND and "model" in metadata else None,
+    )

@@ -1,0 +1,144 @@
+"""One generation as its readers and its runner share it: the log, who reads it, and how it ended.
+
+Readers follow the log from any index; a reader that is slow finds several tokens at once and merges them. The last Finished is
+held back until the runner has settled the generation (its session's turn is stored), so that whoever has read the end can
+build on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Protocol
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Usage
+from ryzanstein.router.token_log import TokenLog
+
+MAX_DELTA_TOKENS = 512
+
+
+class GenerationObserver(Protocol):
+    """Hears what happens to a generation besides its tokens. Must not block."""
+
+    def generation_started(self, generation: Generation) -> None: ...
+
+    def readers_changed(self, generation: Generation) -> None: ...
+
+
+class Generation:
+    """A generation of this router. Its runner writes, readers `follow`."""
+
+    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver) -> None:
+        self.generation_id = generation_id
+        self.request = request
+        self.log = TokenLog(request.sampling.n)
+        self.started: Started | None = None
+        self.ended: list[Finished] = []
+        self.error: RyzansteinError | None = None
+        self.settled = False
+        self.submitted_at = asyncio.get_running_loop().time()
+        self.first_token_at: float | None = None
+        self.last_token_at = self.submitted_at
+        self._observer = observer
+        self._readers: set[asyncio.Event] = set()
+        self._finished_tokens = 0
+        self._cached = 0
+
+    @property
+    def num_readers(self) -> int:
+        return len(self._readers)
+
+    def start(self, node_id: str, prompt_tokens: int) -> None:
+        """A node accepted it; only the first one's word counts."""
+        if self.started is None:
+            self.started = Started(self.generation_id, self.request.model, node_id, prompt_tokens)
+            self._observer.generation_started(self)
+            self.wake()
+
+    def end_choice(self, choice: int, cached_prompt_tokens: int = 0) -> None:
+        """Called once per choice, after the log has ended it."""
+        self._finished_tokens += len(self.log.choices[choice].tokens)
+        self._cached = max(self._cached, cached_prompt_tokens)
+        prompt_tokens = 0 if self.started is None else self.started.prompt_tokens
+        usage = Usage(prompt_tokens, self._finished_tokens, self._cached)
+        self.ended.append(Finished(choice, self.log.choices[choice].reason or FinishReason.CANCELLED, usage))
+        self.wake()
+
+    def settle(self, error: RyzansteinError | None = None) -> None:
+        """The end: complete, or failed with `error`. Readers get what is left, then the last Finished or the error."""
+        if error is None:
+            # Cancelled before any node accepted it: its readers still get the events that every stream has.
+            self.start("", 0)
+        self.error = error
+        self.settled = True
+        self.wake()
+
+    def wake(self) -> None:
+        for reader in self._readers:
+            reader.set()
+
+    async def follow(self, from_index: Mapping[int, int]) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Core.follow`."""
+        cursor = _Cursor(self, from_index)
+        news = asyncio.Event()
+        self._readers.add(news)
+        self._observer.readers_changed(self)
+        try:
+            while not cursor.done:
+                news.clear()
+                for event in cursor.take():
+                    yield event
+                if self.error is not None and not news.is_set():
+                    raise self.error
+                if not cursor.done:
+                    await news.wait()
+        finally:
+            self._readers.discard(news)
+            self._observer.readers_changed(self)
+
+
+class _Cursor:
+    """How far one reader has come."""
+
+    def __init__(self, generation: Generation, from_index: Mapping[int, int]) -> None:
+        num_choices = len(generation.log.choices)
+        unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
+        if unknown:
+            raise errors.invalid("from_index", f"the generation has the choices 0 to {num_choices - 1}", unknown[0])
+        self._generation = generation
+        self._next = [from_index.get(choice, 0) for choice in range(num_choices)]
+        self._begun = False
+        self._ends_given = 0
+
+    @property
+    def done(self) -> bool:
+        return self._ends_given == len(self._next)
+
+    def take(self) -> Iterator[GenerationEvent]:
+        """Everything that is new to this reader."""
+        generation = self._generation
+        if not self._begun:
+            if generation.started is None:
+                return
+            self._begun = True
+            yield generation.started
+        for choice in range(len(self._next)):
+            yield from self._deltas(choice)
+        while self._ends_given < self._visible_ends:
+            end = generation.ended[self._ends_given]
+            # Tokens that came while this reader was busy with the events above.
+            yield from self._deltas(end.choice)
+            self._ends_given += 1
+            yield end
+
+    @property
+    def _visible_ends(self) -> int:
+        ended = len(self._generation.ended)
+        return ended if self._generation.settled or ended < len(self._next) else ended - 1
+
+    def _deltas(self, choice: int) -> Iterator[Delta]:
+        for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], MAX_DELTA_TOKENS):
+            self._next[choice] = first + len(tokens)
+            yield Delta(choice, first, tokens, node_id)

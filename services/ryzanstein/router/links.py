@@ -1,0 +1,176 @@
+"""All links, and with them what this router knows first-hand: who is there, who works, who may be asked.
+
+Membership says whom to link; the links say who lives. A node that left the membership keeps its link until the stream ends:
+a lease that an orchestrator's restart lost breaks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ryzanstein.cluster import NodeState
+from ryzanstein.generation import Attempt
+from ryzanstein.router.breaker import Breaker, BreakerState
+from ryzanstein.router.choose import NodeView, is_usable
+from ryzanstein.router.core import ServedModel
+from ryzanstein.router.delivery import AttemptSink
+from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.link import CLOSED, NodeLink
+from ryzanstein.router.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An attempt on a node."""
+
+    link: NodeLink
+    node_id: str
+    handle: int
+
+    def cancel(self) -> None:
+        self.link.cancel(self.handle)
+
+    def release(self) -> None:
+        self.link.release(self.handle)
+
+
+class Links:
+    """The links of a router. `follow` membership; `close` in the end."""
+
+    def __init__(self, router_id: str, thresholds: Thresholds, telemetry: Telemetry) -> None:
+        self._router_id = router_id
+        self._thresholds = thresholds
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[NodeLink, asyncio.Task[None]] = {}
+        self._nodes: dict[str, NodeLink] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self._draining: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+
+    def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
+        """Links exactly these addresses; links to others end when their stream does. `draining`: node ids."""
+        self._draining = frozenset(draining)
+        known = {link.address: link for link in self._tasks}
+        for address in addresses:
+            link = known.pop(address, None)
+            if link is None:
+                self._open(address)
+            else:
+                link.departed = False
+        for link in known.values():
+            link.departed = True
+            if not link.connected:
+                self._tasks[link].cancel()
+        self._notify()
+
+    def _open(self, address: str) -> None:
+        link = NodeLink(address, self._router_id, self._thresholds, self)
+        task = self._loop.create_task(link.run())
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._gone(link))
+
+    def _gone(self, link: NodeLink) -> None:
+        del self._tasks[link]
+        if self._nodes.get(link.node_id) is link:
+            del self._nodes[link.node_id]
+            del self._breakers[link.node_id]
+            self._telemetry.forget_node(link.node_id)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def snapshot(self) -> list[NodeView]:
+        """The linked nodes at this moment."""
+        return [self._view(link) for link in self._nodes.values() if link.connected]
+
+    def _view(self, link: NodeLink) -> NodeView:
+        return NodeView(
+            link.node_id,
+            link.beat.model,
+            link.beat.state,
+            link.beat.load,
+            link.inflight,
+            self._breakers[link.node_id].admits,
+            link.suspected,
+            link.node_id in self._draining,
+        )
+
+    def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
+        """Sends an attempt to a node of the last snapshot."""
+        link = self._nodes[node_id]
+        self._breakers[node_id].sent()
+        return Placement(link, node_id, link.submit(attempt, sink))
+
+    def breaker(self, node_id: str) -> Breaker | None:
+        """None when the node is gone for good."""
+        return self._breakers.get(node_id)
+
+    def least_loaded(self, model: str) -> NodeLink | None:
+        """A node for a question that leaves nothing behind. None: nobody serves the model."""
+        usable = [node for node in self.snapshot() if is_usable(node, model)]
+        return self._nodes[min(usable, key=lambda node: node.sequences).node_id] if usable else None
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """What ready nodes serve, by name; the context is the shortest of its nodes'."""
+        served: dict[str, ServedModel] = {}
+        for link in self._nodes.values():
+            if link.connected and link.beat.state is NodeState.READY and link.beat.model:
+                before = served.get(link.beat.model, ServedModel(link.beat.model, link.beat.context_length, 0))
+                shortest = min(before.context_length, link.beat.context_length)
+                served[before.name] = ServedModel(before.name, shortest, before.ready_nodes + 1)
+        return sorted(served.values(), key=lambda model: model.name)
+
+    @property
+    def known_models(self) -> frozenset[str]:
+        """Models of all nodes that were ever linked and have not departed, ready or not."""
+        return frozenset(link.beat.model for link in self._nodes.values() if link.beat.model)
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        """Node id to address, of nodes that are linked now."""
+        return {node_id: link.address for node_id, link in self._nodes.items() if link.connected}
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when a node came, went or changed, or when the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def link_up(self, link: NodeLink, restarted: bool) -> None:
+        node_id = link.node_id
+        self._nodes[node_id] = link
+        if node_id not in self._breakers:
+            self._breakers[node_id] = Breaker(self._loop.time, lambda state: self._breaker_changed(node_id, state))
+            self._telemetry.breaker.labels(node_id).set(BreakerState.CLOSED.value)
+        if restarted:
+            self._breakers[node_id].reset()
+        self._telemetry.link_up.labels(node_id).set(1)
+        self._notify()
+
+    def link_down(self, link: NodeLink, cause: str) -> None:
+        if cause != CLOSED:
+            self._breakers[link.node_id].open()
+            self._telemetry.link_losses.labels(link.node_id, cause).inc()
+        if self._nodes[link.node_id] is link:
+            self._telemetry.link_up.labels(link.node_id).set(0)
+        self._notify()
+
+    def link_changed(self, link: NodeLink) -> None:
+        self._notify()
+
+    def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
+        self._telemetry.breaker.labels(node_id).set(state.value)
+        self._notify()

@@ -1,0 +1,208 @@
+"""The router's core: what both faces call. Admits a request, gives it its place in a session, runs it, keeps it readable."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import FinishReason, GenerationEvent, GenerationRequest, Prompt
+from ryzanstein.router.admission import Admission, Limits
+from ryzanstein.router.core import ServedModel
+from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.generations import Generations
+from ryzanstein.router.links import Links
+from ryzanstein.router.runner import Runner, RunnerPolicy
+from ryzanstein.router.sessions.turn import Turn, Turns
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.token_count import count_prompt_tokens
+from ryzanstein.tracing import Tracing, traceparent
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CorePolicy:
+    """`deadline_s` is given to requests that bring none; `reattach_window_s` and `max_retained_tokens` bound what can be
+    read without a reader having stayed."""
+
+    runner: RunnerPolicy
+    limits: Limits
+    deadline_s: float = 600.0
+    reattach_window_s: float = 30.0
+    max_retained_tokens: int = 1_000_000
+
+
+class RouterCore:
+    """Implements `ryzanstein.router.core.Core`. `close` cancels what still runs."""
+
+    def __init__(self, links: Links, turns: Turns, policy: CorePolicy, telemetry: Telemetry, tracing: Tracing) -> None:
+        self._links = links
+        self._turns = turns
+        self._policy = policy
+        self._telemetry = telemetry
+        self._tracing = tracing
+        self._admission = Admission(policy.limits, telemetry)
+        self._generations = Generations(policy.reattach_window_s, policy.max_retained_tokens, self._stop, telemetry)
+        self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._links.models)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def models(self) -> list[ServedModel]:
+        return self._links.models
+
+    async def submit(self, request: GenerationRequest) -> str:
+        """See `Core.submit`."""
+        request.sampling.validate()
+        self._admission.check_size(request.prompt)
+        request, turn = await self._turns.open(request)
+        try:
+            request = self._completed(request)
+            self._admission.check_room(len(self._running), self._generations.waiting(request.model))
+            if turn is not None:
+                await turn.ensure(request.model)
+            return self._launch(request, turn)
+        except BaseException:
+            if turn is not None:
+                turn.release()
+            raise
+
+    async def follow(
+        self, generation_id: str, from_index: Mapping[int, int] | None = None
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Core.follow`."""
+        generation = self._generations.get(generation_id)
+        if generation.started is not None:
+            self._telemetry.reattached.inc()
+        async with aclosing(generation.follow(from_index or {})) as events:
+            async for event in events:
+                yield event
+
+    async def cancel(self, generation_id: str) -> None:
+        """See `Core.cancel`."""
+        generation = self._generations.get(generation_id)
+        if generation.log.complete or generation not in self._running:
+            raise errors.not_found("generation", generation_id)
+        self._stop(generation)
+
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        """Asks the least loaded node. NOT_FOUND for a model that nobody serves, otherwise the node's own error."""
+        self._admission.check_size(prompt)
+        return await count_prompt_tokens(self._links, self._model(model), prompt)
+
+    async def close(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._generations.close()
+
+    def _completed(self, request: GenerationRequest) -> GenerationRequest:
+        """With model, seed and deadline, which a client may leave out."""
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        return replace(
+            request,
+            model=self._model(request.model),
+            sampling=replace(request.sampling, seed=seed),
+            deadline=request.deadline if request.deadline is not None else time.time() + self._policy.deadline_s,
+        )
+
+    def _model(self, name: str) -> str:
+        """NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND."""
+        known = self._links.known_models
+        if name in known:
+            return name
+        if not known:
+            self._telemetry.refused.labels("no_nodes").inc()
+            raise errors.no_nodes(name, "no node is linked")
+        if name:
+            raise errors.not_found("model", name)
+        if len(known) > 1:
+            raise errors.invalid("model", f"must be given, the cluster serves {', '.join(sorted(known))}"[:256])
+        return next(iter(known))
+
+    def _launch(self, request: GenerationRequest, turn: Turn | None) -> str:
+        generation_id = uuid.uuid4().hex
+        span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
+        request = replace(request, traceparent=traceparent(span, request.traceparent))
+        generation = Generation(generation_id, request, self._generations)
+        self._generations.add(generation)
+        task = asyncio.get_running_loop().create_task(self._live(generation, turn))
+        self._running[generation] = task
+
+        def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
+            self._wind_up(generation, turn, task)
+            span.set_attributes({"ryzanstein.generation_id": generation_id, "ryzanstein.tokens": generation.log.num_tokens})
+            span.end()
+
+        task.add_done_callback(ended)
+        return generation_id
+
+    async def _live(self, generation: Generation, turn: Turn | None) -> RyzansteinError | None:
+        """Runs the generation to its end; returns what it failed with."""
+        request = generation.request
+        with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
+            try:
+                async with asyncio.timeout((request.deadline or 0.0) - time.time()):
+                    await Runner(generation, self._links, self._policy.runner, self._telemetry).run()
+            except TimeoutError:
+                return errors.deadline_exceeded()
+            except RyzansteinError as error:
+                return error
+            except Exception:
+                log.exception("generation failed")
+                return errors.internal(f"internal error, generation {generation.generation_id}")
+            if turn is not None:
+                await _commit(generation, turn)
+            return None
+
+    def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
+        """Runs however the generation ended, also when it was cancelled before its first step."""
+        del self._running[generation]
+        if turn is not None:
+            turn.release()
+        error = None if task.cancelled() else task.result()
+        if task.cancelled():
+            for choice in generation.log.cancel():
+                generation.end_choice(choice)
+        generation.settle(error)
+        self._generations.ended(generation)
+        self._measure(generation, "cancelled" if task.cancelled() else "complete" if error is None else error.code.name.lower())
+
+    def _measure(self, generation: Generation, outcome: str) -> None:
+        model, first_at = generation.request.model, generation.first_token_at
+        self._telemetry.generations.labels(model, outcome).inc()
+        self._telemetry.duration.labels(model).observe(asyncio.get_running_loop().time() - generation.submitted_at)
+        if first_at is None:
+            return
+        self._telemetry.first_token.labels(model).observe(first_at - generation.submitted_at)
+        if generation.log.num_tokens > 1:
+            mean_s = (generation.last_token_at - first_at) / (generation.log.num_tokens - 1)
+            self._telemetry.per_token.labels(model).observe(mean_s)
+
+    def _stop(self, generation: Generation) -> None:
+        if (task := self._running.get(generation)) is not None:
+            task.cancel()
+
+
+async def _commit(generation: Generation, turn: Turn) -> None:
+    """The session keeps the first answer; one that was cancelled is no answer."""
+    answer = generation.log.choices[0]
+    if answer.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        node_id = answer.nodes[-1][1] if answer.nodes else ""
+        await turn.commit("".join(token.text for token in answer.tokens), generation.request.model, node_id)

@@ -1,0 +1,121 @@
+"""The gRPC face: from the wire, a call of the core, to the wire.
+
+A client that goes away detaches from its stream; the generation runs on for the re-attach window, because a lost connection
+looks the same as a cancelled one. Metadata `x-cancel-on-disconnect: true` asks for the opposite. A unary call whose client is
+gone has nobody to re-attach: its generation is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Prompt, TextPrompt
+from ryzanstein.router.answer import Answer
+from ryzanstein.router.call import Call, Calls
+from ryzanstein.router.core import Core
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
+from ryzanstein.wire import chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """`InferenceService` over a `Core`."""
+
+    def __init__(self, core: Core, calls: Calls) -> None:
+        self._core = core
+        self._calls = calls
+
+    async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
+        with self._calls.call("Chat", context) as call:
+            return (await self._answer(call, chat_from_wire(request))).chat_response()
+
+    async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
+        with self._calls.call("Complete", context) as call:
+            return (await self._answer(call, complete_from_wire(request))).complete_response()
+
+    async def StreamChat(
+        self, request: inference.StreamChatRequest, context: _Context
+    ) -> AsyncIterator[inference.StreamChatResponse]:
+        with self._calls.call("StreamChat", context) as call:
+            async with contextlib.aclosing(self._stream(call, chat_from_wire(request.chat))) as events:
+                async for event in events:
+                    yield inference.StreamChatResponse(event=event_to_wire(event))
+
+    async def StreamComplete(
+        self, request: inference.StreamCompleteRequest, context: _Context
+    ) -> AsyncIterator[inference.StreamCompleteResponse]:
+        with self._calls.call("StreamComplete", context) as call:
+            async with contextlib.aclosing(self._stream(call, complete_from_wire(request.complete))) as events:
+                async for event in events:
+                    yield inference.StreamCompleteResponse(event=event_to_wire(event))
+
+    async def AttachGeneration(
+        self, request: inference.AttachGenerationRequest, context: _Context
+    ) -> AsyncIterator[inference.AttachGenerationResponse]:
+        with self._calls.call("AttachGeneration", context):
+            async with contextlib.aclosing(self._core.follow(request.generation_id, dict(request.from_index))) as events:
+                async for event in events:
+                    yield inference.AttachGenerationResponse(event=event_to_wire(event))
+
+    async def CancelGeneration(
+        self, request: inference.CancelGenerationRequest, context: _Context
+    ) -> inference.CancelGenerationResponse:
+        with self._calls.call("CancelGeneration", context):
+            await self._core.cancel(request.generation_id)
+            return inference.CancelGenerationResponse()
+
+    async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:
+        with self._calls.call("ListModels", context):
+            return inference.ListModelsResponse(
+                models=[
+                    inference.Model(name=model.name, context_length=model.context_length, ready_nodes=model.ready_nodes)
+                    for model in self._core.models()
+                ]
+            )
+
+    async def CountTokens(self, request: inference.CountTokensRequest, context: _Context) -> inference.CountTokensResponse:
+        with self._calls.call("CountTokens", context):
+            model = name_from_wire(request.model, "model")
+            return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request)))
+
+    async def _answer(self, call: Call, request: GenerationRequest) -> Answer:
+        generation_id = await self._core.submit(call.complete(request))
+        try:
+            async with contextlib.aclosing(self._core.follow(generation_id)) as events:
+                return await Answer().read(events)
+        except asyncio.CancelledError:
+            await self._cancel(generation_id)
+            raise
+
+    async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        generation_id = await self._core.submit(call.complete(request))
+        try:
+            async with contextlib.aclosing(self._core.follow(generation_id)) as events:
+                async for event in events:
+                    yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            if call.cancel_on_disconnect:
+                await self._cancel(generation_id)
+            raise
+
+    async def _cancel(self, generation_id: str) -> None:
+        # It may have ended in the same moment.
+        with contextlib.suppress(RyzansteinError):
+            await self._core.cancel(generation_id)
+
+
+def _prompt(request: inference.CountTokensRequest) -> Prompt:
+    if request.WhichOneof("prompt") == "messages":
+        return ChatPrompt(messages_from_wire(request.messages.messages))
+    if not request.text:
+        raise errors.invalid("prompt", "messages or text must be given and not empty")
+    return TextPrompt(request.text)

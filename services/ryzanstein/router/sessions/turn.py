@@ -1,0 +1,106 @@
+"""What a request does with its session: put the earlier messages in front, and add the turn when the answer is complete.
+
+One generation at a time speaks in a session. A second one meanwhile is refused (ABORTED, SESSION_BUSY): its history would lack
+the answer that is under way, and whichever ended last would decide the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role
+from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStore
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+
+class Turn:
+    """A request's place in its session, held from `Turns.open` to `release`."""
+
+    def __init__(self, turns: Turns, session_id: str, session: Session | None, said: tuple[Message, ...]) -> None:
+        self._turns = turns
+        self.session_id = session_id
+        self._session = session
+        self._said = said
+
+    @property
+    def model(self) -> str:
+        """The session's model, empty while it has none."""
+        return "" if self._session is None else self._session.model
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """The whole conversation."""
+        earlier = () if self._session is None else self._session.messages
+        return ChatPrompt((*earlier, *self._said))
+
+    async def ensure(self, model: str) -> None:
+        """Creates a session that did not exist."""
+        if self._session is None:
+            self._session = await self._turns.store.create(self.session_id, model)
+
+    async def commit(self, answer: str, model: str, node_id: str) -> None:
+        """Adds what the client said and the answer. A failure is logged and counted: the answer itself is complete."""
+        messages = (*self._said, Message(Role.ASSISTANT, answer))
+        try:
+            await self._turns.store.append(self.session_id, messages, model=model, node_id=node_id)
+        except Exception as error:
+            self._turns.telemetry.session_turns.labels("dropped").inc()
+            log.warning("session turn dropped", session_id=self.session_id, error=str(error))
+        else:
+            self._turns.telemetry.session_turns.labels("stored").inc()
+
+    def release(self) -> None:
+        self._turns.busy.discard(self.session_id)
+
+
+class Turns:
+    """The sessions in which something is being said."""
+
+    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: Telemetry) -> None:
+        self.store = store
+        self.telemetry = telemetry
+        self.busy: set[str] = set()
+        self._bounds = bounds
+
+    async def open(self, request: GenerationRequest) -> tuple[GenerationRequest, Turn | None]:
+        """The request with its session's history and model, and the turn to `release`. None without a session.
+
+        ABORTED when something is being said there, INVALID_ARGUMENT for another model than the session's,
+        FAILED_PRECONDITION SESSION_FULL when the conversation has become too long.
+        """
+        if not request.session_id:
+            return request, None
+        if not isinstance(request.prompt, ChatPrompt):
+            raise errors.invalid("session_id", "needs messages, not a text or token ids")
+        if request.session_id in self.busy:
+            self.telemetry.refused.labels("session_busy").inc()
+            raise RyzansteinError(
+                f"session {request.session_id!r} is answering another request", Code.ABORTED, "SESSION_BUSY", retry_after_s=1.0
+            )
+        self.busy.add(request.session_id)
+        try:
+            turn = Turn(self, request.session_id, await self._find(request.session_id), request.prompt.messages)
+            return self._continued(request, turn), turn
+        except BaseException:
+            self.busy.discard(request.session_id)
+            raise
+
+    async def _find(self, session_id: str) -> Session | None:
+        try:
+            return await self.store.get(session_id)
+        except RyzansteinError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            return None
+
+    def _continued(self, request: GenerationRequest, turn: Turn) -> GenerationRequest:
+        if request.model and turn.model and request.model != turn.model:
+            raise errors.invalid("model", f"the session uses {turn.model!r}", request.model)
+        self._bounds.check(turn.prompt.messages)
+        return replace(request, prompt=turn.prompt, model=request.model or turn.model)

@@ -1,0 +1,63 @@
+"""What the router measures. Every retry, failover, hedge, refusal and eviction is counted here."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from ryzanstein.metrics import (
+    DURATION_BUCKETS,
+    TIME_PER_OUTPUT_TOKEN_BUCKETS,
+    TIME_TO_FIRST_TOKEN_BUCKETS,
+    new_registry,
+)
+
+REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
+
+
+class Telemetry:
+    """The router's metrics, built once and passed on. Labels are bounded: names of models and nodes, codes, causes."""
+
+    def __init__(self) -> None:
+        self.registry = registry = new_registry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"ryzanstein_router_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=registry, buckets=buckets)
+
+        self.requests = counter("requests", "Calls that ended, by code", "face", "method", "code")
+        self.generations = counter("generations", "Generations that ended, by outcome", "model", "outcome")
+        self.running = gauge("generations_running", "Generations that run")
+        self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
+        self.retained = gauge("generations_retained", "Ended generations that can still be read")
+        self.evicted = counter("generations_evicted", "Ended generations forgotten early for want of room")
+        self.abandoned = counter("generations_abandoned", "Generations cancelled because no reader came back")
+        self.reattached = counter("generations_reattached", "Readers that joined a begun generation")
+        self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
+        self.refused = counter("refused", "Requests refused by admission", "reason")
+        self.first_token = histogram("time_to_first_token", "Submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model")
+        self.per_token = histogram(
+            "time_per_output_token", "Mean time of a token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
+        )
+        self.duration = histogram("generation_duration", "Submit to end", DURATION_BUCKETS, "model")
+        self.failovers = counter("failovers", "Generations that moved to another node", "cause")
+        self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
+        self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
+        self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
+        self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
+        self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
+        self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
+        self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
+        self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
+
+    def forget_node(self, node_id: str) -> None:
+        """Drops the series of a node that is gone, so that labels stay bounded over years of pods."""
+        for metric in (self.link_up, self.breaker):
+            metric.remove(node_id)

@@ -1,0 +1,46 @@
+"""The last view in a file, so that a router which starts while the orchestrator is down still finds the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class ViewCache:
+    """Addresses in a JSON file. A file that is missing or broken is an empty view: the cache only ever helps."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def load(self) -> frozenset[str]:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, addresses: Collection[str]) -> None:
+        await asyncio.to_thread(self._save, sorted(addresses))
+
+    def _load(self) -> frozenset[str]:
+        try:
+            addresses = json.loads(self._path.read_text())["addresses"]
+            return frozenset(str(address) for address in addresses)
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("cached view not readable", path=str(self._path), error=str(error))
+            return frozenset()
+
+    def _save(self, addresses: list[str]) -> None:
+        """Written beside and renamed: a reader never sees half a file."""
+        beside = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps({"addresses": addresses}))
+            os.replace(beside, self._path)
+        except OSError as error:
+            log.warning("view not cached", path=str(self._path), error=str(error))

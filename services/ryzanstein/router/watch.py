@@ -1,0 +1,100 @@
+"""Turns the detectors' judgement of one link into three levels, at the moment when they change.
+
+One timer per link, set to when the next level would be reached if nothing came: nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import IntEnum
+
+from ryzanstein.cluster import Beat
+from ryzanstein.router.detector import BeatDetector, Progress, Thresholds
+
+SILENCE = "silence"
+STALL = "stall"
+# A timer that fires so late says that this router was paused, and that the node's beats may lie unread in its sockets.
+_LATE_S = 0.05
+
+
+class Level(IntEnum):
+    FINE = 0
+    SUSPECT = 1
+    DEAD = 2
+
+
+class Watch:
+    """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it."""
+
+    def __init__(self, thresholds: Thresholds, on_level: Callable[[Level, str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._beats = BeatDetector(thresholds, self._loop.time())
+        self._progress = Progress(thresholds)
+        self._on_level = on_level
+        self._timer: asyncio.TimerHandle | None = None
+        self._excused = False
+        self.level = Level.FINE
+
+    def start(self) -> None:
+        self._arm(self._next_change())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def beat(self, beat: Beat) -> None:
+        now = self._loop.time()
+        working = beat.load.running + beat.load.waiting > 0
+        self._beats.beat(now, working)
+        self._progress.beat(now, beat.step, working)
+        self._alive()
+
+    def frame(self) -> None:
+        """Something other than a beat arrived."""
+        self._beats.sign(self._loop.time())
+        if self.level is not Level.FINE:
+            self._alive()
+
+    def _alive(self) -> None:
+        self._excused = False
+        self._judge()
+        if self._timer is not None and self._next_change() < self._timer.when():
+            self._arm(self._next_change())
+
+    def _next_change(self) -> float:
+        if self.level is Level.FINE:
+            return min(self._beats.suspect_at, self._progress.stalled_at)
+        return self._beats.dead_at
+
+    def _arm(self, at: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(at, self._fire, at)
+
+    def _fire(self, due: float) -> None:
+        now = self._loop.time()
+        late = now - due
+        if late > _LATE_S and not self._excused:
+            self._excused = True
+            self._arm(now + min(late, 4 * _LATE_S))
+            return
+        self._judge()
+        if self.level is not Level.DEAD:
+            self._arm(max(self._next_change(), now + 0.001))
+
+    def _judge(self) -> None:
+        now = self._loop.time()
+        level, cause = self._verdict(now)
+        if level is not self.level:
+            self.level = level
+            self._on_level(level, cause)
+
+    def _verdict(self, now: float) -> tuple[Level, str]:
+        if now >= self._beats.dead_at:
+            return Level.DEAD, SILENCE
+        if now >= self._beats.suspect_at:
+            return Level.SUSPECT, SILENCE
+        if now >= self._progress.stalled_at:
+            return Level.SUSPECT, STALL
+        return Level.FINE, ""

@@ -1,0 +1,289 @@
+"""A scripted node: a real gRPC server that speaks WorkerService.Connect and does to a router what nodes do on bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Attempt
+from ryzanstein.router.assembly import Router, assembled, grpc_face
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from ryzanstein.wire import attempt_from_wire
+
+MODEL = "demo"
+CONTEXT_LENGTH = 4096
+
+
+def token_id(choice: int, index: int) -> int:
+    """What every scripted node generates: a function of (choice, index) alone, as the real sampler's draw is."""
+    return 1000 * (choice + 1) + index
+
+
+def token_text(choice: int, index: int) -> str:
+    return f"{choice}.{index} "
+
+
+class DiedError(Exception):
+    """The node dies in the middle of a step: what it had not sent is lost."""
+
+
+@dataclass(eq=False)
+class Running:
+    """One attempt on the node."""
+
+    handle: int
+    attempt: Attempt
+    next_index: list[int]
+    left: set[int]
+
+
+@dataclass(eq=False)
+class ScriptedNode(WorkerServiceServicer):
+    """One token of every choice each step. The switches may be turned while it runs; wishes (`die_at`, ...) name indices."""
+
+    node_id: str
+    step_s: float = 0.002
+    state: int = worker.NODE_STATE_READY
+    model: str = MODEL
+    frozen: bool = False
+    """Neither beats nor tokens, but the connection stays."""
+    stalled: bool = False
+    """Beats, but no tokens."""
+    mute_beats: bool = False
+    """Tokens, but no beats."""
+    repeat_rows: bool = False
+    """Sends every row twice."""
+    gap_at: int | None = None
+    die_at: int | None = None
+    refuse: RyzansteinError | None = None
+    refuse_node_fault: bool = False
+    default_tokens: int = 16
+    submits: list[worker.Submit] = field(default_factory=list)
+    cancels: list[int] = field(default_factory=list)
+    running: dict[int, Running] = field(default_factory=dict)
+    port: int = 0
+    _server: RpcServer | None = None
+    _incarnation: str = ""
+    _step: int = 0
+    _beats: int = 0
+    _dying: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._incarnation = uuid.uuid4().hex
+        self._server = RpcServer("127.0.0.1", self.port, [])
+        add_WorkerServiceServicer_to_server(self, self._server.server)
+        await self._server.start()
+        self.port = self._server.port
+
+    async def die(self) -> None:
+        """Every connection breaks now. `start` brings it back on the same port, as another process."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+        self.running.clear()
+
+    async def Connect(
+        self, requests: AsyncIterator[worker.ConnectRequest], context: Any
+    ) -> AsyncIterator[worker.ConnectResponse]:
+        frames = aiter(requests)
+        assert (await anext(frames)).HasField("hello")
+        hello = worker.NodeHello(node_id=self.node_id, incarnation=self._incarnation, beat=self._beat())
+        yield worker.ConnectResponse(hello=hello)
+        reader = asyncio.create_task(self._read(frames))
+        try:
+            async for frame in self._speak():
+                yield frame
+        except DiedError:
+            return
+        finally:
+            reader.cancel()
+            self.running.clear()
+
+    async def CountPromptTokens(self, request: worker.CountPromptTokensRequest, context: Any) -> Any:
+        text = request.text or "".join(message.content for message in request.messages.messages)
+        return worker.CountPromptTokensResponse(tokens=len(text.split()))
+
+    async def _read(self, frames: AsyncIterator[worker.ConnectRequest]) -> None:
+        async for frame in frames:
+            if frame.HasField("submit"):
+                self.submits.append(frame.submit)
+                self._accept(frame.submit)
+            elif frame.HasField("cancel"):
+                self.cancels.append(frame.cancel.handle)
+                self.running.pop(frame.cancel.handle, None)
+
+    def _accept(self, submit: worker.Submit) -> None:
+        attempt = attempt_from_wire(submit)
+        begun = [len(choice.token_ids) for choice in attempt.generated]
+        left = {i for i, choice in enumerate(attempt.generated) if not choice.finished}
+        self.running[submit.handle] = Running(submit.handle, attempt, begun, left)
+
+    def _beat(self) -> worker.Beat:
+        self._beats += 1
+        return worker.Beat(
+            sequence=self._beats,
+            state=worker.NodeState.ValueType(self.state),
+            model=self.model,
+            context_length=CONTEXT_LENGTH,
+            load=worker.Load(running=len(self.running), capacity=256),
+            step=self._step,
+        )
+
+    async def _speak(self) -> AsyncIterator[worker.ConnectResponse]:
+        next_beat = 0.0
+        known: set[int] = set()
+        while self._server is not None:
+            now = time.monotonic()
+            if now >= next_beat and not (self.frozen or self.mute_beats):
+                next_beat = now + (0.05 if self.running else 0.5)
+                yield worker.ConnectResponse(beat=self._beat())
+            if self.running and not (self.frozen or self.stalled):
+                self._step += 1
+                next_beat = min(next_beat, now + 0.05)
+                yield worker.ConnectResponse(output=self._output(known))
+            await asyncio.sleep(self.step_s)
+
+    def _output(self, known: set[int]) -> worker.StepOutput:
+        output = worker.StepOutput(step=self._step)
+        for run in list(self.running.values()):
+            if run.handle not in known:
+                known.add(run.handle)
+                if self.refuse is not None:
+                    self._fail(output, run)
+                    continue
+                output.accepted.add(handle=run.handle, prompt_tokens=7)
+            self._rows(output, run)
+        return output
+
+    def _fail(self, output: worker.StepOutput, run: Running) -> None:
+        assert self.refuse is not None
+        output.failed.add(
+            handle=run.handle,
+            code=self.refuse.code,
+            reason=self.refuse.reason,
+            message=self.refuse.message,
+            metadata=dict(self.refuse.metadata),
+            node_fault=self.refuse_node_fault,
+        )
+        del self.running[run.handle]
+
+    def _rows(self, output: worker.StepOutput, run: Running) -> None:
+        end = run.attempt.request.sampling.max_tokens or self.default_tokens
+        sampling = run.attempt.request.sampling
+        for choice in sorted(run.left):
+            index = run.next_index[choice]
+            if index == self.die_at:
+                self.die_at = None
+                self._dying = asyncio.create_task(self.die())
+                raise DiedError
+            if index < end:
+                shown = index + 1 if index == self.gap_at else index
+                for _ in range(2 if self.repeat_rows else 1):
+                    self._row(output, run.handle, choice, shown, sampling.logprobs)
+                run.next_index[choice] += 1
+            if run.next_index[choice] >= end:
+                run.left.discard(choice)
+                output.finished.add(handle=run.handle, choice=choice, reason=2, cached_prompt_tokens=3)
+        if not run.left:
+            self.running.pop(run.handle, None)
+
+    def _row(self, output: worker.StepOutput, handle: int, choice: int, index: int, logprobs: int | None) -> None:
+        if logprobs is not None:
+            output.logprob_row.append(len(output.handle))
+            output.logprobs.add(logprob=-0.5).top.add(token_id=index, text="t", logprob=-0.5)
+        output.handle.append(handle)
+        output.choice.append(choice)
+        output.index.append(index)
+        output.token_id.append(token_id(choice, index))
+        output.text.append(token_text(choice, index))
+
+
+@pytest.fixture
+async def start_node() -> AsyncIterator[Callable[..., Awaitable[ScriptedNode]]]:
+    """Starts scripted nodes; all are gone at the end."""
+    nodes: list[ScriptedNode] = []
+
+    async def start(node_id: str, **switches: Any) -> ScriptedNode:
+        node = ScriptedNode(node_id, **switches)
+        await node.start()
+        nodes.append(node)
+        return node
+
+    yield start
+    for node in nodes:
+        await node.die()
+
+
+@dataclass
+class RunningRouter:
+    """A router with its gRPC face and a client's stubs."""
+
+    router: Router
+    server: RpcServer
+    inference: Any
+    sessions: Any
+
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 when it has none yet."""
+        return self.router.telemetry.registry.get_sample_value(f"ryzanstein_router_{name}", labels) or 0.0
+
+
+@contextlib.asynccontextmanager
+async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIterator[RunningRouter]:
+    async with assembled(settings) as router:
+        server = grpc_face(router, settings)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
+            yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel))
+        await server.stop(0)
+
+
+@pytest.fixture
+async def start_router(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[RunningRouter]]]:
+    """Starts routers on given nodes, by default with a state directory of the test's own and no orchestrator."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*nodes: ScriptedNode, ready_nodes: int | None = None, **settings: Any) -> RunningRouter:
+            made = RouterSettings(
+                **{
+                    "grpc_port": 0,
+                    "state_dir": tmp_path,
+                    "session_store": "memory",
+                    "nodes": ",".join(node.address for node in nodes),
+                    **settings,
+                }
+            )
+            return await stack.enter_async_context(running_router(made, len(nodes) if ready_nodes is None else ready_nodes))
+
+        yield start
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Returns as soon as the condition holds; fails when it does not within the bound."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - conditions are anything a test can see
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., Awaitable[None]]:
+    return until
