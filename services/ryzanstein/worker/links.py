@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, TokenLogprobs
+from ryzanstein.generation import FinishReason, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire import beat_to_wire, logprobs_to_wire
 
@@ -51,18 +51,18 @@ class RouterLink:
         self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
         self._wake()
 
-    def add_row(self, handle: int, choice: int, index: int, token_id: int, text: str, logprobs: TokenLogprobs | None) -> None:
+    def add_row(self, handle: int, choice: int, index: int, token: Token) -> None:
         output = self._output
-        if logprobs is not None:
+        if token.logprobs is not None:
             output.logprob_row.append(len(output.handle))
-            output.logprobs.append(logprobs_to_wire(logprobs))
-            self._output_bytes += _TOP_BYTES * (1 + len(logprobs.top))
+            output.logprobs.append(logprobs_to_wire(token.logprobs))
+            self._output_bytes += _TOP_BYTES * (1 + len(token.logprobs.top))
         output.handle.append(handle)
         output.choice.append(choice)
         output.index.append(index)
-        output.token_id.append(token_id)
-        output.text.append(text)
-        self._output_bytes += _ROW_BYTES + len(text)
+        output.token_id.append(token.token_id)
+        output.text.append(token.text)
+        self._output_bytes += _ROW_BYTES + len(token.text)
         self._wake()
 
     def finish(self, handle: int, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.cluster import NodeState
-from ryzanstein.metrics import DURATION_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
+from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.messages import RankReady
@@ -36,7 +36,8 @@ class Telemetry:
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
         self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
-        self.generations = self._counter("generations_total", "Choices that ended, or generations that failed.", "outcome")
+        self.generations = self._counter("generations_total", "Attempts that ended here.", "outcome")
+        self.choices = self._counter("choices_total", "Choices that ended.", "reason")
         self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
@@ -45,7 +46,6 @@ class Telemetry:
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
 
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
-        self.queue = self._histogram("queue_seconds", "From submit to the engine's first step with it.", DURATION_BUCKETS)
         self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS

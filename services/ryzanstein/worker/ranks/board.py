@@ -42,6 +42,11 @@ class RankProgress:
     def in_step(self) -> bool:
         return self.begun_s > 0
 
+    @property
+    def still_s(self) -> float:
+        """Seconds since it moved last."""
+        return time.monotonic() - self.progress_s
+
 
 def board_bytes(size: int) -> int:
     """Bytes of the board of so many ranks. All zero is the state before any rank has started."""

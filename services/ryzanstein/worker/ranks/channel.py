@@ -12,7 +12,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -122,8 +122,7 @@ class AgentChannel(asyncio.Protocol, Generic[T]):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         for body in self._splitter.feed(data):

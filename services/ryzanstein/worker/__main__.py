@@ -1,0 +1,114 @@
+"""`python -m ryzanstein.worker`: settings, one node, its server, signals.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, the model it was started with refused, a bug), 2 bad
+settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from ryzanstein import log as logs
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.metrics import MetricsServer
+from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.tracing import Tracing
+from ryzanstein.v1.worker_pb2 import DESCRIPTOR
+from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.host import ModelChoice
+from ryzanstein.worker.membership import Membership
+from ryzanstein.worker.node import Node
+from ryzanstein.worker.operations import Operations
+from ryzanstein.worker.service import WorkerServicer
+from ryzanstein.worker.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_LAST_FRAMES_S = 1.0
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Serves until SIGTERM or SIGINT. OSError, RyzansteinError: it cannot start."""
+    telemetry = Telemetry()
+    async with AsyncExitStack() as stack:
+        tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
+        stack.callback(tracing.close)
+        metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
+        stack.callback(metrics.close)
+        node = Node(settings, telemetry, tracing)
+        stack.push_async_callback(node.host.unload)
+        await _serve_rpc(settings, node, telemetry, metrics.port)
+
+
+async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry, metrics_port: int) -> None:
+    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    rpc = RpcServer(settings.host, settings.grpc_port, names)
+    operations = Operations(node, _model(settings), lambda: settings.advertise_address or f"{settings.host}:{rpc.port}")
+    add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
+    await rpc.start()
+    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            await _live(tasks, node, operations, telemetry, rpc)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        node.close_links()
+        await rpc.stop(_LAST_FRAMES_S)
+    log.info("stopped")
+
+
+async def _live(tasks: asyncio.TaskGroup, node: Node, operations: Operations, telemetry: Telemetry, rpc: RpcServer) -> None:
+    """Until SIGTERM or SIGINT and the drain after it: routers and orchestrator hear beats to the end."""
+    settings = node.settings
+    model = _model(settings)
+    background = [tasks.create_task(node.run(rpc))]
+    if model is not None:
+        background.append(tasks.create_task(operations.load(model)))
+    membership = Membership(settings.orchestrator, operations, telemetry) if settings.orchestrator else None
+    if membership is not None:
+        background.append(tasks.create_task(membership.run()))
+    await terminated()
+    await operations.drain(settings.drain_grace_s, "the node stops")
+    for task in background:
+        task.cancel()
+    if membership is not None:
+        await membership.leave()
+
+
+def _model(settings: WorkerSettings) -> ModelChoice | None:
+    """What the node serves from the start."""
+    return ModelChoice(settings.served_name, str(Path(settings.model).resolve())) if settings.model else None
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    try:
+        settings = CliApp.run(WorkerSettings)
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
+        return 2
+    logs.setup("worker", settings.log_level, node_id=settings.node_id)
+    try:
+        uvloop.run(serve(settings))
+    except (OSError, RyzansteinError) as error:
+        log.error("cannot serve", error=str(error))
+        return 1
+    except Exception:
+        log.exception("failed")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The model that this node serves: its text side here, its ranks under a supervisor. Load, unload, lose, recover.
+
+One model at a time. The node asks for its state; whoever waits for a change is told by `on_change`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.ranks.group import GroupEvents, RankGroup, RankLoss
+from ryzanstein.worker.ranks.messages import RankReady
+from ryzanstein.worker.ranks.supervisor import Supervisor
+from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.tokenizer import TextModel
+
+log = structlog.get_logger(__name__)
+
+NO_MODEL = "no model is loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model by its name on the wire and its directory on this node."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Ready ranks. `context_length` is what they can hold of the model's own."""
+
+    group: RankGroup
+    context_length: int
+    num_blocks: int
+    max_sequences: int
+
+
+class ModelHost:
+    """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        events: GroupEvents,
+        telemetry: Telemetry,
+        *,
+        on_change: Callable[[], None],
+        on_loss: Callable[[RankLoss], None],
+    ) -> None:
+        self._settings, self._events, self._telemetry = settings, events, telemetry
+        self._on_change, self._on_loss = on_change, on_loss
+        self._supervision: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self.state = NodeState.STARTING
+        self.reason = NO_MODEL
+        self.choice: ModelChoice | None = None
+        self.text: TextModel | None = None
+        self.serving: Serving | None = None
+        self.losses = 0
+
+    async def load(self, choice: ModelChoice) -> None:
+        """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read."""
+        await self.unload()
+        self.choice = choice
+        self._become(NodeState.STARTING, f"loads {choice.name}")
+        try:
+            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
+        except RyzansteinError as error:
+            self._become(NodeState.FAILED, error.message)
+            raise
+        spec = self._settings.rank_spec(choice.path)
+        supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.backoff(), self, self._events)
+        self._supervision = asyncio.create_task(supervisor.run())
+
+    async def unload(self) -> None:
+        """Ends the ranks and forgets the model. Returns when their memory is free."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait([self._supervision])
+            self._supervision = None
+        self.choice = self.text = self.serving = None
+        self._become(NodeState.STARTING, NO_MODEL)
+
+    async def settled(self) -> None:
+        """Returns when the ranks are ready. FAILED_PRECONDITION: the model cannot be served."""
+        await self._settled.wait()
+        if self.state is NodeState.FAILED:
+            raise errors.failed_precondition("MODEL_REFUSED", self.reason)
+
+    def on_ready(self, group: RankGroup, ranks: Sequence[RankReady]) -> None:
+        self._telemetry.ranks_ready(ranks)
+        lead = ranks[0]
+        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
+        phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
+        log.info("ranks ready", tp=len(ranks), num_blocks=lead.num_blocks, context_length=lead.context_length, **phases)
+        self._become(NodeState.READY, "")
+
+    def on_lost(self, loss: RankLoss) -> None:
+        self._telemetry.rank_losses.labels(loss.cause.value.lower(), str(loss.rank)).inc()
+        self.serving = None
+        self.losses += 1
+        if self.state is not NodeState.FAILED:
+            self._become(NodeState.RECOVERING, loss.message)
+        self._on_loss(loss)
+
+    def on_failed(self, reason: str) -> None:
+        self._become(NodeState.FAILED, reason)
+
+    def _become(self, state: NodeState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        if state in (NodeState.READY, NodeState.FAILED):
+            self._settled.set()
+        else:
+            self._settled.clear()
+        log.info("state", state=state.name, reason=reason)
+        self._on_change()

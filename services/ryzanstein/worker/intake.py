@@ -1,0 +1,65 @@
+"""What a router submits, made into what the engine runs: tokenized, checked against the context, defaults resolved.
+
+Plain functions of the request and the model; raises the errors that clients see.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ryzanstein import errors
+from ryzanstein.generation import Attempt, Prompt, SamplingParams
+from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.text.tokenizer import TextModel
+
+
+def tokenize(prompt: Prompt, model: TextModel) -> list[int]:
+    """INVALID_ARGUMENT for a prompt that the model cannot read or that is empty. Long prompts take milliseconds."""
+    prompt_ids = model.encode_prompt(prompt)
+    if not prompt_ids:
+        raise errors.invalid("prompt", "must have at least one token")
+    return prompt_ids
+
+
+def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextModel, context_length: int) -> SubmitGroup:
+    """CONTEXT_TOO_LONG with both numbers, INVALID_ARGUMENT for a token id outside the vocabulary."""
+    request = attempt.request
+    sampling = request.sampling
+    _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
+    _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
+    for choice in attempt.generated:
+        _check_ids("generated", choice.token_ids, model.vocab_size)
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else model.eos_token_ids)
+    return SubmitGroup(
+        group=group,
+        prompt_ids=prompt_ids,
+        sampling=_with_seed(sampling),
+        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
+        stop_token_ids=sorted(stops),
+        generated=[list(choice.token_ids) for choice in attempt.generated],
+        finished=[choice.finished for choice in attempt.generated],
+        deadline=request.deadline,
+        priority=request.priority,
+        traceparent=request.traceparent,
+    )
+
+
+def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
+    """What was asked for, by default what is left of the context."""
+    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
+    if prompt_tokens + wanted > context_length:
+        raise errors.context_too_long(prompt_tokens, wanted, context_length)
+    return wanted
+
+
+def _with_seed(sampling: SamplingParams) -> SamplingParams:
+    """Routers always set one; whoever calls a node directly need not, and cannot continue elsewhere then."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(64))
+
+
+def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise errors.invalid(field, f"each token id must be in [0, {vocab_size})", token_id)

@@ -1,0 +1,238 @@
+"""The node's core: routers' links on one side, the ranks on the other, and the state that all of them are told.
+
+A token's way: StepEvents from rank 0, `RunningGenerations` (text), its router's link, in one call in the event loop. The beat
+comes from the same loop, so an agent that is frozen is silent. Knows neither gRPC servicers nor the orchestrator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from itertools import count
+from typing import Protocol
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Load, NodeState
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import Attempt, ChatPrompt, Prompt, TextPrompt
+from ryzanstein.tracing import Tracing
+from ryzanstein.worker import intake
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.messages import CancelGroup, EngineStats, FinishChoice, StepEvents
+from ryzanstein.worker.host import ModelHost, Serving
+from ryzanstein.worker.links import LinkBounds, RouterLink
+from ryzanstein.worker.ranks.group import GroupEvents, RankLoss
+from ryzanstein.worker.ranks.messages import ProfileTrace
+from ryzanstein.worker.running import RunningGenerations
+from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.tokenizer import TextModel
+
+log = structlog.get_logger(__name__)
+
+MAX_LINKS = 256
+_THREAD_CHARS = 16_384  # shorter prompts tokenize in less time than a hand-over to a thread costs others
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Health(Protocol):
+    """Where readiness is shown: the RpcServer."""
+
+    async def set_ready(self, ready: bool) -> None: ...
+
+    async def set_started(self) -> None: ...
+
+
+class Node:
+    """One per agent. `drains` holds the reasons for which new generations are refused; empty: none."""
+
+    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing) -> None:
+        self.settings = settings
+        self.incarnation = uuid.uuid4().hex
+        self.drains: set[str] = set()
+        self.stats = NO_STATS
+        self.trace: asyncio.Future[ProfileTrace] | None = None
+        self.running = RunningGenerations(self._send, telemetry, tracing)
+        events = GroupEvents(self._on_step, self._on_trace, lambda: len(self.running) > 0)
+        self.host = ModelHost(settings, events, telemetry, on_change=self.changed, on_loss=self._on_loss)
+        self._telemetry = telemetry
+        self._links: list[RouterLink] = []
+        self._groups = count(1)
+        self._beats = count(1)
+        self._nudge = asyncio.Event()
+
+    @property
+    def state(self) -> NodeState:
+        if self.drains and self.host.state is NodeState.READY:
+            return NodeState.DRAINING
+        return self.host.state
+
+    def changed(self) -> None:
+        """The next beat goes out at once."""
+        self._nudge.set()
+
+    def connect(self, router_id: str) -> RouterLink:
+        """RESOURCE_EXHAUSTED when too many routers are connected. Give the link back with `disconnect`."""
+        if len(self._links) >= MAX_LINKS:
+            raise errors.queue_full(len(self._links), MAX_LINKS)
+        link = RouterLink(router_id, LinkBounds(self.settings.link_rows, self.settings.link_bytes))
+        self._links.append(link)
+        self._telemetry.links.set(len(self._links))
+        log.info("router connected", router_id=router_id)
+        return link
+
+    def disconnect(self, link: RouterLink) -> None:
+        """Cancels what the router had submitted."""
+        self.running.close_link(link)
+        self._links.remove(link)
+        self._telemetry.links.set(len(self._links))
+        log.info("router disconnected", router_id=link.router_id)
+
+    def close_links(self) -> None:
+        """The node stops: what still runs is its routers' to fail over."""
+        for link in self._links:
+            link.close()
+
+    async def submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
+        """Accepts the attempt, or fails it on its link."""
+        try:
+            await self._submit(link, handle, attempt)
+        except RyzansteinError as error:
+            self.refuse(link, handle, error, attempt.generation_id)
+
+    def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, generation_id: str) -> None:
+        """Nothing was started. It is never the node's fault in the sense of a breaker: the code says whether others may try."""
+        self._telemetry.refusals.labels(error.reason).inc()
+        log.info("generation refused", generation_id=generation_id, reason=error.reason, message=error.message)
+        link.fail(handle, error, node_fault=False)
+
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        """NOT_FOUND for a model that is not loaded."""
+        text = self.host.text
+        if text is None or model not in ("", text.name):
+            raise errors.not_found("model", model)
+        return len(await self._encode(text, prompt))
+
+    def beat(self) -> Beat:
+        """How the node is now."""
+        serving, text = self.host.serving, self.host.text
+        return Beat(
+            sequence=next(self._beats),
+            state=self.state,
+            model=text.name if text is not None else "",
+            context_length=serving.context_length if serving is not None else 0,
+            load=self._load(serving),
+            step=serving.group.progress()[0].step if serving is not None else 0,
+            reason=self._reason(),
+        )
+
+    async def run(self, health: Health) -> None:
+        """Beats until cancelled: often while work runs, seldom while idle, at once after a change."""
+        started = False
+        while True:
+            self._nudge.clear()
+            beat = self.beat()
+            self._show(beat)
+            ready = beat.state is NodeState.READY
+            await health.set_ready(ready)
+            if ready and not started:
+                await health.set_started()
+                started = True
+            busy = len(self.running) > 0
+            try:
+                async with asyncio.timeout(self.settings.beat_busy_s if busy else self.settings.beat_idle_s):
+                    await self._nudge.wait()
+            except TimeoutError:
+                continue
+
+    def _show(self, beat: Beat) -> None:
+        for link in self._links:
+            link.beat(beat)
+        self._telemetry.beats.inc()
+        self._telemetry.set_state(beat.state)
+        if self.host.serving is not None:
+            self._telemetry.progress(self.host.serving.group.progress())
+
+    def _reason(self) -> str:
+        return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
+
+    def _load(self, serving: Serving | None) -> Load:
+        """What the engine said last, and what it was sent since."""
+        running = self.stats.running
+        waiting = max(self.stats.waiting, self.running.num_choices - running)
+        if serving is None:
+            return Load()
+        return Load(running, waiting, serving.max_sequences, self.stats.blocks_held, serving.num_blocks)
+
+    async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
+        text = self._admit(attempt)
+        prompt_ids = await self._encode(text, attempt.request.prompt)
+        serving = self._serving(attempt)
+        was_idle = len(self.running) == 0
+        asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
+        submit = self.running.open(link, handle, attempt, asked, text)
+        if submit is not None:
+            serving.group.send(submit)
+        if was_idle:
+            self.changed()
+
+    def _admit(self, attempt: Attempt) -> TextModel:
+        """Whether it may be tokenized at all."""
+        self._serving(attempt)
+        text = self.host.text
+        assert text is not None
+        deadline, bound = attempt.request.deadline, self.settings.max_waiting + self.settings.max_sequences
+        if deadline is not None and deadline <= time.time():
+            raise errors.deadline_exceeded()
+        if self.running.num_choices + attempt.request.sampling.n > bound:
+            raise errors.queue_full(self.running.num_choices, bound)
+        return text
+
+    def _serving(self, attempt: Attempt) -> Serving:
+        """UNAVAILABLE when another node should be asked."""
+        if self.drains:
+            raise errors.draining(self.settings.node_id)
+        serving, text = self.host.serving, self.host.text
+        if serving is None or text is None:
+            raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: {self.host.reason}")
+        if attempt.request.model not in ("", text.name):
+            message = f"node {self.settings.node_id} serves {text.name!r}, not {attempt.request.model[:128]!r}"
+            raise errors.unavailable("MODEL_NOT_SERVED", message)
+        return serving
+
+    async def _encode(self, text: TextModel, prompt: Prompt) -> list[int]:
+        if _num_chars(prompt) > _THREAD_CHARS:
+            return await asyncio.to_thread(intake.tokenize, prompt, text)
+        return intake.tokenize(prompt, text)
+
+    def _send(self, message: CancelGroup | FinishChoice) -> None:
+        if self.host.serving is not None:
+            self.host.serving.group.send(message)
+
+    def _on_step(self, events: StepEvents) -> None:
+        self.stats = events.stats
+        self._telemetry.engine(events.stats)
+        self.running.on_step(events)
+
+    def _on_trace(self, trace: ProfileTrace) -> None:
+        if self.trace is not None and not self.trace.done():
+            self.trace.set_result(trace)
+
+    def _on_loss(self, loss: RankLoss) -> None:
+        self.stats = NO_STATS
+        error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
+        self.running.fail_all(error)
+        if self.trace is not None and not self.trace.done():
+            self.trace.set_exception(error)
+
+
+def _num_chars(prompt: Prompt) -> int:
+    match prompt:
+        case ChatPrompt(messages):
+            return sum(len(message.content) for message in messages)
+        case TextPrompt(text):
+            return len(text)
+        case _:
+            return 0

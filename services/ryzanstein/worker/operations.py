@@ -1,0 +1,135 @@
+"""What operators and the orchestrator do to a node: change its model, drain it, profile it, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Deployment
+from ryzanstein.cluster import Node as NodeDescription
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.worker.host import ModelChoice
+from ryzanstein.worker.node import Node
+from ryzanstein.worker.ranks.messages import StartProfile
+
+log = structlog.get_logger(__name__)
+
+MAX_PROFILE_STEPS = 100
+DEFAULT_PROFILE_STEPS = 10
+PROFILE_TIMEOUT_S = 60.0
+_OPERATOR, _ORCHESTRATOR, _SWITCH = "an operator asked", "the orchestrator asked", "the model changes"
+
+
+class Operations:
+    """One per agent, beside its node. `started_with` is what it serves unless the orchestrator deploys something else."""
+
+    def __init__(self, node: Node, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
+        self._node = node
+        self._started_with = started_with
+        self._address = address
+        self._changing = asyncio.Lock()
+        self._switch: asyncio.Task[None] | None = None
+        self._refused: ModelChoice | None = None
+
+    async def load(self, choice: ModelChoice) -> None:
+        """Returns when the model is ready. FAILED_PRECONDITION while generations run, or when the model is refused."""
+        self._require_idle()
+        async with self._changing:
+            await self._node.host.load(choice)
+            await self._node.host.settled()
+
+    async def unload(self, name: str) -> None:
+        """FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded."""
+        choice = self._node.host.choice
+        if choice is None or name not in ("", choice.name):
+            raise errors.not_found("model", name)
+        self._require_idle()
+        async with self._changing:
+            await self._node.host.unload()
+
+    async def drain(self, grace_s: float, reason: str = _OPERATOR) -> int:
+        """Refuses new generations; returns how many still run when all have ended or the grace has passed."""
+        self._node.drains.add(reason)
+        self._node.changed()
+        log.info("drains", reason=reason, running=len(self._node.running), grace_s=grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._node.running.idle.wait()
+        except TimeoutError:
+            log.warning("grace passed", running=len(self._node.running))
+        return len(self._node.running)
+
+    async def profile(self, rank: int, steps: int) -> bytes:
+        """A Chrome trace of the rank's next steps. INVALID_ARGUMENT, FAILED_PRECONDITION while another one is recorded,
+        DEADLINE_EXCEEDED when the node has nothing to do."""
+        node = self._node
+        if rank >= node.settings.tp:
+            raise errors.invalid("rank", f"must be less than {node.settings.tp}", rank)
+        if steps > MAX_PROFILE_STEPS:
+            raise errors.invalid("steps", f"must be at most {MAX_PROFILE_STEPS}", steps)
+        if node.host.serving is None:
+            raise errors.failed_precondition("NODE_NOT_READY", node.host.reason)
+        if node.trace is not None:
+            raise errors.failed_precondition("PROFILE_RUNS", "another profile is being recorded")
+        node.trace = asyncio.get_running_loop().create_future()
+        node.host.serving.group.send(StartProfile(rank, steps or DEFAULT_PROFILE_STEPS))
+        try:
+            async with asyncio.timeout(PROFILE_TIMEOUT_S):
+                trace = (await node.trace).trace
+        except TimeoutError:
+            raise errors.deadline_exceeded(f"the node did not run {steps} steps in {PROFILE_TIMEOUT_S:g} s") from None
+        finally:
+            node.trace = None
+        if not trace:
+            raise RyzansteinError("the trace is too large, ask for fewer steps", Code.RESOURCE_EXHAUSTED, "TRACE_TOO_LARGE")
+        return trace
+
+    def describe(self) -> NodeDescription:
+        """The node as a member of its cluster."""
+        node, beat = self._node, self._node.beat()
+        return NodeDescription(
+            node_id=node.settings.node_id,
+            address=self._address(),
+            incarnation=node.incarnation,
+            tp=node.settings.tp,
+            state=beat.state,
+            model=beat.model,
+            context_length=beat.context_length,
+            load=beat.load,
+        )
+
+    def beat(self) -> Beat:
+        return self._node.beat()
+
+    def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
+        """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model."""
+        if drain != (_ORCHESTRATOR in self._node.drains):
+            log.info("drain wish", drain=drain)
+            (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
+            self._node.changed()
+        wanted = self._started_with if deployment is None else ModelChoice(deployment.model, deployment.path)
+        busy = self._switch is not None and not self._switch.done()
+        if wanted is not None and wanted not in (self._node.host.choice, self._refused) and not busy:
+            self._switch = asyncio.create_task(self._change_over(wanted))
+
+    async def _change_over(self, choice: ModelChoice) -> None:
+        """Running generations finish first; what outlives the grace fails over. A refused model is not tried again."""
+        log.info("changes over", model=choice.name, path=choice.path)
+        await self.drain(self._node.settings.drain_grace_s, _SWITCH)
+        try:
+            async with self._changing:
+                await self._node.host.load(choice)
+        except RyzansteinError as error:
+            self._refused = choice
+            log.error("deployment refused", model=choice.name, reason=error.message)
+        finally:
+            self._node.drains.discard(_SWITCH)
+            self._node.changed()
+
+    def _require_idle(self) -> None:
+        running = len(self._node.running)
+        if running:
+            raise errors.failed_precondition("GENERATIONS_RUN", f"{running} generations run: drain the node first")

@@ -1,0 +1,150 @@
+"""WorkerService: from the wire, a call to the node, to the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from grpc.aio import ServicerContext
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
+from ryzanstein.wire import attempt_from_wire, beat_to_wire, messages_from_wire, name_from_wire
+from ryzanstein.worker.host import ModelChoice
+from ryzanstein.worker.links import RouterLink
+from ryzanstein.worker.node import Node
+from ryzanstein.worker.operations import Operations
+from ryzanstein.worker.ranks.board import RankProgress
+
+Context = ServicerContext[Any, Any]
+
+
+class WorkerServicer(WorkerServiceServicer):
+    """A thin adapter."""
+
+    def __init__(self, node: Node, operations: Operations) -> None:
+        self._node = node
+        self._operations = operations
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        requests = aiter(request_iterator)
+        link = self._node.connect(await _router_id(requests))
+        reader = asyncio.create_task(self._read(link, requests))
+        try:
+            settings, beat = self._node.settings, beat_to_wire(self._node.beat())
+            hello = pb.NodeHello(node_id=settings.node_id, incarnation=self._node.incarnation, beat=beat)
+            yield pb.ConnectResponse(hello=hello)
+            async for frame in link.frames():
+                yield frame
+        finally:
+            reader.cancel()
+            self._node.disconnect(link)
+
+    async def _read(self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest]) -> None:
+        """Ends the link when the router ends its side, or breaks the protocol."""
+        try:
+            async for request in requests:
+                await self._take(link, request)
+            link.close()
+        except RyzansteinError as error:
+            link.close(error)
+        except Exception as error:
+            link.close(errors.internal(f"{type(error).__name__} while reading"))
+            raise
+
+    async def _take(self, link: RouterLink, request: pb.ConnectRequest) -> None:
+        match request.WhichOneof("frame"):
+            case "submit":
+                await self._submit(link, request.submit)
+            case "cancel":
+                self._node.running.cancel(link, request.cancel.handle)
+            case frame:
+                raise errors.invalid("frame", "must be submit or cancel after the first hello", frame)
+
+    async def _submit(self, link: RouterLink, submit: pb.Submit) -> None:
+        if submit.handle in link.handles:
+            raise errors.invalid("submit.handle", "runs already on this stream", submit.handle)
+        try:
+            attempt = attempt_from_wire(submit)
+        except RyzansteinError as error:
+            self._node.refuse(link, submit.handle, error, submit.generation_id)
+            return
+        await self._node.submit(link, submit.handle, attempt)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        node, serving = self._node, self._node.host.serving
+        ranks: list[pb.RankStatus] = []
+        if serving is not None:
+            resident = serving.group.resident_bytes()
+            ranks = [_rank_status(progress, resident[progress.rank]) for progress in serving.group.progress()]
+        return pb.GetStatusResponse(
+            node_id=node.settings.node_id,
+            incarnation=node.incarnation,
+            beat=beat_to_wire(node.beat()),
+            ranks=ranks,
+            rank_restarts=node.host.losses,
+            kv_blocks_held=node.stats.blocks_held,
+        )
+
+    async def CountPromptTokens(self, request: pb.CountPromptTokensRequest, context: Context) -> pb.CountPromptTokensResponse:
+        return pb.CountPromptTokensResponse(tokens=await self._node.count_tokens(request.model, _prompt(request)))
+
+    async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
+        if not request.path:
+            raise errors.invalid("path", "must be a directory")
+        await self._operations.load(ModelChoice(name_from_wire(request.model, "model"), request.path))
+        return pb.LoadModelResponse()
+
+    async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
+        await self._operations.unload(request.model)
+        return pb.UnloadModelResponse()
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._node.settings.drain_grace_s
+        return pb.DrainResponse(unfinished=await self._operations.drain(max(0.0, grace_s)))
+
+    async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
+        return pb.ProfileResponse(chrome_trace=await self._operations.profile(request.rank, request.steps))
+
+
+async def _router_id(requests: AsyncIterator[pb.ConnectRequest]) -> str:
+    first = await anext(requests, None)
+    if first is None or not first.HasField("hello"):
+        raise errors.invalid("frame", "the first must be hello")
+    return name_from_wire(first.hello.router_id, "router_id")
+
+
+def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "messages":
+            return ChatPrompt(messages_from_wire(request.messages.messages))
+        case "text":
+            return TextPrompt(request.text)
+        case _:
+            raise errors.invalid("prompt", "messages or text must be given")
+
+
+def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:
+    return pb.RankStatus(
+        rank=progress.rank,
+        pid=progress.pid,
+        step=progress.step,
+        collective=progress.collective,
+        phase=progress.phase,
+        since_progress=_duration(progress.still_s),
+        last_step=_duration(progress.last_step_s),
+        resident_bytes=resident_bytes,
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(max(0, round(seconds * 1e9)))
+    return duration
