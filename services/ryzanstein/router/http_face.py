@@ -18,7 +18,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpFace:
-    """Serves an ASGI application. `port` is the bound one (useful with port 0)."""
+    """Serves an ASGI application from its making to `stop`. `port` is the bound one (useful with port 0)."""
 
     def __init__(self, app: ASGIApplication, host: str, port: int, drain_grace_s: float) -> None:
         """OSError: the port is taken."""
@@ -32,14 +32,10 @@ class HttpFace:
             timeout_graceful_shutdown=max(1, round(drain_grace_s)),
         )
         self._server = _Server(config)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
 
     async def stop(self) -> None:
         """No new connections; running requests have the grace to end."""
         self._server.should_exit = True
-        if self._task is not None:
-            await self._task
+        await self._task
         self._socket.close()
