@@ -22,7 +22,7 @@ from ryzanstein.metrics import MetricsServer
 from ryzanstein.router.assembly import Router, assembled, grpc_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.http.app import create_app
-from ryzanstein.router.http_face import HttpFace
+from ryzanstein.router.http.server import HttpServer
 from ryzanstein.rpc.server import RpcServer, terminated
 
 log = structlog.get_logger(__name__)
@@ -40,35 +40,30 @@ async def serve(settings: RouterSettings) -> None:
 
 
 async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: int) -> None:
-    server = grpc_face(router, settings)
-    await server.start()
-    http = _http_face(router, settings)
-    http_port = None if http is None else http.port
-    log.info("serving", host=settings.host, grpc_port=server.port, http_port=http_port, metrics_port=metrics_port)
-    await server.set_started()
-    readiness = asyncio.create_task(_keep_readiness(router, server))
+    rpc = grpc_face(router, settings)
+    http = HttpServer(create_app(router.core, router.telemetry), settings.host, settings.http_port)
+    await rpc.start()
+    if settings.http:
+        await http.start()
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, http_port=http.port, http=settings.http, metrics_port=metrics_port
+    )
+    await rpc.set_started()
+    readiness = asyncio.create_task(_keep_readiness(router, rpc))
     await terminated()
     readiness.cancel()
     log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
-    stops = [server.stop(settings.drain_grace_s)] + ([] if http is None else [http.stop()])
-    await asyncio.gather(*stops)
+    await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
 
 
-def _http_face(router: Router, settings: RouterSettings) -> HttpFace | None:
-    if not settings.http:
-        return None
-    app = create_app(router.core, router.sessions)
-    return HttpFace(app, settings.host, settings.http_port, settings.drain_grace_s)
-
-
-async def _keep_readiness(router: Router, server: RpcServer) -> None:
+async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
     """Health says what the core says, from the moment that it changes."""
     known = False
     while True:
         if router.core.ready is not known:
             known = router.core.ready
             log.info("readiness", ready=known)
-            await server.set_ready(known)
+            await rpc.set_ready(known)
         await router.links.changed(timeout_s=5.0)
 
 
