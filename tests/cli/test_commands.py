@@ -1,10 +1,12 @@
-"""The commands as a person runs them, each a process, on a cluster that `ryzanstein up` started."""
+"""The commands as a person runs them, each a process, on clusters that `ryzanstein up` started."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ryzanstein.cli.service_process import serves
+
 pytestmark = pytest.mark.cluster
 
 COMMAND_S = 60.0
-START_S = 90.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -24,64 +27,198 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, says: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), input=says, capture_output=True, text=True, timeout=COMMAND_S, check=False, stdin=None
-    )
+    return subprocess.run(command(*arguments), input=says, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+
+
+def document(*arguments: str) -> Any:
+    """What a command with `--json` prints."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @dataclass(frozen=True)
 class Up:
-    """A running `ryzanstein up` and what it printed."""
+    """A running `ryzanstein up` and the addresses that it printed."""
 
     process: subprocess.Popen[str]
     addresses: dict[str, Any]
+    log: Path
 
     @property
-    def router(self) -> str:
-        return str(self.addresses["grpc"][0])
+    def router(self) -> tuple[str, str]:
+        return ("--router", self.addresses["grpc"][0])
 
     @property
-    def orchestrator(self) -> str:
-        return str(self.addresses["orchestrator"])
+    def orchestrator(self) -> tuple[str, str]:
+        return ("--orchestrator", self.addresses["orchestrator"])
 
     def family(self) -> list[psutil.Process]:
         """Everything that runs for it: services, ranks and their helpers."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def wait(self) -> int:
+        return self.process.wait(COMMAND_S)
 
-@pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Up]]:
-    """Starts `ryzanstein up` on free ports; ends what is left of it."""
-    started: list[subprocess.Popen[str]] = []
 
-    def up(*arguments: str) -> Up:
+Starter = Callable[..., Up]
+
+
+def _starter(directory: Path, started: list[subprocess.Popen[str]]) -> Starter:
+    def start(*arguments: str) -> Up:
         ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
-        state_dir = tmp_path_factory.mktemp("state")
-        log = (state_dir / "up.log").open("w")
-        with log:
-            process = subprocess.Popen(
-                command("up", "--json", "--state-dir", str(state_dir), *ports, *arguments),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        log = directory / f"up-{len(started)}.log"
+        with log.open("w") as errors:
+            whole = command("up", "--json", "--state-dir", str(directory / "state"), *ports, *arguments)
+            process = subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=errors, text=True)
         started.append(process)
-        return Up(process, _first_document(process, state_dir))
+        return Up(process, _first_document(process, log), log)
 
-    yield up
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    return start
 
 
-def _first_document(process: subprocess.Popen[str], state_dir: Path) -> dict[str, Any]:
-    """What `--json` prints when everything is ready. A dead process closes its output, so this ends."""
+def _first_document(process: subprocess.Popen[str], log: Path) -> dict[str, Any]:
+    """What `--json` prints when everything is ready. A process that ends closes its output, so this ends too."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
         if line == "}\n":
             return dict(json.loads("".join(lines)))
-    pytest.fail(f"`ryzanstein up` ended: {(state_dir / 'up.log').read_text()}")
+    pytest.fail(f"`ryzanstein up` ended: {log.read_text()}")
+
+
+def _end(started: list[subprocess.Popen[str]]) -> None:
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts `ryzanstein up` on free ports; what is left of it ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+    yield _starter(tmp_path, started)
+    _end(started)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Two nodes of one rank, for tests that only talk to them. The last test drains one."""
+    started: list[subprocess.Popen[str]] = []
+    yield _starter(tmp_path_factory.mktemp("up"), started)("--nodes", "2", "--tp", "1")
+    _end(started)
+
+
+def test_chat_streams_an_answer_and_tells_who_gave_it_and_how_fast(up: Up) -> None:
+    done = run("chat", "Count from 1 to 5.", *up.router)
+    assert (done.returncode, done.stdout) == (0, "1 2 3 4 5\n")
+    assert "node-" in done.stderr
+    assert "first token" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
+def test_chat_as_json_has_everything(up: Up) -> None:
+    answer = document("chat", "Count from 1 to 5.", *up.router)
+    assert answer["text"] == "1 2 3 4 5"
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] >= len(answer["token_ids"]) > 0
+    assert answer["time_to_first_token_s"] > 0
+    assert answer["node_ids"][0] in up.addresses["nodes"]
+
+
+def test_a_session_goes_on_over_commands(up: Up) -> None:
+    first = document("chat", "My name is Zorvia.", "--session", "by-hand", *up.router)
+    second = document("chat", "What is my name?", "--session", "by-hand", *up.router)
+    assert "Zorvia" in second["text"]
+    assert first["node_ids"] == second["node_ids"]
+
+
+def test_an_interactive_conversation_ends_with_the_input_and_survives_errors(up: Up) -> None:
+    done = run("chat", *up.router, says="My name is Zorvia.\n\nWhat is my name?\n")
+    assert done.returncode == 0
+    assert "Zorvia" in done.stdout.splitlines()[1]
+
+
+def test_a_bad_parameter_is_exit_code_1_and_names_the_field(up: Up) -> None:
+    done = run("chat", "Hello!", "--temperature", "3", *up.router)
+    assert done.returncode == 1
+    assert "INVALID_ARGUMENT" in done.stderr
+    assert "field sampling.temperature" in done.stderr
+
+
+def test_status_lists_nodes_ranks_models_and_sessions(up: Up) -> None:
+    document("chat", "Hello!", "--session", "seen", *up.router)
+    status = document("status", *up.router, *up.orchestrator)
+    assert {each["node"]["node_id"]: each["node"]["state"] for each in status["nodes"]} == {
+        "node-0": "READY",
+        "node-1": "READY",
+    }
+    for each in status["nodes"]:
+        (rank,) = each["ranks"]
+        assert psutil.pid_exists(rank["pid"])
+        assert each["node"]["load"]["kv_blocks_total"] > 0
+    assert [(model["name"], model["ready_nodes"]) for model in status["models"]] == [("demo", 2)]
+    assert "seen" in {session["session_id"] for session in status["sessions"]}
+
+
+def test_status_for_people_is_plain_text_in_a_pipe(up: Up) -> None:
+    done = run("status", *up.router, *up.orchestrator)
+    assert done.returncode == 0
+    assert "node-0" in done.stdout
+    assert "READY" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_draining_an_unknown_node_is_exit_code_1(up: Up) -> None:
+    done = run("drain", "node-9", *up.orchestrator)
+    assert done.returncode == 1
+    assert "NOT_FOUND" in done.stderr
+
+
+def test_a_drained_node_gets_no_more_work(up: Up) -> None:
+    answer = document("chat", "Hello!", "--session", "moving", *up.router)
+    assert run("drain", "--direct", up.addresses["nodes"][answer["node_ids"][0]], "--grace", "5").returncode == 0
+    moved = document("chat", "Hello!", "--session", "moving", *up.router)
+    assert moved["node_ids"] != answer["node_ids"]
+
+
+def test_ctrl_c_ends_everything_with_exit_code_0(start: Starter) -> None:
+    up = start("--nodes", "1", "--tp", "2")
+    family = up.family()
+    assert len(family) >= 5  # an orchestrator, a router, an agent and its two ranks
+    up.process.send_signal(signal.SIGINT)
+    assert up.wait() == 0
+    assert not any(process.is_running() for process in family)
+
+
+def test_a_killed_command_leaves_nothing_running(start: Starter) -> None:
+    up = start("--nodes", "1", "--tp", "2")
+    family = up.family()
+    up.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_service_that_dies_is_started_again_on_its_ports(up: Up) -> None:
+    node = up.addresses["nodes"]["node-0"]
+    dead = psutil.Process(up.addresses["pids"]["node-0"])
+    dead.kill()
+    dead.wait(COMMAND_S)
+    deadline = time.monotonic() + COMMAND_S
+    while not serves(node) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert serves(node)
+    assert "node-0 ended by itself; starting it again" in up.log.read_text()
+
+
+def test_the_demo_keeps_its_promises() -> None:
+    demo = document("demo")
+    assert [promise["name"] for promise in demo["promises"] if not promise["kept"]] == []
+    failover = demo["failover"]
+    assert (failover["lost"], failover["repeated"], failover["identical"]) == (0, 0, True)
+    assert failover["continued_on"] != failover["killed_node"]
+    assert 0 < failover["detected_to_rerouted_s"] < 1
+    assert demo["duration_s"] < 60

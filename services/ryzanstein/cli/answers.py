@@ -23,6 +23,7 @@ MAX_REATTACHES = 5
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _GIVE_UP_TIMEOUT_S = 1.0
+_SHORTEST_SPAN_S = 0.01
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
 
 
@@ -53,9 +54,9 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of what came after the first delta; None when the answer came at once."""
+        """Of what came after the first delta; None when the answer came at once, in a time too short to divide by."""
         spent = self.arrivals[-1] - self.arrivals[0] if self.arrivals else 0.0
-        return (len(self.token_ids) - self.num_first_tokens) / spent if spent > 0 else None
+        return (len(self.token_ids) - self.num_first_tokens) / spent if spent > _SHORTEST_SPAN_S else None
 
     @property
     def longest_gap_s(self) -> float:

@@ -72,6 +72,7 @@ class Screen:
             self._end_line()
             self._speaker = node_id
             self._out.print(Text(f"{node_id:<{_MARGIN}}", style="bold green"), end="")
+            text = text.lstrip()
         self._out.print(Text(text), end="", soft_wrap=True)
 
     def answered(self, answer: Answer) -> None:
@@ -99,8 +100,7 @@ def _introduce(out: Console, cluster: LocalCluster, spent_s: float) -> None:
     spec = cluster.spec
     out.print(
         Panel.fit(
-            f"{spec.num_nodes} nodes with {spec.tp} ranks each, a router and an orchestrator: "
-            f"{len(cluster.services)} services started in {spent_s:.1f} s",
+            f"{spec.num_nodes} nodes of {spec.tp} ranks, a router, an orchestrator: started in {spent_s:.1f} s",
             title="Ryzanstein",
         )
     )

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from ryzanstein.errors import Code, RyzansteinError
 
+_FILE_WIDTH = 160
+
 
 def people() -> Console:
     """For prose: progress, errors, hints."""
@@ -17,8 +19,9 @@ def people() -> Console:
 
 
 def output() -> Console:
-    """For what was asked for. Plain when it is not a terminal."""
-    return Console(highlight=False)
+    """For what was asked for. Plain when it is not a terminal, and then wide: a file has no edge to wrap at."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:

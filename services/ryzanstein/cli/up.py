@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from rich.live import Live
 
 from ryzanstein.cli import defaults, display, status
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
 from ryzanstein.demo import MODEL_DIR
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 1.0
+_MAX_RESTARTS = 5
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
@@ -59,7 +61,7 @@ def up(
 
 
 def _serve(cluster: LocalCluster, as_json: bool) -> None:
-    """Runs until KeyboardInterrupt, or ServiceFailedError when a service ends by itself."""
+    """Runs until KeyboardInterrupt, or ServiceFailedError when a service keeps ending by itself."""
     people, spec = display.people(), cluster.spec
     with people.status(f"starting {spec.num_nodes} nodes with {spec.tp} ranks each ..."):
         cluster.start()
@@ -102,13 +104,23 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
 
 
 def _watch(cluster: LocalCluster, people: Console) -> None:
-    """Shows the nodes, where there is a terminal, until a service ends by itself: then ServiceFailedError."""
+    """Shows the nodes where there is a terminal, and starts again what ends by itself, until that does not help."""
+    restarts: Counter[str] = Counter()
     with Live(console=people, auto_refresh=False) as live:
         while True:
             for service in cluster.services.values():
                 if not service.running:
-                    raise ServiceFailedError(f"{service.name} ended by itself\n{service.log_tail()}")
+                    restarts[service.name] += 1
+                    _start_again(service, restarts[service.name], people)
             if people.is_terminal:
                 view = asyncio.run(status.look(cluster.orchestrator_address, cluster.router_address))
                 live.update(status.node_table(view), refresh=True)
             time.sleep(_LOOK_EVERY_S)
+
+
+def _start_again(service: ServiceProcess, count: int, people: Console) -> None:
+    if count > _MAX_RESTARTS:
+        raise ServiceFailedError(f"{service.name} ended by itself {count} times\n{service.log_tail()}")
+    people.print(f"{service.name} ended by itself; starting it again ({count} of {_MAX_RESTARTS})", style="yellow")
+    service.kill()  # what it may have left in its process group
+    service.start()
