@@ -60,10 +60,14 @@ def _presence_and_frequency(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Non
 
 def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     """Adds each row's bias; a token that is listed twice gets both."""
-    for s, row in enumerate(rows):
-        for token_id, bias in row.sampling.logit_bias:
-            if 0 <= token_id < logits_SV.shape[1]:
-                logits_SV[s, token_id] += bias
+    size = logits_SV.shape[1]
+    biases = [
+        (s * size + token, bias) for s, row in enumerate(rows) for token, bias in row.sampling.logit_bias if 0 <= token < size
+    ]
+    if biases:
+        flat, values = zip(*biases, strict=True)
+        index_J = torch.tensor(flat, device=logits_SV.device)
+        logits_SV.view(-1).index_put_((index_J,), logits_SV.new_tensor(values), accumulate=True)
 
 
 def _ban(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:

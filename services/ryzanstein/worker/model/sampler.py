@@ -57,14 +57,13 @@ def _uniform(rows: Sequence[SampleRow]) -> Tensor:
 def _with_logprobs(logits_SV: Tensor, token_S: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
     """Natural log probabilities of the model itself, for the rows that ask for them."""
     tokens = [SampledToken(token_id) for token_id in token_S.tolist()]
-    for s, row in enumerate(rows):
-        if row.sampling.logprobs is not None:
-            tokens[s] = _explained(logits_SV[s], tokens[s].token_id, row.sampling.logprobs)
+    asked = [s for s, row in enumerate(rows) if row.sampling.logprobs is not None]
+    if not asked:
+        return tokens
+    num_top = [rows[s].sampling.logprobs or 0 for s in asked]
+    logprobs_RV = logits_SV[asked].log_softmax(dim=1)
+    own_R = logprobs_RV.gather(1, token_S[asked].unsqueeze(1)).squeeze(1).tolist()
+    top = logprobs_RV.topk(min(max(num_top), logits_SV.shape[1]), dim=1)
+    for s, count, own, values, ids in zip(asked, num_top, own_R, top.values.tolist(), top.indices.tolist(), strict=True):
+        tokens[s] = SampledToken(tokens[s].token_id, own, tuple(zip(ids[:count], values[:count], strict=True)))
     return tokens
-
-
-def _explained(logits_V: Tensor, token_id: int, num_top: int) -> SampledToken:
-    logprobs_V = logits_V.log_softmax(dim=0)
-    values, ids = logprobs_V.topk(min(num_top, len(logits_V)))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return SampledToken(token_id, logprobs_V[token_id].item(), top)
