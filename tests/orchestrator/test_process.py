@@ -69,7 +69,7 @@ async def stub_of(process):
 
 
 async def _read_to_the_end(call):
-    async for _ in call:
+    while await call.read() is not grpc.aio.EOF:
         pass
 
 

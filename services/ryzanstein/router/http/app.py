@@ -1,0 +1,134 @@
+"""The HTTP application: routes and what becomes of errors.
+
+    POST /v1/chat/completions, /v1/completions      the OpenAI API, with and without streaming
+    GET  /v1/generations/{id}/events                the rest of a stream, from Last-Event-ID on
+    GET  /v1/models, /v1/models/{model}             what ready nodes serve
+    GET  /healthz, /readyz                          the process lives; it has a node to send requests to
+
+Headers read: X-Request-Id, X-Session-Id, X-Request-Timeout-Ms, traceparent, Last-Event-ID. Headers written: X-Request-Id,
+X-Ryzanstein-Node, Retry-After.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.router.core import Core, ServedModel
+from ryzanstein.router.http.cursor import Cursor
+from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.http.failures import (
+    CLIENT_CLOSED_REQUEST,
+    Failure,
+    failure_from_error,
+    failure_from_validation,
+)
+from ryzanstein.router.http.gate import Gate, HttpLimits, call_of
+from ryzanstein.router.http.generate import Generations
+from ryzanstein.router.http.presence import ClientLeft
+from ryzanstein.router.http.prompts import chat_request, completion_request
+from ryzanstein.router.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from ryzanstein.router.telemetry import Telemetry
+
+
+def create_app(core: Core, telemetry: Telemetry, limits: HttpLimits | None = None) -> FastAPI:
+    """An ASGI application over the core. It has no lifespan of its own: the core lives and ends with the router."""
+    limits = limits or HttpLimits()
+    app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
+    app.add_middleware(Gate, limits=limits, telemetry=telemetry)
+    _handle_errors(app)
+    _add_generation_routes(app, Generations(core, limits))
+    _add_model_routes(app, core)
+    _add_probes(app, core)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, generations: Generations) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionRequest, http: Request) -> Response:
+        request = chat_request(body, http.headers, call_of(http.scope).request_id)
+        if body.stream:
+            return await generations.stream(http, request, ChatDialect(), _wants_usage(body))
+        return await generations.answer(http, request, ChatDialect())
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, http: Request) -> Response:
+        request = completion_request(body, http.headers, call_of(http.scope).request_id)
+        if body.stream:
+            return await generations.stream(http, request, CompletionDialect(), _wants_usage(body))
+        return await generations.answer(http, request, CompletionDialect())
+
+    @app.get("/v1/generations/{response_id}/events")
+    async def events(
+        response_id: str,
+        http: Request,
+        last_event_id: Annotated[str, Header()] = "",
+        include_usage: bool = False,
+    ) -> Response:
+        return await generations.attach(http, response_id, Cursor.parse(last_event_id), include_usage)
+
+
+def _add_model_routes(app: FastAPI, core: Core) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(model) for model in core.models()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> dict[str, Any]:
+        for model in core.models():
+            if model.name == name:
+                return _model(model)
+        raise errors.not_found("model", name)
+
+
+def _add_probes(app: FastAPI, core: Core) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        if core.ready:
+            return JSONResponse({"status": "ready"})
+        raise errors.no_nodes("", "no node is ready")
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(RyzansteinError)
+    async def domain_error(_: Request, error: RyzansteinError) -> Response:
+        return failure_from_error(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_request(_: Request, error: RequestValidationError) -> Response:
+        return failure_from_validation(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path[:256]}"
+        return Failure(error.status_code, message, headers=dict(error.headers or {})).response()
+
+    @app.exception_handler(ClientLeft)
+    async def client_left(_: Request, __: ClientLeft) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _wants_usage(body: GenerationOptions) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    """`created` is unknown to a router; the rest of OpenAI's fields, and two of ours."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ryzanstein",
+        "context_length": model.context_length,
+        "ready_nodes": model.ready_nodes,
+    }

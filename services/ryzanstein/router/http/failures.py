@@ -1,0 +1,106 @@
+"""Errors as OpenAI clients expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from starlette.responses import Response
+
+from ryzanstein.errors import Code, RyzansteinError
+
+CLIENT_CLOSED_REQUEST = 499
+
+_STATUS = MappingProxyType(
+    {
+        Code.CANCELLED: CLIENT_CLOSED_REQUEST,
+        Code.INVALID_ARGUMENT: 400,
+        Code.DEADLINE_EXCEEDED: 504,
+        Code.NOT_FOUND: 404,
+        Code.ALREADY_EXISTS: 409,
+        Code.PERMISSION_DENIED: 403,
+        Code.RESOURCE_EXHAUSTED: 429,
+        Code.FAILED_PRECONDITION: 400,
+        Code.ABORTED: 409,
+        Code.OUT_OF_RANGE: 400,
+        Code.UNIMPLEMENTED: 501,
+        Code.UNAVAILABLE: 503,
+        Code.UNAUTHENTICATED: 401,
+    }
+)
+_TYPES = MappingProxyType(
+    {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "request_cancelled"}
+)
+# Names that clients of OpenAI look for.
+_CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
+# What pydantic puts into a location to say which member of a union it tried.
+_UNION_MEMBER = re.compile(r"str|int|float|bool|list\[.*|dict\[.*|constrained-.*|[A-Z]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an error is over HTTP."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        # Escaped to ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry.
+        content = json.dumps(self.body).encode()
+        return Response(content, self.status, dict(self.headers), "application/json")
+
+
+def failure_from_error(error: RyzansteinError) -> Failure:
+    """The mapping of conventions.md, with Retry-After where the error says when to come back."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        # Finer than whole seconds; OpenAI's clients prefer it.
+        headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
+    return Failure(
+        status=_STATUS.get(error.code, 500),
+        message=error.message,
+        param=error.violations[0].field.removeprefix("sampling.") if error.violations else _missing(error),
+        code=_CODES.get(error.reason, error.reason.lower()),
+        headers=headers,
+    )
+
+
+def failure_from_validation(problems: Sequence[Mapping[str, Any]]) -> Failure:
+    """A body that pydantic refused: the first field that is wrong, with all that was said about it."""
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return Failure(400, f"the body is not valid JSON: {first['ctx']['error']} at {first['loc'][-1]}", None, "invalid_json")
+    path = _path(first["loc"])
+    if not path:
+        return Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
+    said = " or ".join(dict.fromkeys(str(problem["msg"]) for problem in problems if _path(problem["loc"]) == path))
+    return Failure(400, f"{path}: {said}"[:512], path, "invalid_argument")
+
+
+def _missing(error: RyzansteinError) -> str | None:
+    return "model" if error.resource is not None and error.resource[0] == "model" else None
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """("body", "messages", 0, "content", "str") is messages[0].content."""
+    path = ""
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not _UNION_MEMBER.fullmatch(part):
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,136 @@
+"""From a request to its answer: submit, then collect the whole or stream it.
+
+A client that goes away from a plain request, or before it was told the generation's id, has no way back: its generation is
+cancelled. One that goes away from a stream is only detached and may come back, see `attach`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Token, Usage
+from ryzanstein.router.core import Core
+from ryzanstein.router.http.cursor import Cursor
+from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
+from ryzanstein.router.http.gate import HttpLimits, call_of
+from ryzanstein.router.http.presence import ClientLeft, while_connected
+from ryzanstein.router.http.stream import ChunkWriter, EventStreamResponse
+
+NODE = "X-Ryzanstein-Node"
+
+Events = AsyncGenerator[GenerationEvent, None]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """All that a generation said."""
+
+    started: Started | None = None
+    node_id: str = ""
+    usage: Usage = field(default_factory=Usage)
+    tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+
+    def add(self, event: GenerationEvent) -> None:
+        match event:
+            case Started():
+                self.started, self.node_id = event, event.node_id
+            case Delta():
+                self.tokens[event.choice].extend(event.tokens)
+                self.node_id = event.node_id
+            case Finished():
+                self.reasons[event.choice] = event.reason
+                self.usage = event.usage
+
+
+class Generations:
+    """Serves generations of one core over HTTP."""
+
+    def __init__(self, core: Core, limits: HttpLimits) -> None:
+        self._core = core
+        self._limits = limits
+
+    async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
+        """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
+        generation_id = await self._core.submit(request)
+        async with self._cancelled_if_left(generation_id):
+            answer = await while_connected(http.receive, self._collect(generation_id))
+        content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
+        return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
+
+    async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
+        """The answer as events; an error before the first is an error of the request."""
+        generation_id = await self._core.submit(request)
+        async with self._cancelled_if_left(generation_id):
+            return await self._open(http, generation_id, dialect, Cursor(), include_usage)
+
+    async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
+        """The rest of a stream. NOT_FOUND when the generation is unknown or its re-attach window is over."""
+        dialect: Dialect = ChatDialect()
+        if response_id.startswith(CompletionDialect.id_prefix):
+            dialect = CompletionDialect()
+        return await self._open(http, response_id.removeprefix(dialect.id_prefix), dialect, cursor, include_usage)
+
+    async def _open(
+        self, http: Request, generation_id: str, dialect: Dialect, cursor: Cursor, include_usage: bool
+    ) -> EventStreamResponse:
+        events = self._follow(generation_id, cursor)
+        try:
+            started = await while_connected(http.receive, _first(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        writer = ChunkWriter(started, dialect, cursor, include_usage)
+        headers = {NODE: started.node_id}
+        return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
+
+    async def _collect(self, generation_id: str) -> _Answer:
+        answer = _Answer()
+        async with aclosing(self._follow(generation_id, Cursor())) as events:
+            async for event in events:
+                answer.add(event)
+        return answer
+
+    @asynccontextmanager
+    async def _cancelled_if_left(self, generation_id: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except ClientLeft:
+            with suppress(RyzansteinError):
+                await self._core.cancel(generation_id)
+            raise
+
+    def _follow(self, generation_id: str, cursor: Cursor) -> Events:
+        return self._core.follow(generation_id, cursor.from_index)
+
+
+async def _first(events: Events) -> Started:
+    event = await anext(events, None)
+    if not isinstance(event, Started):
+        raise errors.internal("the generation did not begin with its start")
+    return event
+
+
+def _body(answer: _Answer, dialect: Dialect) -> dict[str, Any]:
+    if answer.started is None:
+        raise errors.internal("the generation ended without a start")
+    return {
+        "id": dialect.id_prefix + answer.started.generation_id,
+        "object": dialect.object,
+        "created": int(time.time()),
+        "model": answer.started.model,
+        "system_fingerprint": None,
+        "choices": [dialect.answer(choice, answer.tokens[choice], reason) for choice, reason in sorted(answer.reasons.items())],
+        "usage": usage_body(answer.usage),
+    }

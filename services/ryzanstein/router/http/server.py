@@ -1,0 +1,71 @@
+"""The HTTP server's life in the router's own event loop: bind, serve, drain, stop. Signals are the router's business."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would take SIGTERM away from the router's drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """`start`, then `port` is the bound one; `stop` ends it."""
+
+    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+        self._host = host
+        self._config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_BACKLOG,
+            ws="none",
+        )
+        self._server = _QuietServer(self._config)
+        self._serving: asyncio.Task[None] | None = None
+        self.port = port
+
+    async def start(self) -> None:
+        """Binds and serves. OSError: the port is taken."""
+        listener = self._bind()
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+            if self._serving.done():
+                self._serving.result()
+
+    async def stop(self, grace_s: float) -> None:
+        """No new connections; running requests have `grace_s` to end, then they are cancelled."""
+        if self._serving is None:
+            return
+        self._config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.should_exit = True
+        await self._serving
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self.port))
+        except OSError as error:
+            listener.close()
+            raise OSError(f"cannot listen on {self._host}:{self.port}: {error.strerror}") from None
+        return listener
