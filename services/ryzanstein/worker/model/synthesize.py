@@ -134,7 +134,7 @@ def _random(name: str, shape: tuple[int, ...], recipe: Recipe) -> Tensor:
     """Norms are ones, the rest normal. A generator for each tensor: its bits do not depend on those before it."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=DTYPES[recipe.dtype])
-    generator = torch.Generator().manual_seed(recipe.seed << 32 | zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{recipe.seed} {name}".encode()))
     return torch.randn(shape, generator=generator).mul_(_STD).to(DTYPES[recipe.dtype])
 
 

@@ -1,0 +1,89 @@
+"""What collectives do when a peer is missing, and how a backend is found. Results of all backends: test_tensor_parallel."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress
+from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
+from ryzanstein.worker.model.collectives.waiting import Patience
+from ryzanstein.worker.model.segment import MAX_RANKS, segment_bytes, slot_offset
+
+
+@pytest.fixture
+def segment_fd() -> Iterator[int]:
+    fd = os.memfd_create("segment")
+    os.ftruncate(fd, segment_bytes(2))
+    yield fd
+    os.close(fd)
+
+
+def test_a_missing_peer_is_named_after_the_deadline(segment_fd: int) -> None:
+    patience = Patience(spin_s=0.0001, deadline_s=0.05)
+    alone = open_collectives(GroupAddress("shm", segment_fd), 1, 2, NoProgress(), patience)
+    with pytest.raises(CollectiveTimeout, match=r"all_reduce: rank 1 waits for 0: nothing for 0\.\d s"):
+        alone.all_reduce(torch.zeros(3))
+    alone.close()
+
+
+def test_waiting_gives_the_core_away(segment_fd: int) -> None:
+    """A rank that waits for half a second spends little of it computing."""
+    alone = open_collectives(GroupAddress("shm", segment_fd), 0, 2, NoProgress(), Patience(deadline_s=0.5))
+    before = os.times()
+    with pytest.raises(CollectiveTimeout):
+        alone.all_reduce(torch.zeros(3))
+    after = os.times()
+    assert (after.user - before.user) + (after.system - before.system) < 0.25
+
+
+def test_a_single_rank_needs_no_transport() -> None:
+    group = open_collectives(GroupAddress("shm"), 0, 1, NoProgress())
+    assert isinstance(group, LocalCollectives)
+    x = torch.arange(3.0)
+    assert group.all_reduce(x) is x
+    assert group.all_gather(x) is x
+    assert group.gather_to_root(x) is x
+    assert group.broadcast(x) is x
+
+
+def test_an_unknown_backend_and_a_missing_store_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown collectives backend 'mpi'"):
+        open_collectives(GroupAddress("mpi"), 0, 2, NoProgress())
+    with pytest.raises(ValueError, match="gloo needs a store path"):
+        open_collectives(GroupAddress("gloo"), 0, 2, NoProgress())
+
+
+def test_gpus_use_nccl_and_cpus_shared_memory_where_stores_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_backend("cuda:1") == "nccl"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert default_backend("cpu") == "shm"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert default_backend("cpu") == "gloo"
+
+
+def test_shared_memory_refuses_machines_without_store_order(segment_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(OSError, match="this is aarch64: use gloo"):
+        open_collectives(GroupAddress("shm", segment_fd), 0, 2, NoProgress())
+
+
+def test_slots_fill_the_segment_without_overlap() -> None:
+    for size in (1, 2, MAX_RANKS):
+        offsets = sorted(slot_offset(rank, parity) for rank in range(size) for parity in (0, 1))
+        steps = {later - earlier for earlier, later in zip(offsets, [*offsets[1:], segment_bytes(size)], strict=True)}
+        assert len(steps) == 1
+    with pytest.raises(ValueError, match="1 to 64 ranks, got 65"):
+        segment_bytes(MAX_RANKS + 1)
+
+
+def test_the_agents_half_of_the_package_imports_no_torch() -> None:
+    modules = "collectives", "refusal", "segment", "collectives.opening", "parallel", "tensor_files", "architectures.registry"
+    imports = "; ".join(f"import ryzanstein.worker.model.{module}" for module in modules)
+    command = [sys.executable, "-c", f"{imports}; import sys; sys.exit('torch' in sys.modules)"]
+    assert subprocess.run(command, timeout=60, check=False, cwd=Path.cwd()).returncode == 0
