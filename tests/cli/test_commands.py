@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -222,3 +224,30 @@ def test_the_demo_keeps_its_promises() -> None:
     assert failover["continued_on"] != failover["killed_node"]
     assert 0 < failover["detected_to_rerouted_s"] < 1
     assert demo["duration_s"] < 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_neither_processes_nor_files(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        command("demo"), env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + COMMAND_S
+    while not (logs := list(tmp_path.glob("*/node-1.log"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert logs
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=COMMAND_S)
+    assert process.returncode == 130, output
+    assert not any(child.is_running() for child in family)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_taken_is_exit_code_1_and_named(tmp_path: Path) -> None:
+    free = [part for port in ("--http-port", "--orchestrator-port") for part in (port, "0")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        port = address.rpartition(":")[2]
+        done = run("up", "--nodes", "1", "--tp", "1", "--grpc-port", port, "--state-dir", str(tmp_path), *free)
+    assert done.returncode == 1
+    assert f"cannot listen on {address}" in done.stderr

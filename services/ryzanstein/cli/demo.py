@@ -40,7 +40,7 @@ def demo(
             _introduce(out, cluster, time.monotonic() - started_at)
             report = asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
     except ServiceFailedError as failure:
-        people.print(str(failure), style="red", markup=False)
+        people.print(str(failure), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except RyzansteinError as error:
         people.print("a request failed, and none may:", style="bold red")

@@ -17,7 +17,7 @@ from typing import Self
 import grpc
 
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess
+from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
@@ -101,7 +101,7 @@ class LocalCluster:
     def start(self) -> None:
         """Starts everything and returns when each router sees every node ready. ServiceFailedError: nothing is left behind.
 
-        A port that somebody took between choosing and binding is chosen again, a few times.
+        A port that we chose and somebody took before it was bound is chosen again, a few times.
         """
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -109,7 +109,7 @@ class LocalCluster:
                 return
             except ServiceFailedError as failure:
                 self.stop()
-                if attempt == _START_ATTEMPTS or not any(sign in str(failure) for sign in _PORT_TAKEN):
+                if attempt == _START_ATTEMPTS or not self._may_choose_again(failure):
                     raise
             except BaseException:
                 self.stop()
@@ -152,13 +152,17 @@ class LocalCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
+    def _may_choose_again(self, failure: ServiceFailedError) -> bool:
+        """Whether other ports could help: one was taken, and all were chosen by us."""
+        chosen = not (self.spec.grpc_port or self.spec.http_port or self.spec.orchestrator_port)
+        return chosen and any(sign in str(failure) for sign in _PORT_TAKEN)
+
     def _start_once(self) -> None:
         self._describe()
         for service in self.services.values():
             service.start()
         deadline = time.monotonic() + self.spec.start_timeout_s
-        for service in self.services.values():
-            service.wait_ready(deadline)
+        wait_all_ready(self.services.values(), deadline)
         self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
 
     def _describe(self) -> None:
@@ -181,6 +185,7 @@ class LocalCluster:
                 "model": str(spec.model),
                 "tp": spec.tp,
                 "threads_per_rank": spec.threads_per_rank,
+                "drain_grace_s": spec.stop_grace_s / 2,
             }
             self._add(node_id, "worker", worker, spec.worker_flags)
         for index, name in enumerate(self.router_names):
@@ -191,6 +196,7 @@ class LocalCluster:
                 "metrics_port": next(ports),
                 "orchestrator": f"127.0.0.1:{orchestrator_port}",
                 "router_id": name,
+                "drain_grace_s": spec.stop_grace_s / 2,
                 "state_dir": str(self.state_dir / name),
             }
             self._add(name, "router", router, spec.router_flags)

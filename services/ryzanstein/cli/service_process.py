@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ryzanstein.cli import tether
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
 
-Flags = Mapping[str, str | int]
+Flags = Mapping[str, str | int | float]
 """Settings by field name."""
 
 
@@ -74,12 +74,7 @@ class ServiceProcess:
 
         `deadline` is of time.monotonic().
         """
-        while not serves(self.grpc_address):
-            if not self.running:
-                raise ServiceFailedError(f"{self.name} ended with exit code {self._exit_code()}\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise ServiceFailedError(f"{self.name} did not become ready in time\n{self.log_tail()}")
-            time.sleep(_POLL_S)
+        wait_all_ready([self], deadline)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the service's own process, not to its ranks. Nothing when it has ended."""
@@ -114,8 +109,23 @@ class ServiceProcess:
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join(f"  {self.name} | {line}" for line in lines[-num_lines:])
 
-    def _exit_code(self) -> int | None:
-        return None if self._process is None else self._process.returncode
+    def check_running(self) -> None:
+        """ServiceFailedError when it has ended."""
+        if not self.running:
+            code = None if self._process is None else self._process.returncode
+            raise ServiceFailedError(f"{self.name} ended with exit code {code}\n{self.log_tail()}")
+
+
+def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:
+    """Returns when all are ready. ServiceFailedError as soon as one ends, or when `deadline` (time.monotonic()) passes."""
+    services = list(services)
+    pending = services
+    while pending := [service for service in pending if not serves(service.grpc_address)]:
+        for service in services:
+            service.check_running()
+        if time.monotonic() > deadline:
+            raise ServiceFailedError(f"{pending[0].name} did not become ready in time\n{pending[0].log_tail()}")
+        time.sleep(_POLL_S)
 
 
 def serves(address: str, health_service: str = "readiness", timeout_s: float = 1.0) -> bool:
