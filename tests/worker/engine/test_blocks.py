@@ -20,11 +20,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.num_keys = 0
 
     @precondition(lambda self: self.pool.num_available)
-    @rule(data=st.data(), room=st.integers(0, 5))
-    def allocate(self, data, room) -> None:
+    @rule(data=st.data())
+    def allocate(self, data) -> None:
         num = data.draw(st.integers(1, self.pool.num_available))
         after = data.draw(st.none() | st.integers(0, NUM_BLOCKS - 1))
-        blocks = self.pool.allocate(num, after, room)
+        blocks = self.pool.allocate(num, after)
         assert len(set(blocks)) == num
         assert not set(blocks) & {block for holder in self.holders for block in holder}, "allocated twice"
         self.contents = {key: block for key, block in self.contents.items() if block not in blocks}
@@ -73,15 +73,14 @@ TestBlockPool = PoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_a_sequence_grows_into_the_room_behind_it() -> None:
-    pool = BlockPool(32)
-    first = pool.allocate(2, room=4)
-    second = pool.allocate(3, room=4)
-    for _ in range(4):
-        first += pool.allocate(1, first[-1])
-        second += pool.allocate(1, second[-1])
-    assert first == list(range(first[0], first[0] + 6))
-    assert second == list(range(second[0], second[0] + 7))
+def test_neighbours_leave_each_other_room_to_grow() -> None:
+    pool = BlockPool(64)
+    sequences = [pool.allocate(2) for _ in range(4)]
+    for _ in range(8):
+        for blocks in sequences:
+            blocks.extend(pool.allocate(1, blocks[-1]))
+    for blocks in sequences:
+        assert blocks == list(range(blocks[0], blocks[0] + 10))
 
 
 def test_scattered_blocks_serve_when_no_run_is_left() -> None:

@@ -25,7 +25,6 @@ class BlockPool:
         # One byte a block, 0 is free: bytearray.find looks for a run of free blocks at the speed of memory.
         self._taken = bytearray(num_blocks)
         self._num_free = num_blocks
-        self._cursor = 0
 
     @property
     def num_available(self) -> int:
@@ -46,14 +45,14 @@ class BlockPool:
     def is_held(self, block: int) -> bool:
         return self._references[block] > 0
 
-    def allocate(self, num: int, after: int | None = None, room: int = 0) -> list[int]:
+    def allocate(self, num: int, after: int | None = None) -> list[int]:
         """Gives `num` blocks with one reference each, evicting idle ones if it must. `num` is at most `num_available`.
 
-        Prefers the run right after block `after`, then a run with `room` more free blocks behind it for the sequence to grow
-        into, then any run: attention reads contiguous blocks as a view instead of gathering them.
+        Prefers the run right after block `after`, then the middle of one of the longest runs: attention reads contiguous blocks
+        as a view instead of gathering them, and so both neighbours have room to grow, also in a conversation's next turns.
         """
         self._evict(num - self._num_free)
-        start = self._find_run(num, after, room)
+        start = self._find_run(num, after)
         blocks = list(range(start, start + num)) if start >= 0 else self._find_scattered(num)
         for block in blocks:
             self._references[block] = 1
@@ -106,23 +105,24 @@ class BlockPool:
             self._keys[block] = None
             self._release(block)
 
-    def _find_run(self, num: int, after: int | None, room: int) -> int:
+    def _find_run(self, num: int, after: int | None) -> int:
         """The first block of a free run, or -1."""
         if after is not None and self._taken.find(bytes(num), after + 1, after + 1 + num) >= 0:
             return after + 1
-        if room:
-            start = self._find_next(num + room)
-            if start >= 0:
-                # The next sequence starts behind this one's room, so neither grows into the other.
-                self._cursor = start + num + room
-                return start
-        # From the far end: away from the runs that sequences grow into.
-        return self._taken.rfind(bytes(num))
+        start = self._taken.find(bytes(num))
+        return self._middle_of_longest(start, num) if start > 0 else start
 
-    def _find_next(self, num: int) -> int:
-        wanted = bytes(num)
-        start = self._taken.find(wanted, self._cursor)
-        return start if start >= 0 else self._taken.find(wanted)
+    def _middle_of_longest(self, start: int, num: int) -> int:
+        """Where `num` blocks lie in the middle of a run that is nearly as long as any; `start` is a run of `num`."""
+        fits, too_long = num, self._num_free + 1
+        while too_long - fits > 1 + fits // 8:
+            width = min(fits * 4, (fits + too_long) // 2)
+            found = self._taken.find(bytes(width))
+            if found >= 0:
+                start, fits = found, width
+            else:
+                too_long = width
+        return start + (fits - num) // 2
 
     def _find_scattered(self, num: int) -> list[int]:
         blocks: list[int] = []

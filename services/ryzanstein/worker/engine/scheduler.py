@@ -100,8 +100,7 @@ class Scheduler:
         for block in matched:
             self.pool.share(block)
         num_new = self._settings.blocks_for(sequence.num_tokens) - len(matched)
-        room = self._settings.blocks_for(sequence.num_final) - len(matched) - num_new
-        sequence.blocks = matched + self.pool.allocate(num_new, matched[-1] if matched else None, room)
+        sequence.blocks = matched + self.pool.allocate(num_new, matched[-1] if matched else None)
         sequence.num_computed = len(matched) * self._settings.block_size
         sequence.num_published = len(matched)
         if sequence.cached_tokens is None:

@@ -69,11 +69,6 @@ class Sequence:
         """Tokens to compute before the next one can be sampled; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
-    @property
-    def num_final(self) -> int:
-        """Tokens in the KV cache when it ends by length: the last token sampled is never fed."""
-        return self.group.num_prompt + self.group.message.max_tokens - 1
-
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions start..end-1, prompt and generated."""
         num_prompt = self.group.num_prompt
