@@ -17,7 +17,8 @@ class Rotary:
     """Angles are computed once a step, for the step's positions; a table for a long context would not be small."""
 
     def __init__(self, spec: RotarySpec, head_dim: int, device: torch.device) -> None:
-        self._frequencies_D = inverse_frequencies(spec, head_dim).to(device).repeat(2)
+        # Repeated before it moves: on the meta device `repeat` imports sympy, a second of every start.
+        self._frequencies_D = inverse_frequencies(spec, head_dim).repeat(2).to(device)
 
     def angles(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine, [T, 1, D] each; the sine is signed so that `rotate` needs no negation."""
