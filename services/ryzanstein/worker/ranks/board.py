@@ -17,7 +17,7 @@ SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
-IDLE = "idle"
+IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class RankBoard:
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
         self._words[_BEGUN_NS] = time.monotonic_ns()
-        self.enter("forward")
+        self.enter(FORWARD)
 
     def end_step(self) -> None:
         self._words[_LAST_STEP_NS] = time.monotonic_ns() - self._words[_BEGUN_NS]

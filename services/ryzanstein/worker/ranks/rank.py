@@ -56,7 +56,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     from ryzanstein.worker.ranks.recorder import StepRecorder
 
     runner, ready = startup.load(start, board)
-    recorder = StepRecorder(start.rank, agent.send)
+    recorder = StepRecorder(start.rank, board, agent.send)
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
     agent.send(ready)
     if start.rank > 0:

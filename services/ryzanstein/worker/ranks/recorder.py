@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ryzanstein.worker.ranks.board import FORWARD, PROFILE, RankBoard
 from ryzanstein.worker.ranks.messages import ProfileTrace, StartProfile
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ MAX_TRACE_BYTES = 15 * 2**20
 class StepRecorder:
     """Wrap each step in `step`. `send` gets the trace after the last one; empty when it is larger than MAX_TRACE_BYTES."""
 
-    def __init__(self, rank: int, send: Callable[[ProfileTrace], None]) -> None:
+    def __init__(self, rank: int, board: RankBoard, send: Callable[[ProfileTrace], None]) -> None:
         self._rank = rank
+        self._board = board
         self._send = send
         self._profile: profile | None = None
         self._steps_left = 0
@@ -31,8 +33,11 @@ class StepRecorder:
             return
         from torch.profiler import profile
 
+        # The profiler's own start and end may take seconds, which the watchdog must not take for a stall.
+        self._board.enter(PROFILE)
         self._profile, self._steps_left = profile(), wish.steps
         self._profile.start()
+        self._board.enter(FORWARD)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -40,6 +45,7 @@ class StepRecorder:
         if self._profile is not None:
             self._steps_left -= 1
             if self._steps_left == 0:
+                self._board.enter(PROFILE)
                 self._profile.stop()
                 self._send(ProfileTrace(self._rank, _chrome_trace(self._profile)))
                 self._profile = None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.board import IDLE, RankBoard
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec, StartRank
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         runner = ModelRunner.load(Path(spec.model), tp, _options(spec, device))
     with phases.phase("warm_up"):
         runner.warm_up()
-    board.enter("idle")
+    board.enter(IDLE)
     # A sequence may fill the whole cache but no more, whatever the model's own context.
     context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)

@@ -27,7 +27,7 @@ class Backoff:
 
     first_s: float = 0.25
     longest_s: float = 30.0
-    stable_s: float = 60.0
+    stable_s: float = 10.0
     crash_limit: int = 5
 
     def delay_s(self, crashes: int) -> float:

@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.board import PROFILE, RankProgress
 
 _WINDOW_STEPS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class StallBounds:
-    """When nothing moved for so long: `min_s` at least, or `factor` times the p99 step."""
+    """When nothing moved for so long: `min_s` at least, or `factor` times the p99 step; `profile_s` while a rank's profiler
+    starts or writes."""
 
     min_s: float = 2.0
     factor: float = 10.0
+    profile_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,11 @@ class Watchdog:
         """A step ended. The warm-up's counts as the first, so that the first request is bounded by something measured."""
         self._times.add(step_s, num_tokens)
 
-    def bound_s(self, num_tokens: int) -> float:
-        """How long a step with so many tokens may stand still."""
+    def bound_s(self, ranks: Sequence[RankProgress]) -> float:
+        """How long they may stand still where they are."""
+        if any(rank.phase == PROFILE for rank in ranks):
+            return self._bounds.profile_s
+        num_tokens = max(rank.num_tokens for rank in ranks)
         return max(self._bounds.min_s, self._bounds.factor * self._times.expected_s(num_tokens))
 
     def observe(
@@ -98,7 +103,7 @@ class Watchdog:
             self._seen, self._still_s = seen, 0.0
             return None
         self._still_s += passed
-        if self._still_s < self.bound_s(max(rank.num_tokens for rank in ranks)):
+        if self._still_s < self.bound_s(ranks):
             return None
         return _diagnose(ranks, stopped(), self._still_s)
 
