@@ -149,6 +149,16 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(pair) -> Non
         assert caught.value.violations[0].field == field
 
 
+def test_a_prompt_of_too_many_entries_is_refused_before_it_is_looked_at(pair) -> None:
+    model = pair[0]
+    with pytest.raises(RyzansteinError, match="at most 512 entries"):
+        model.encode_chat([Message(Role.USER, "")] * 513)
+    with pytest.raises(RyzansteinError) as caught:
+        model.encode_prompt(TokenPrompt((0,) * 512))
+    assert caught.value.reason == "CONTEXT_TOO_LONG"
+    assert len(model.encode_prompt(TokenPrompt((0,) * 511))) == 511
+
+
 def test_token_ids_outside_the_models_vocabulary_are_refused(pair) -> None:
     model = pair[0]
     assert model.encode_prompt(TokenPrompt((0, model.vocab_size - 1))) == [0, model.vocab_size - 1]

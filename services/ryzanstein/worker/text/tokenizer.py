@@ -60,6 +60,8 @@ class TextModel:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: complete text instead"
             )
+        if len(messages) > self.context_length:
+            raise errors.invalid("messages", f"has at most {self.context_length} entries for this model", len(messages))
         self._check_chars("messages", sum(len(message.content) for message in messages))
         return self._ids(self._template.render(messages), special=False)
 
@@ -89,6 +91,8 @@ class TextModel:
             raise errors.invalid(field, f"has at most {self.max_prompt_chars} characters for this model", num_chars)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        if len(token_ids) >= self.context_length:
+            raise errors.context_too_long(len(token_ids), 1, self.context_length)
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
         if wrong is not None:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
