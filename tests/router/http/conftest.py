@@ -204,6 +204,11 @@ class Face:
 
 
 @pytest.fixture
+def make_core() -> Callable[[], EchoCore]:
+    return EchoCore
+
+
+@pytest.fixture
 def limits() -> HttpLimits:
     return HttpLimits()
 

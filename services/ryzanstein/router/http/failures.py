@@ -39,7 +39,7 @@ _TYPES = MappingProxyType(
 # Names that clients of OpenAI look for.
 _CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
 # What pydantic puts into a location to say which member of a union it tried.
-_UNION_MEMBER = re.compile(r"str|int|float|bool|list\[.*|dict\[.*|constrained-.*|[A-Z]\w*")
+_UNION_MEMBER = re.compile(r"str|int|float|bool|function-.*|list\[.*|dict\[.*|constrained-.*|[A-Z]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,13 @@ def failure_from_error(error: RyzansteinError) -> Failure:
 
 
 def failure_from_validation(problems: Sequence[Mapping[str, Any]]) -> Failure:
-    """A body that pydantic refused: the first field that is wrong, with all that was said about it."""
+    """A body that pydantic refused: the first field that is wrong, where in it, and all that was said about that place."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return Failure(400, f"the body is not valid JSON: {first['ctx']['error']} at {first['loc'][-1]}", None, "invalid_json")
-    path = _path(first["loc"])
+    # Of a union each member complains; the one that got furthest is the one that was meant.
+    paths = [_path(problem["loc"]) for problem in problems if problem["loc"][:2] == first["loc"][:2]]
+    path = max(paths, key=_depth)
     if not path:
         return Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
     said = " or ".join(dict.fromkeys(str(problem["msg"]) for problem in problems if _path(problem["loc"]) == path))
@@ -93,6 +95,10 @@ def failure_from_validation(problems: Sequence[Mapping[str, Any]]) -> Failure:
 
 def _missing(error: RyzansteinError) -> str | None:
     return "model" if error.resource is not None and error.resource[0] == "model" else None
+
+
+def _depth(path: str) -> int:
+    return path.count("[") + path.count(".")
 
 
 def _path(location: Sequence[str | int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ryzanstein import errors
@@ -104,17 +104,18 @@ def _text(part: ContentPart, path: str) -> str:
 
 
 def _completion_prompt(body: CompletionRequest) -> Prompt:
-    """One prompt: a text, token ids, or a list that holds just one of these."""
-    prompt = body.prompt
+    prompt = body.prompt if isinstance(body.prompt, str) else _only(body.prompt)
     if not prompt:
         raise errors.invalid("prompt", "must not be empty")
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompt))
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    return TokenPrompt(tuple(prompt))
+    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
+
+
+def _only(prompt: Sequence[str | int | list[int]]) -> str | list[int]:
+    """Token ids, or the one prompt that the list holds."""
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if len(prompts) > 1:
+        raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompts))
+    return prompts[0] if prompts else [item for item in prompt if isinstance(item, int)]
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

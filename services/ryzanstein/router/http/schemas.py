@@ -10,10 +10,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ryzanstein import errors
 
+
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair; no text that a node or a database takes has one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 # Each with the values that ask for nothing.
@@ -61,17 +72,17 @@ class StreamOptions(Body):
 class GenerationOptions(Body):
     """What chat and completion requests share. None is the default of `SamplingParams`."""
 
-    model: str = ""
+    model: Text = ""
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    user: str | None = None
+    user: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Beyond OpenAI's.
@@ -87,12 +98,12 @@ class ContentPart(Body):
     """One part of a message's content; `text` where `type` is "text"."""
 
     type: str
-    text: str | None = None
+    text: Text | None = None
 
 
 class ChatMessage(Body):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Text | list[ContentPart] | None = None
 
 
 class ChatCompletionRequest(GenerationOptions):
@@ -102,13 +113,13 @@ class ChatCompletionRequest(GenerationOptions):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    session_id: str | None = None
+    session_id: Text | None = None
 
 
 class CompletionRequest(GenerationOptions):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
     logprobs: int | None = None
 
 
