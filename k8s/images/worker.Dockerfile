@@ -16,7 +16,7 @@ RUN python -m venv /opt/ryzanstein/venv \
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 COPY shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
-ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 EXPOSE 50061 9090
 ENTRYPOINT ["ryzanstein"]

@@ -42,11 +42,12 @@ class Speaker:
             sampling=self.sampling,
             session_id=self.session_id,
         )
-        async with open_channel(self.router) as channel:
-            answer = await ask(channel, request, show, self.timeout_s)
-        if out is not None:
-            out.print()
-        return answer
+        try:
+            async with open_channel(self.router) as channel:
+                return await ask(channel, request, show, self.timeout_s)
+        finally:
+            if out is not None:
+                out.print()
 
 
 def chat(

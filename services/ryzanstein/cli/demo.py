@@ -31,16 +31,12 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Only one JSON document on standard output.")] = False,
 ) -> None:
     """Show it all: a conversation, a node killed mid-answer, nothing lost. Exit code 1 when a promise was broken."""
-    out = Console(quiet=as_json, highlight=False)
-    people = display.people()
+    out, people = Console(quiet=as_json, highlight=False), display.people()
     started_at = time.monotonic()
-    spec = ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)
     try:
-        with LocalCluster(spec) as cluster:
-            _introduce(out, cluster, time.monotonic() - started_at)
-            report = asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
+        report = _perform(out)
     except ServiceFailedError as failure:
-        people.print(str(failure), style="red", markup=False, soft_wrap=True)
+        display.show_failure(people, failure)
         raise typer.Exit(1) from None
     except RyzansteinError as error:
         people.print("a request failed, and none may:", style="bold red")
@@ -50,10 +46,16 @@ def demo(
     if as_json:
         display.print_json({**asdict(report), "kept": report.kept, "duration_s": spent_s})
     _summarize(out, report, spent_s)
-    for promise in report.promises:
-        if not promise.kept:
-            people.print(f"broken promise: {promise.name} ({promise.seen})", style="bold red", markup=False, soft_wrap=True)
+    _name_broken(people, report)
     raise typer.Exit(0 if report.kept else 1)
+
+
+def _perform(out: Console) -> Report:
+    """Starts the cluster, plays the story, stops the cluster."""
+    started_at = time.monotonic()
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)) as cluster:
+        _introduce(out, time.monotonic() - started_at)
+        return asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
 
 
 class Screen:
@@ -96,14 +98,9 @@ class Screen:
             self._out.print()
 
 
-def _introduce(out: Console, cluster: LocalCluster, spent_s: float) -> None:
-    spec = cluster.spec
-    out.print(
-        Panel.fit(
-            f"{spec.num_nodes} nodes of {spec.tp} ranks, a router, an orchestrator: started in {spent_s:.1f} s",
-            title="Ryzanstein",
-        )
-    )
+def _introduce(out: Console, spent_s: float) -> None:
+    started = f"{NUM_NODES} nodes of {TP} ranks, a router, an orchestrator: started in {spent_s:.1f} s"
+    out.print(Panel.fit(started, title="Ryzanstein"))
 
 
 def _summarize(out: Console, report: Report, spent_s: float) -> None:
@@ -119,6 +116,12 @@ def _summarize(out: Console, report: Report, spent_s: float) -> None:
     table.add_row("promises kept", f"{sum(p.kept for p in report.promises)} of {len(report.promises)}")
     out.print()
     out.print(table)
+
+
+def _name_broken(people: Console, report: Report) -> None:
+    for promise in report.promises:
+        if not promise.kept:
+            people.print(Text(f"broken promise: {promise.name} ({promise.seen})", style="bold red"), soft_wrap=True)
 
 
 def _precise(seconds: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.errors import Code, RyzansteinError
 
 _FILE_WIDTH = 160
@@ -27,6 +28,11 @@ def output() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     print(json.dumps(value, indent=2), flush=True)
+
+
+def show_failure(console: Console, failure: ServiceFailedError) -> None:
+    """A service that did not start or ended, with its last log lines."""
+    console.print(Text(str(failure), style="red"), soft_wrap=True)
 
 
 def show_error(console: Console, error: RyzansteinError) -> None:

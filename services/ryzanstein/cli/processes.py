@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -166,40 +167,51 @@ class LocalCluster:
         self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
 
     def _describe(self) -> None:
-        """Chooses the ports and makes the processes' descriptions; nothing runs yet."""
+        """Chooses the ports and describes the processes; nothing runs yet."""
         spec = self.spec
         ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
         orchestrator_port = spec.orchestrator_port or next(ports)
-        orchestrator: Flags = {
-            "grpc_port": orchestrator_port,
+        self._describe_orchestrator(orchestrator_port, ports)
+        for node_id in self.node_ids:
+            self._describe_node(node_id, orchestrator_port, ports)
+        for index, name in enumerate(self.router_names):
+            self._describe_router(index, name, orchestrator_port, ports)
+
+    def _describe_orchestrator(self, port: int, ports: Iterator[int]) -> None:
+        flags: Flags = {
+            "grpc_port": port,
             "metrics_port": next(ports),
             "database": str(self.state_dir / "orchestrator.sqlite"),
         }
-        self._add(ORCHESTRATOR, "orchestrator", orchestrator, spec.orchestrator_flags)
-        for node_id in self.node_ids:
-            worker: Flags = {
-                "node_id": node_id,
-                "grpc_port": next(ports),
-                "metrics_port": next(ports),
-                "orchestrator": f"127.0.0.1:{orchestrator_port}",
-                "model": str(spec.model),
-                "tp": spec.tp,
-                "threads_per_rank": spec.threads_per_rank,
-                "drain_grace_s": spec.stop_grace_s / 2,
-            }
-            self._add(node_id, "worker", worker, spec.worker_flags)
-        for index, name in enumerate(self.router_names):
-            self._http_ports[name] = (spec.http_port + index) if spec.http_port else next(ports)
-            router: Flags = {
-                "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
-                "http_port": self._http_ports[name],
-                "metrics_port": next(ports),
-                "orchestrator": f"127.0.0.1:{orchestrator_port}",
-                "router_id": name,
-                "drain_grace_s": spec.stop_grace_s / 2,
-                "state_dir": str(self.state_dir / name),
-            }
-            self._add(name, "router", router, spec.router_flags)
+        self._add(ORCHESTRATOR, "orchestrator", flags, self.spec.orchestrator_flags)
+
+    def _describe_node(self, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+        flags: Flags = {
+            "node_id": node_id,
+            "grpc_port": next(ports),
+            "metrics_port": next(ports),
+            "orchestrator": f"127.0.0.1:{orchestrator_port}",
+            "model": str(self.spec.model),
+            "tp": self.spec.tp,
+            "threads_per_rank": self.spec.threads_per_rank,
+            "drain_grace_s": self.spec.stop_grace_s / 2,
+        }
+        self._add(node_id, "worker", flags, self.spec.worker_flags)
+
+    def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+        """A further router listens on the next ports where they are given."""
+        spec = self.spec
+        self._http_ports[name] = (spec.http_port + index) if spec.http_port else next(ports)
+        flags: Flags = {
+            "router_id": name,
+            "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
+            "http_port": self._http_ports[name],
+            "metrics_port": next(ports),
+            "orchestrator": f"127.0.0.1:{orchestrator_port}",
+            "state_dir": str(self.state_dir / name),
+            "drain_grace_s": spec.stop_grace_s / 2,
+        }
+        self._add(name, "router", flags, spec.router_flags)
 
     def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
         log_path = self.state_dir / f"{name}.log"

@@ -31,7 +31,7 @@ STORY = Story(
         Turn("Where do I live?", ("Quenlo",)),
     ),
     long_turn=Turn("Count from 1 to 100.", (" ".join(map(str, range(1, 101))),)),
-    kill_after_tokens=25,
+    kill_after_tokens=20,
     after=(
         Turn("What is my name?", ("Zorvia",)),
         Turn("What is my dog called?", ("Biscuit",)),

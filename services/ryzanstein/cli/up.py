@@ -54,7 +54,7 @@ def up(
     try:
         _serve(LocalCluster(spec), as_json)
     except ServiceFailedError as failure:
-        display.people().print(str(failure), style="red", markup=False, soft_wrap=True)
+        display.show_failure(display.people(), failure)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; nothing is left running")

@@ -1,0 +1,51 @@
+"""What starting a cluster does when things are in its way."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ryzanstein.cli import processes
+from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.demo import MODEL_DIR
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ClusterSpec(MODEL_DIR, num_nodes=1, tp=1)
+
+
+def test_a_port_that_somebody_took_meanwhile_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        stolen = [taken.getsockname()[1]]
+
+        def ports(count: int) -> list[int]:
+            chosen = free_ports(count)
+            return [stolen.pop() if stolen else chosen[0], *chosen[1:]]
+
+        monkeypatch.setattr(processes, "free_ports", ports)
+        with LocalCluster(SMALL) as cluster:
+            assert stolen == []
+            assert str(taken.getsockname()[1]) not in cluster.orchestrator_address
+            assert all(service.running for service in cluster.services.values())
+
+
+def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_nothing(tmp_path: Path) -> None:
+    cluster = LocalCluster(ClusterSpec(tmp_path, num_nodes=1, tp=1))
+    with pytest.raises(ServiceFailedError, match=r"node-0 ended with exit code 1\n(.*\n)*.*config\.json"):
+        cluster.start()
+    assert cluster.services == {}
+
+
+def test_state_is_kept_where_it_was_asked_for_and_goes_where_it_was_not(tmp_path: Path) -> None:
+    temporary, kept = LocalCluster(SMALL), LocalCluster(ClusterSpec(MODEL_DIR, state_dir=tmp_path / "state"))
+    directory = temporary.state_dir
+    assert directory.is_dir()
+    assert kept.state_dir.is_dir()
+    temporary.stop()
+    kept.stop()
+    assert not directory.exists()
+    assert (tmp_path / "state").is_dir()
