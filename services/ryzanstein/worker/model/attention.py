@@ -3,8 +3,8 @@
 What to do is decided once a step (`inputs`) as a list of segments; each layer then only runs them. The query heads of a group
 are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query head.
 
-Legend: T tokens, S sequences, B blocks of the longest, L keys of a sequence, P padded keys, n new tokens of one sequence,
-K key-value heads, G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot.
+Legend: T tokens, S sequences, L keys of a sequence, P keys of the longest, n new tokens of one sequence, K key-value heads,
+G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence: its new tokens are `num_new` rows of the step from `first` on, its keys the first `length` of its blocks.
+    """One sequence: its new tokens are `num_new` rows of the step from `first` on.
 
-    `blocks_B` is None where the blocks lie one after the other from `first_slot` on: the keys are then a view, not a gather.
+    Its keys are the slots of `keys`: a slice where its blocks lie one after the other, which makes them a view and no copy.
     `mask_nL` is None for a single token, which sees everything.
     """
 
     first: int
     num_new: int
-    length: int
-    block_size: int
-    first_slot: int
-    blocks_B: Tensor | None
+    keys: slice | Tensor
     mask_nL: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Several sequences with one new token each, in one padded call. `rows_S` is None when they are the whole step."""
+    """Several sequences with one new token each, in one padded call. `rows_S` is None when they are the whole step.
+
+    Padding names a slot that is always zero: a masked key that is NaN would still spoil the sum.
+    """
 
     rows_S: Tensor | None
     num_sequences: int
-    block_size: int
-    blocks_SB: Tensor  # flat
+    slots_SP: Tensor  # flat
     mask_S11P: Tensor
 
 
@@ -57,29 +56,21 @@ def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], out_TK
 
 
 def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, out_TKGD: Tensor) -> None:
-    k_KLD, v_KLD = _keys_values(q_TKGD, _span_pages(pages_NC, span))
+    keys_LC = pages_NC[span.keys] if isinstance(span.keys, slice) else pages_NC.index_select(0, span.keys)
+    k_1KLD, v_1KLD = _keys_values(q_TKGD, keys_LC.unsqueeze(0))
     rows = slice(span.first, span.first + span.num_new)
     if span.mask_nL is None:
-        out_TKGD[rows] = F.scaled_dot_product_attention(q_TKGD[rows], k_KLD, v_KLD)
+        out_TKGD[rows] = F.scaled_dot_product_attention(q_TKGD[rows], k_1KLD, v_1KLD)
         return
     q_GKnD = q_TKGD[rows].permute(2, 1, 0, 3)
-    num_groups = len(q_GKnD)
-    out_GKnD = F.scaled_dot_product_attention(
-        q_GKnD, k_KLD.expand(num_groups, -1, -1, -1), v_KLD.expand(num_groups, -1, -1, -1), attn_mask=span.mask_nL
-    )
+    k_GKLD, v_GKLD = (shared.expand(len(q_GKnD), -1, -1, -1) for shared in (k_1KLD, v_1KLD))
+    out_GKnD = F.scaled_dot_product_attention(q_GKnD, k_GKLD, v_GKLD, attn_mask=span.mask_nL)
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 
-def _span_pages(pages_NC: Tensor, span: Span) -> Tensor:
-    if span.blocks_B is None:
-        return pages_NC[span.first_slot : span.first_slot + span.length].unsqueeze(0)
-    gathered = _by_block(pages_NC, span.block_size).index_select(0, span.blocks_B)
-    return gathered.view(1, -1, pages_NC.shape[1])[:, : span.length]
-
-
 def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, out_TKGD: Tensor) -> None:
-    gathered = _by_block(pages_NC, batch.block_size).index_select(0, batch.blocks_SB)
-    k_SKPD, v_SKPD = _keys_values(q_TKGD, gathered.view(batch.num_sequences, -1, pages_NC.shape[1]))
+    keys_SPC = pages_NC.index_select(0, batch.slots_SP).view(batch.num_sequences, -1, pages_NC.shape[1])
+    k_SKPD, v_SKPD = _keys_values(q_TKGD, keys_SPC)
     if batch.rows_S is None:
         out_TKGD.copy_(F.scaled_dot_product_attention(q_TKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
         return
@@ -87,12 +78,8 @@ def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, out_TKGD: Tens
     out_TKGD.index_copy_(0, batch.rows_S, F.scaled_dot_product_attention(q_SKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
 
 
-def _by_block(pages_NC: Tensor, block_size: int) -> Tensor:
-    return pages_NC.view(-1, block_size * pages_NC.shape[1])
-
-
-def _keys_values(q_TKGD: Tensor, pages_SPC: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_values(q_TKGD: Tensor, keys_SPC: Tensor) -> tuple[Tensor, Tensor]:
     """Views [S, K, P, D] of slots that hold their keys first, then their values."""
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]
-    pages_SP2KD = pages_SPC.view(*pages_SPC.shape[:2], 2, num_kv_heads, head_dim)
-    return pages_SP2KD[:, :, 0].transpose(1, 2), pages_SP2KD[:, :, 1].transpose(1, 2)
+    keys_SP2KD = keys_SPC.view(*keys_SPC.shape[:2], 2, num_kv_heads, head_dim)
+    return keys_SP2KD[:, :, 0].transpose(1, 2), keys_SP2KD[:, :, 1].transpose(1, 2)

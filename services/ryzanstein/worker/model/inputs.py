@@ -1,6 +1,7 @@
 """A step's plan as tensors: token ids, positions, cache slots, and who looks at which keys. Built once, used by every layer.
 
-Legend: T new tokens, S sequences, B blocks of the longest sequence, P padded keys, R sampled rows.
+Legend: T new tokens, S sequences, B blocks of the longest table, L keys of a sequence, P keys of the longest, n new tokens of
+one sequence, R sampled rows.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class StepInputs:
 class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype)."""
 
+    num_blocks: int
     block_size: int
     device: torch.device
     dtype: torch.dtype
@@ -43,20 +45,22 @@ class InputBuilder:
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
         num_new_S, context_S = np.array(plan.num_new, np.int64), np.array(plan.num_context, np.int64)
-        first_S = np.cumsum(num_new_S) - num_new_S
         _check(plan, num_new_S, context_S, self.block_size)
+        first_S = np.cumsum(num_new_S) - num_new_S
         table_SB = _table(plan.block_tables)
         sequence_T = np.repeat(np.arange(len(num_new_S)), num_new_S)
         position_T = np.arange(len(plan.token_ids)) - (first_S - context_S)[sequence_T]
-        slot_T = table_SB[sequence_T, position_T // self.block_size] * self.block_size + position_T % self.block_size
-        sampled_R = np.array(plan.sampled, np.int64)
         return StepInputs(
             ids_T=self._tensor(np.array(plan.token_ids, np.int64)),
             positions_T=self._tensor(position_T),
-            slots_T=self._tensor(slot_T),
-            last_R=self._tensor((first_S + num_new_S - 1)[sampled_R]),
+            slots_T=self._tensor(self._slots(table_SB, sequence_T, position_T)),
+            last_R=self._tensor((first_S + num_new_S - 1)[np.array(plan.sampled, np.int64)]),
             segments=self._segments(table_SB, num_new_S, context_S + num_new_S, first_S),
         )
+
+    def _slots(self, table_SB: Integers, sequence: Integers, position: Integers) -> Integers:
+        """The slots of positions in sequences; the arguments broadcast."""
+        return np.asarray(table_SB[sequence, position // self.block_size] * self.block_size + position % self.block_size)
 
     def _segments(self, table_SB: Integers, num_new_S: Integers, length_S: Integers, first_S: Integers) -> list[Segment]:
         adjacent_S = _adjacent(table_SB, -(-length_S // self.block_size))
@@ -65,42 +69,43 @@ class InputBuilder:
         if len(together) == 1:
             alone_S[together] = True
         spans: list[Segment] = [
-            self._span(table_SB[s], int(first_S[s]), int(num_new_S[s]), int(length_S[s]), bool(adjacent_S[s]))
-            for s in np.flatnonzero(alone_S)
+            Span(
+                int(first_S[s]),
+                int(num_new_S[s]),
+                self._keys(table_SB, s, length_S, adjacent_S),
+                self._causal(num_new_S[s], length_S[s]),
+            )
+            for s in np.flatnonzero(alone_S).tolist()
         ]
         return [*spans, self._batch(table_SB, together, length_S, first_S)] if len(together) > 1 else spans
 
-    def _span(self, table_B: Integers, first: int, num_new: int, length: int, adjacent: bool) -> Span:
-        num_blocks = -(-length // self.block_size)
-        return Span(
-            first=first,
-            num_new=num_new,
-            length=length,
-            block_size=self.block_size,
-            first_slot=int(table_B[0]) * self.block_size,
-            blocks_B=None if adjacent else self._tensor(table_B[:num_blocks]),
-            mask_nL=None if num_new == 1 else self._causal(num_new, length),
-        )
+    def _keys(self, table_SB: Integers, s: int, length_S: Integers, adjacent_S: npt.NDArray[np.bool_]) -> slice | Tensor:
+        if adjacent_S[s]:
+            first_slot = int(table_SB[s, 0]) * self.block_size
+            return slice(first_slot, first_slot + int(length_S[s]))
+        return self._tensor(self._slots(table_SB, np.array(s), np.arange(length_S[s])))
+
+    def _causal(self, num_new: int, length: int) -> Tensor | None:
+        """Row i is the token at position length - num_new + i: it sees that position and those before."""
+        if num_new == 1:
+            return None
+        mask_nL = torch.full((num_new, length), -torch.inf, dtype=self.dtype, device=self.device)
+        return mask_nL.triu_(length - num_new + 1)
 
     def _batch(self, table_SB: Integers, together: Integers, length_S: Integers, first_S: Integers) -> Batch:
-        length_S = length_S[together]
-        num_blocks = -(-int(length_S.max()) // self.block_size)
-        absent_SP = np.arange(num_blocks * self.block_size) >= length_S[:, None]
+        length_S1 = length_S[together, None]
+        position_P = np.arange(length_S1.max())
+        absent_SP = position_P >= length_S1
+        padding = self.num_blocks * self.block_size
+        slots_SP = np.where(absent_SP, padding, self._slots(table_SB, together[:, None], position_P))
         mask_SP = torch.zeros(absent_SP.shape, dtype=self.dtype, device=self.device)
-        mask_SP.masked_fill_(self._tensor(absent_SP), -torch.inf)
         whole_step = len(together) == len(table_SB)
         return Batch(
             rows_S=None if whole_step else self._tensor(first_S[together]),
             num_sequences=len(together),
-            block_size=self.block_size,
-            blocks_SB=self._tensor(table_SB[together, :num_blocks].reshape(-1)),
-            mask_S11P=mask_SP[:, None, None],
+            slots_SP=self._tensor(slots_SP.reshape(-1)),
+            mask_S11P=mask_SP.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None],
         )
-
-    def _causal(self, num_new: int, length: int) -> Tensor:
-        """Row i is the token at position length - num_new + i: it sees that position and those before."""
-        mask_nL = torch.full((num_new, length), -torch.inf, dtype=self.dtype, device=self.device)
-        return mask_nL.triu_(length - num_new + 1)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -117,7 +122,7 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, block_size:
 
 
 def _table(block_tables: list[list[int]]) -> Integers:
-    """Ragged rows padded with block 0, whose keys the masks hide."""
+    """Ragged rows padded with block 0; nothing is read through the padding."""
     width = max(map(len, block_tables))
     return np.array([table + [0] * (width - len(table)) for table in block_tables], np.int64)
 

@@ -8,6 +8,9 @@ Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-va
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,15 +18,17 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 
+_ALIGNMENT = 64  # bytes of a cache line
+
 
 class KVCache:
-    """Memory that the scheduler hands out by block number."""
+    """Memory that the scheduler hands out by block number. One more slot, the last, stays zero: padding points there."""
 
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, width: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._pages_LNC = torch.zeros((num_layers, num_blocks * block_size, width), dtype=dtype, device=device)
+        self._pages_LNC = _zeros((num_layers, num_blocks * block_size + 1, width), dtype, device)
 
     def layer(self, index: int) -> Tensor:
         """The layer's slots [N, C]."""
@@ -31,7 +36,17 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self._pages_LNC.nbytes
+        """Bytes of the blocks."""
+        return self._pages_LNC[:, :-1].nbytes
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU zeros of the operating system's, which take no memory before they are written; torch would write them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw)[skip : skip + raw.nbytes - _ALIGNMENT].view(dtype).view(shape)
 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:

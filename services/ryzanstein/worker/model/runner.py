@@ -27,7 +27,7 @@ class ModelRunner:
 
     def __init__(self, spec: DecoderSpec, decoder: Decoder, cache: KVCache, tp: TensorParallel, options: RunnerOptions) -> None:
         self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
-        self._inputs = InputBuilder(options.block_size, options.torch_device, options.torch_dtype)
+        self._inputs = InputBuilder(cache.num_blocks, options.block_size, options.torch_device, options.torch_dtype)
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 

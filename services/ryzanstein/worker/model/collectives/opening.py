@@ -16,7 +16,7 @@ class GroupAddress:
     """Where the ranks of one group meet.
 
     `backend` is shm, gloo or nccl. shm needs `segment_fd`, a zeroed segment of `segment_bytes(size)` bytes; the other two a
-    `store_path` in a directory that all ranks see, at which no file exists yet.
+    `store_path`, a file that all ranks see and that is empty or not there yet.
     """
 
     backend: str
