@@ -74,7 +74,7 @@ class ScriptedNode(WorkerServiceServicer):
     default_tokens: int = 16
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
-    running: dict[int, Running] = field(default_factory=dict)
+    connections: list[dict[int, Running]] = field(default_factory=list)
     port: int = 0
     _server: RpcServer | None = None
     _incarnation: str = ""
@@ -85,6 +85,10 @@ class ScriptedNode(WorkerServiceServicer):
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(running) for running in self.connections)
 
     async def start(self) -> None:
         self._incarnation = uuid.uuid4().hex
@@ -98,7 +102,6 @@ class ScriptedNode(WorkerServiceServicer):
         server, self._server = self._server, None
         if server is not None:
             await server.stop(0)
-        self.running.clear()
 
     async def Connect(
         self, requests: AsyncIterator[worker.ConnectRequest], context: Any
@@ -107,34 +110,36 @@ class ScriptedNode(WorkerServiceServicer):
         assert (await anext(frames)).HasField("hello")
         hello = worker.NodeHello(node_id=self.node_id, incarnation=self._incarnation, beat=self._beat())
         yield worker.ConnectResponse(hello=hello)
-        reader = asyncio.create_task(self._read(frames))
+        running: dict[int, Running] = {}
+        self.connections.append(running)
+        reader = asyncio.create_task(self._read(frames, running))
         try:
-            async for frame in self._speak():
+            async for frame in self._speak(running):
                 yield frame
         except DiedError:
             return
         finally:
             reader.cancel()
-            self.running.clear()
+            self.connections.remove(running)
 
     async def CountPromptTokens(self, request: worker.CountPromptTokensRequest, context: Any) -> Any:
         text = request.text or "".join(message.content for message in request.messages.messages)
         return worker.CountPromptTokensResponse(tokens=len(text.split()))
 
-    async def _read(self, frames: AsyncIterator[worker.ConnectRequest]) -> None:
+    async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running]) -> None:
         async for frame in frames:
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
-                self._accept(frame.submit)
+                running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
-                self.running.pop(frame.cancel.handle, None)
+                running.pop(frame.cancel.handle, None)
 
-    def _accept(self, submit: worker.Submit) -> None:
+    def _accepted(self, submit: worker.Submit) -> Running:
         attempt = attempt_from_wire(submit)
         begun = [len(choice.token_ids) for choice in attempt.generated]
         left = {i for i, choice in enumerate(attempt.generated) if not choice.finished}
-        self.running[submit.handle] = Running(submit.handle, attempt, begun, left)
+        return Running(submit.handle, attempt, begun, left)
 
     def _beat(self) -> worker.Beat:
         self._beats += 1
@@ -143,34 +148,36 @@ class ScriptedNode(WorkerServiceServicer):
             state=worker.NodeState.ValueType(self.state),
             model=self.model,
             context_length=CONTEXT_LENGTH,
-            load=worker.Load(running=len(self.running), capacity=256),
+            load=worker.Load(running=self.num_running, capacity=256),
             step=self._step,
         )
 
-    async def _speak(self) -> AsyncIterator[worker.ConnectResponse]:
+    async def _speak(self, running: dict[int, Running]) -> AsyncIterator[worker.ConnectResponse]:
         next_beat = 0.0
         known: set[int] = set()
         while self._server is not None:
             now = time.monotonic()
             if now >= next_beat and not (self.frozen or self.mute_beats):
-                next_beat = now + (0.05 if self.running else 0.5)
+                next_beat = now + (0.05 if running else 0.5)
                 yield worker.ConnectResponse(beat=self._beat())
-            if self.running and not (self.frozen or self.stalled):
+            if running and not (self.frozen or self.stalled):
                 self._step += 1
                 next_beat = min(next_beat, now + 0.05)
-                yield worker.ConnectResponse(output=self._output(known))
+                yield worker.ConnectResponse(output=self._output(running, known))
             await asyncio.sleep(self.step_s)
 
-    def _output(self, known: set[int]) -> worker.StepOutput:
+    def _output(self, running: dict[int, Running], known: set[int]) -> worker.StepOutput:
         output = worker.StepOutput(step=self._step)
-        for run in list(self.running.values()):
+        for run in list(running.values()):
             if run.handle not in known:
                 known.add(run.handle)
                 if self.refuse is not None:
-                    self._fail(output, run)
+                    self._fail(output, running.pop(run.handle))
                     continue
                 output.accepted.add(handle=run.handle, prompt_tokens=7)
             self._rows(output, run)
+            if not run.left:
+                del running[run.handle]
         return output
 
     def _fail(self, output: worker.StepOutput, run: Running) -> None:
@@ -183,7 +190,6 @@ class ScriptedNode(WorkerServiceServicer):
             metadata=dict(self.refuse.metadata),
             node_fault=self.refuse_node_fault,
         )
-        del self.running[run.handle]
 
     def _rows(self, output: worker.StepOutput, run: Running) -> None:
         end = run.attempt.request.sampling.max_tokens or self.default_tokens
@@ -202,8 +208,6 @@ class ScriptedNode(WorkerServiceServicer):
             if run.next_index[choice] >= end:
                 run.left.discard(choice)
                 output.finished.add(handle=run.handle, choice=choice, reason=2, cached_prompt_tokens=3)
-        if not run.left:
-            self.running.pop(run.handle, None)
 
     def _row(self, output: worker.StepOutput, handle: int, choice: int, index: int, logprobs: int | None) -> None:
         if logprobs is not None:

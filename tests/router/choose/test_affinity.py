@@ -1,0 +1,56 @@
+"""What a request wants to stay near."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.router.choose import affinity
+
+
+def request(*messages: tuple[Role, str]) -> GenerationRequest:
+    return GenerationRequest("m", ChatPrompt(tuple(Message(role, text) for role, text in messages)), SamplingParams())
+
+
+SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
+
+
+def test_a_session_counts_more_than_a_user_and_a_user_more_than_the_text() -> None:
+    plain = request((USER, "hi"))
+    user = replace(plain, user="u")
+    session = replace(user, session_id="s")
+    assert affinity(session).key == b"session:s"
+    assert affinity(user).key == b"user:u"
+    assert affinity(session).sticky
+    assert affinity(user).sticky
+    assert not affinity(plain).sticky
+
+
+def test_a_session_and_a_user_of_one_name_are_different_keys() -> None:
+    plain = request((USER, "hi"))
+    assert affinity(replace(plain, user="x")).key != affinity(replace(plain, session_id="x")).key
+
+
+def test_every_turn_of_a_resent_conversation_has_the_same_key() -> None:
+    first = request((SYSTEM, "be brief"), (USER, "hi"))
+    second = request((SYSTEM, "be brief"), (USER, "hi"), (ASSISTANT, "hello"), (USER, "more"))
+    assert affinity(first).key == affinity(second).key
+
+
+def test_a_shared_system_prompt_does_not_send_everybody_to_one_node() -> None:
+    keys = {affinity(request((SYSTEM, "be brief"), (USER, f"question {i}"))).key for i in range(100)}
+    assert len(keys) == 100
+
+
+def test_messages_cannot_be_split_so_that_they_look_like_others() -> None:
+    assert affinity(request((SYSTEM, "ab"), (USER, "c"))).key != affinity(request((SYSTEM, "a"), (USER, "bc"))).key
+
+
+def test_texts_and_token_ids_that_begin_alike_share_a_key() -> None:
+    def key(prompt: TextPrompt | TokenPrompt) -> bytes:
+        return affinity(GenerationRequest("m", prompt, SamplingParams())).key
+
+    assert key(TextPrompt("a" * 2000 + "x")) == key(TextPrompt("a" * 2000 + "y"))
+    assert key(TokenPrompt(tuple(range(300)))) == key(TokenPrompt((*range(300), 7)))
+    assert key(TextPrompt("a")) != key(TextPrompt("b"))
+    assert key(TokenPrompt((1, 2))) != key(TokenPrompt((12,)))
