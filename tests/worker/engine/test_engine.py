@@ -275,3 +275,32 @@ def test_idle_steps_are_not_counted(run, group) -> None:
     it.drain()
     assert it.engine.step().step == 2
     assert [plan.step for plan in it.ranks.plans] == [1, 2]
+
+
+def test_who_is_admitted_is_not_pre_empted_for_a_block_that_was_foreseeable(run, group) -> None:
+    it = run(num_blocks=4, block_size=4, max_sequences=4, token_budget=16)
+    it.engine.submit(group(1, [1] * 4, max_tokens=5))
+    it.step()
+    it.engine.submit(group(2, [2] * 12, max_tokens=1))
+    it.drain()
+    assert it.engine.stats().preemptions == 0
+    assert list(it.ended) == [(1, 0), (2, 0)]
+
+
+def test_a_prompt_holds_no_blocks_before_the_budget_reaches_it(run, group) -> None:
+    it = run(num_blocks=64, block_size=4, max_sequences=4, token_budget=8)
+    it.engine.submit(group(1, range(40), max_tokens=1))
+    it.engine.submit(group(2, range(50, 90), max_tokens=1))
+    running = [it.step().stats.running for _ in range(5)]
+    assert running == [1, 1, 1, 1, 0]
+    assert it.step().stats.running == 1
+
+
+def test_a_higher_priority_overtakes_a_prompt_that_is_being_prefilled(run, group) -> None:
+    it = run(num_blocks=64, block_size=4, max_sequences=4, token_budget=8)
+    it.engine.submit(group(1, range(40), max_tokens=1))
+    it.step()
+    it.engine.submit(group(2, range(50, 58), max_tokens=1, priority=1))
+    assert it.step().groups == [2]
+    it.drain()
+    assert it.engine.stats().preemptions == 0
