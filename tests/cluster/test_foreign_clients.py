@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-BUF = ["npx", "--yes", "--package", "@bufbuild/buf@1.75.0", "buf", "curl", "--http2-prior-knowledge"]
+BUF = ["npx", "--yes", "--package", "@bufbuild/buf@1.75.0", "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge"]
 
 
 def buf_curl(*arguments: str) -> str:

@@ -15,7 +15,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
 PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
-BUF = ["npx", "--yes", "--package", "@bufbuild/buf@1.75.0", "buf", "curl", "--http2-prior-knowledge"]
+BUF = ["npx", "--yes", "--package", "@bufbuild/buf@1.75.0", "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge"]
 
 
 def as_buf_curl(grpcurl: list[str]) -> list[str]:
