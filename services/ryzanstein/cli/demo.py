@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated
 
@@ -53,7 +54,9 @@ def demo(
 def _perform(out: Console) -> Report:
     """Starts the cluster, plays the story, stops the cluster."""
     started_at = time.monotonic()
-    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)) as cluster:
+    with ExitStack() as stack:
+        with out.status(f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ..."):
+            cluster = stack.enter_context(LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)))
         _introduce(out, time.monotonic() - started_at)
         return asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
 
@@ -67,7 +70,7 @@ class Screen:
 
     def asked(self, text: str) -> None:
         self._speaker = ""
-        self._out.print(Text(f"{'you':<{_MARGIN}}", style="bold cyan") + Text(text))
+        self._out.print(Text.assemble((f"{'you':<{_MARGIN}}", "bold cyan"), text))
 
     def heard(self, node_id: str, text: str) -> None:
         if node_id != self._speaker:
@@ -101,6 +104,7 @@ class Screen:
 def _introduce(out: Console, spent_s: float) -> None:
     started = f"{NUM_NODES} nodes of {TP} ranks, a router, an orchestrator: started in {spent_s:.1f} s"
     out.print(Panel.fit(started, title="Ryzanstein"))
+    out.print(Text("One conversation in one session. At the left: who speaks, and which node.\n", style="dim"))
 
 
 def _summarize(out: Console, report: Report, spent_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -100,16 +100,18 @@ async def look(orchestrator: str, router: str) -> ClusterView:
     """Asks everybody at once; a service that does not answer within TIMEOUT_S is in `errors`."""
     errors: dict[str, str] = {}
     nodes, models, sessions = await asyncio.gather(
-        _or_empty(_nodes(orchestrator), "orchestrator", errors),
-        _or_empty(_models(router), "router", errors),
-        _or_empty(_sessions(router), "router", errors),
+        _or_empty(_nodes, "orchestrator", orchestrator, errors),
+        _or_empty(_models, "router", router, errors),
+        _or_empty(_sessions, "router", router, errors),
     )
     return ClusterView(nodes, models, sessions, errors)
 
 
-async def _or_empty(asked: Awaitable[tuple[T, ...]], service: str, errors: dict[str, str]) -> tuple[T, ...]:
+async def _or_empty(
+    ask: Callable[[str], Awaitable[tuple[T, ...]]], service: str, address: str, errors: dict[str, str]
+) -> tuple[T, ...]:
     try:
-        return await asked
+        return await ask(address)
     except RyzansteinError as error:
         errors[service] = f"{error.code.name}: {error.message}"
         return ()

@@ -63,7 +63,7 @@ def up(
 def _serve(cluster: LocalCluster, as_json: bool) -> None:
     """Runs until KeyboardInterrupt, or ServiceFailedError when a service keeps ending by itself."""
     people, spec = display.people(), cluster.spec
-    with people.status(f"starting {spec.num_nodes} nodes with {spec.tp} ranks each ..."):
+    with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
         cluster.start()
     try:
         if as_json:
