@@ -158,6 +158,16 @@ async def test_a_stopping_orchestrator_tells_its_watchers(serving):
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_stopping_orchestrator_ends_the_beats(serving):
+    grant = await serving.register("a")
+    beats = Beats(serving, "a", grant.lease_id)
+    await beats.beat(state=READY)
+    await serving.control.close()
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await beats.beat(state=READY)
+    assert status.error_from_rpc(failure.value).reason == "STOPPING"
+
+
 async def test_two_processes_with_one_name_do_not_evict_each_other(serving, code_of):
     await serving.register("a", incarnation="old")
     await serving.register("a", incarnation="new")

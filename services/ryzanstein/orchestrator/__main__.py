@@ -57,8 +57,10 @@ async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, metr
     finally:
         signalled.cancel()
         clockwork.cancel()
-        await control.close()
-        await rpc.stop(settings.drain_grace_s)
+        try:
+            await control.close()
+        finally:
+            await rpc.stop(settings.drain_grace_s)
     if clockwork.done() and not clockwork.cancelled():
         clockwork.result()
     log.info("stopped")

@@ -17,7 +17,8 @@ class OrchestratorSettings(ServiceSettings):
     database: Path = Field(Path("orchestrator.sqlite"), description="the SQLite file; made, with its directory, when missing")
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node that is silent for so long is no member any more")
     heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="how often nodes should beat")
-    settle_s: float | None = Field(None, ge=0, le=3600, description="longest wait for known members after a restart; the lease")
+    # Longer than the longest pause that a node makes between two attempts to register, after an outage of any length.
+    settle_s: float = Field(10.0, ge=0, le=3600, description="how long watchers wait after a restart for members of before")
     max_nodes: int = Field(10_000, ge=1, le=10_000, description="members at most")
     max_deployments: int = Field(256, ge=1, le=1024, description="deployments at most")
     max_watchers: int = Field(1024, ge=1, le=65536, description="open watches at most")
@@ -35,7 +36,3 @@ class OrchestratorSettings(ServiceSettings):
                 "one lost beat must not cost a node its membership"
             )
         return self
-
-    @property
-    def settling_s(self) -> float:
-        return self.lease_s if self.settle_s is None else self.settle_s

@@ -60,7 +60,7 @@ class ControlPlane:
         self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
         self._reconciler = Reconciler(self._registry, self._catalog, telemetry)
         self._recorder = MembershipRecorder(store, self._membership)
-        self._settling: Settling | None = Settling(saved.members, time.monotonic(), settings.settling_s)
+        self._settling: Settling | None = Settling(saved.members, time.monotonic(), settings.settle_s)
         self._hub = WatchHub(
             uuid.uuid4().hex,
             lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
@@ -68,6 +68,7 @@ class ControlPlane:
             queue_bound=settings.watch_queue,
             max_watchers=settings.max_watchers,
         )
+        self._closed = False
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
         telemetry.deployments.set(len(deployments))
@@ -88,7 +89,9 @@ class ControlPlane:
         return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
 
     def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
-        """Renews the lease and says what the node should do. NOT_FOUND: register again."""
+        """Renews the lease and says what the node should do. NOT_FOUND: register again. UNAVAILABLE: stopping."""
+        if self._closed:
+            raise errors.unavailable("STOPPING", "the orchestrator stops")
         self._telemetry.beats.inc()
         node = self._registry.beat(node_id, lease_id, beat)
         if self._settling is not None:
@@ -134,7 +137,8 @@ class ControlPlane:
             await asyncio.gather(recording, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends the watches and writes what is left; the store stays open. Members are kept: nodes outlive a restart."""
+        """Ends watches and beats and writes what is left; the store stays open. Members are kept: nodes outlive a restart."""
+        self._closed = True
         self._hub.close()
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._recorder.flush()

@@ -1,8 +1,8 @@
 """A restart that nobody notices: who was a member is written down, and watchers wait until those are back.
 
-Nodes register again within a second of a restart. Until then the cluster looks empty, and a snapshot of that would make routers
-forget nodes that work. So the first snapshot waits until every member that the store knew is back and has said with a beat what
-it serves, at most for `settle_s`.
+Nodes register again within a second of a short restart, within some seconds of a long outage. Until then the cluster looks
+empty, and a snapshot of that would make routers forget nodes that work. So the first snapshot waits until every member that the
+store knew is back and has said with a beat what it serves, at most for `settle_s`.
 """
 
 from __future__ import annotations

@@ -246,3 +246,8 @@ async def test_what_does_not_exist_has_an_openai_body(http, method, path, status
     response = await http.request(method, path)
     assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
     assert path in response.json()["error"]["message"]
+
+
+async def test_the_schema_of_the_api_can_be_read(http):
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/generations/{response_id}/events"} <= paths.keys()
