@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,6 +107,11 @@ def node(tmp_path_factory):
         yield node
     finally:
         node.close()
+
+
+@pytest.fixture(scope="session")
+def demo_dir() -> Path:
+    return DEMO
 
 
 @pytest.fixture(scope="session")
@@ -277,14 +283,46 @@ def attempt():
 
 @pytest.fixture
 def health():
-    """What grpc.health.v1 says at an address about a service."""
+    """What grpc.health.v1 says at an address about a service; with `until` waits for that answer first."""
 
-    async def check(address: str, service: str) -> str:
-        async with open_channel(address) as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    async def check(address: str, service: str, until: str = "") -> str:
+        async with open_channel(address) as channel, asyncio.timeout(10):
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+            async for answer in watch:
+                status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+                if until in ("", status):
+                    watch.cancel()
+                    return status
+        raise AssertionError("the watch ended")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def running():
+    """Whether a process runs; a zombie does not."""
+
+    def is_running(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    return is_running
+
+
+@pytest.fixture
+def metrics(node):
+    """The shared node's page of metrics, now."""
+
+    async def read() -> str:
+        def get() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=5) as response:
+                return response.read().decode()
+
+        return await asyncio.to_thread(get)
+
+    return read
 
 
 @pytest.fixture

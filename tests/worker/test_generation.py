@@ -140,15 +140,16 @@ async def test_batch_mates_do_not_change_a_seeded_answer(link, attempt):
     assert streams[0].rows == alone.rows
 
 
-async def test_two_routers_share_a_node_and_one_does_not_notice_the_others_end(link, connect, node, stub, attempt, eventually):
-    async with connect(node.address, "router-u") as other:
+async def test_two_routers_share_a_node_and_one_does_not_notice_the_others_end(connect, node, stub, attempt, eventually):
+    async with connect(node.address, "router-t") as link, connect(node.address, "router-u") as other:
         theirs = await other.submit(attempt(max_tokens=1500, ignore_eos=True))
         ours = await link.submit(attempt(max_tokens=150, ignore_eos=True))
         assert ours == theirs
         await other.wait(theirs, lambda s: len(s.tokens()) > 5)
-    stream = await link.wait(ours, lambda s: bool(s.finished))
-    assert stream.indices() == list(range(150))
-    await eventually(lambda: is_zero(stub), 5, "the other router's generation is cancelled")
+        await other.close()
+        stream = await link.wait(ours, lambda s: bool(s.finished))
+        assert stream.indices() == list(range(150))
+        await eventually(lambda: is_zero(stub), 5, "the other router's generation is cancelled")
 
 
 async def test_a_deadline_ends_a_generation(link, attempt, stub, eventually):
@@ -168,20 +169,21 @@ async def test_a_deadline_that_has_passed_is_refused(link, attempt):
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "reason", "said"),
+    ("change", "expected"),
     [
-        ({"max_tokens": 2100}, Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", "2100"),
-        ({"prompt": TokenPrompt((1,) * 2048)}, Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", "2048"),
-        ({"prompt": TokenPrompt((1, 99_999))}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "token_ids"),
-        ({"prompt": TokenPrompt(())}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "prompt"),
-        ({"prompt": TextPrompt("x" * 1_000_000)}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "text"),
-        ({"stop_token_ids": (5000,)}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "stop_token_ids"),
-        ({"logit_bias": ((5000, 1.0),)}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "logit_bias"),
-        ({"known": [ChoiceProgress((5000,))]}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "generated"),
-        ({"top_p": 7.0}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "sampling.top_p"),
+        ({"max_tokens": 2100}, (Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", "2100")),
+        ({"prompt": TokenPrompt((1,) * 2048)}, (Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", "2048")),
+        ({"prompt": TokenPrompt((1, 99_999))}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "token_ids")),
+        ({"prompt": TokenPrompt(())}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "prompt")),
+        ({"prompt": TextPrompt("x" * 1_000_000)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "text")),
+        ({"stop_token_ids": (5000,)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "stop_token_ids")),
+        ({"logit_bias": ((5000, 1.0),)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "logit_bias")),
+        ({"known": [ChoiceProgress((5000,))]}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "generated")),
+        ({"top_p": 7.0}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "sampling.top_p")),
     ],
 )
-async def test_a_bad_submit_fails_with_its_reason_and_is_not_the_nodes_fault(link, stub, attempt, change, code, reason, said):
+async def test_a_bad_submit_fails_with_its_reason_and_is_not_the_nodes_fault(link, stub, attempt, change, expected):
+    code, reason, said = expected
     stream = await link.run(attempt(**change))
     assert (stream.failed.code, stream.failed.reason) == (code, reason)
     assert said in stream.failed.message

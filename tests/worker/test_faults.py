@@ -1,0 +1,93 @@
+"""What a node does when its ranks, or the agent itself, are killed or stopped. Real processes and real signals."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from ryzanstein.errors import Code
+from ryzanstein.v1 import worker_pb2 as pb
+
+pytestmark = pytest.mark.cluster
+
+
+async def ready_again(link, since: int) -> None:
+    """A READY beat after one that was not."""
+    await link.until(lambda: any(beat.state == pb.NODE_STATE_RECOVERING for _, beat in link.beats[since:]), 10)
+    await link.until(lambda: link.beats[-1][1].state == pb.NODE_STATE_READY, 60)
+
+
+@pytest.fixture
+def lossy(link, stub, node):
+    """The shared node, which is whole again after each test."""
+    return link, stub, node.address
+
+
+@pytest.mark.parametrize("fault", [
+    (signal.SIGKILL, 1, "RANK_LOST"),
+    (signal.SIGKILL, 0, "RANK_LOST"),
+    (signal.SIGSTOP, 1, "RANK_STALLED"),
+])  # fmt: skip
+async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_again(lossy, attempt, health, running, fault):
+    link, stub, address = lossy
+    number, rank, reason = fault
+    before = await stub.GetStatus(pb.GetStatusRequest())
+    handle = await link.submit(attempt(max_tokens=1800, ignore_eos=True))
+    await link.wait(handle, lambda s: len(s.tokens()) > 10)
+    beats = len(link.beats)
+    began = time.monotonic()
+    os.kill(before.ranks[rank].pid, number)
+    stream = await link.wait(handle, lambda s: s.failed is not None)
+    detected_s = time.monotonic() - began
+    assert (stream.failed.code, stream.failed.reason) == (Code.UNAVAILABLE, reason)
+    assert stream.failed.node_fault
+    assert f"rank {rank}" in stream.failed.message
+    assert stream.failed.metadata["rank"] == str(rank)
+    assert await health(address, "readiness", until="NOT_SERVING") == "NOT_SERVING"
+    assert detected_s < (1.0 if number == signal.SIGKILL else 5.0)
+    refused = await link.run(attempt())
+    assert (refused.failed.reason, refused.failed.node_fault) == ("NODE_NOT_READY", False)
+
+    await ready_again(link, beats)
+    print(f"{reason}: detected after {detected_s:.3f} s, ready again after {time.monotonic() - began:.3f} s")
+    assert await health(address, "readiness", until="SERVING") == "SERVING"
+    assert not any(running(status.pid) for status in before.ranks)
+    after = await stub.GetStatus(pb.GetStatusRequest())
+    assert after.rank_restarts == before.rank_restarts + 1
+    assert after.kv_blocks_held == 0
+    rest = await link.run(attempt(max_tokens=8, ignore_eos=True))
+    assert rest.tokens() == stream.tokens()[:8]
+
+
+async def test_a_frozen_agent_is_silent_and_its_ranks_survive_it(link, node, stub, attempt):
+    """Silence is what the failure detector goes by; time that the agent lost is not held against the ranks."""
+    restarts = (await stub.GetStatus(pb.GetStatusRequest())).rank_restarts
+    handle = await link.submit(attempt(max_tokens=1900, ignore_eos=True))
+    await link.wait(handle, lambda s: len(s.tokens()) > 5)
+    os.kill(node.process.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(0.3)
+        frames = len(link.beats)
+        await asyncio.sleep(2.6)
+        assert len(link.beats) == frames
+    finally:
+        os.kill(node.process.pid, signal.SIGCONT)
+    await link.until(lambda: len(link.beats) > frames + 5)
+    assert (await stub.GetStatus(pb.GetStatusRequest())).rank_restarts == restarts
+    await link.cancel(handle)
+    indices = link.streams[handle].indices()
+    assert indices == list(range(len(indices)))
+
+
+def test_no_rank_outlives_a_killed_agent(start_node, running):
+    node = start_node()
+    node.wait_event("ranks ready")
+    pids = node.rank_pids()
+    assert len(pids) == 2
+    os.kill(node.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 1.0
+    while any(map(running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(running, pids))

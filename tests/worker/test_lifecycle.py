@@ -1,0 +1,168 @@
+"""A node's life: starting, readiness, draining, stopping, changing its model; and settings that are wrong."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.inference_pb2 import Messages
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
+
+pytestmark = pytest.mark.cluster
+
+
+async def refused(call) -> object:
+    """The error that a call ended with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return error_from_rpc(caught.value)
+
+
+async def test_a_node_becomes_ready_drains_and_exits_with_0(start_node, connect, attempt, health, running):
+    node = start_node(tp=1)
+    address = node.address
+    pids = node.rank_pids()
+    assert await health(address, "") == "SERVING"
+    assert await health(address, "startup") == "NOT_SERVING"
+    assert await health(address, "readiness") == "NOT_SERVING"
+    await asyncio.to_thread(node.wait_event, "ranks ready")
+    assert await health(address, "readiness", until="SERVING") == "SERVING"
+    assert await health(address, "startup") == "SERVING"
+    async with connect(address) as link:
+        handle = await link.submit(attempt(max_tokens=400, ignore_eos=True))
+        await link.wait(handle, lambda s: len(s.tokens()) > 5)
+        node.process.send_signal(signal.SIGTERM)
+        await link.until(lambda: link.beats and link.beats[-1][1].state == pb.NODE_STATE_DRAINING)
+        late = await link.run(attempt())
+        assert late.failed.reason == "DRAINING"
+        stream = await link.wait(handle, lambda s: bool(s.finished))
+        assert stream.indices() == list(range(400))
+        await link.until_ended()
+    assert await asyncio.to_thread(node.process.wait, 20) == 0
+    assert not any(map(running, pids))
+
+
+async def test_what_outlives_the_grace_is_cut_off_for_its_router_to_continue(start_node, connect, attempt):
+    node = start_node("--drain-grace-s", "0.3", tp=1)
+    node.wait_event("ranks ready")
+    async with connect(node.address) as link:
+        handle = await link.submit(attempt(max_tokens=1900, ignore_eos=True))
+        await link.wait(handle, lambda s: len(s.tokens()) > 2)
+        node.process.send_signal(signal.SIGTERM)
+        await link.until_ended(20)
+        assert not link.streams[handle].finished
+    assert await asyncio.to_thread(node.process.wait, 20) == 0
+
+
+@pytest.fixture
+def broken_model(demo_dir, tmp_path):
+    """One layer more than there are tensors for."""
+    broken = tmp_path / "broken"
+    shutil.copytree(demo_dir, broken, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
+    return broken
+
+
+async def test_a_models_life_by_rpc(start_node, connect, attempt, demo_dir, broken_model):
+    """Unload, refuse a broken one by the tensor's name, load again, drain."""
+    node = start_node(tp=1)
+    node.wait_event("ranks ready")
+    async with open_channel(node.address) as channel, connect(node.address) as link:
+        stub = WorkerServiceStub(channel)
+        handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))
+        await link.wait(handle, lambda s: len(s.tokens()) > 2)
+        assert (await refused(stub.UnloadModel(pb.UnloadModelRequest(model="demo")))).reason == "GENERATIONS_RUN"
+        await link.cancel(handle)
+        assert (await refused(stub.UnloadModel(pb.UnloadModelRequest(model="other")))).reason == "MODEL_NOT_FOUND"
+        await stub.UnloadModel(pb.UnloadModelRequest(model="demo"))
+        status = await stub.GetStatus(pb.GetStatusRequest())
+        assert (status.beat.state, list(status.ranks)) == (pb.NODE_STATE_STARTING, [])
+        assert (await link.run(attempt())).failed.reason == "NODE_NOT_READY"
+
+        error = await refused(stub.LoadModel(pb.LoadModelRequest(model="broken", path=str(broken_model))))
+        assert error.reason == "MODEL_REFUSED"
+        assert "layers.4" in error.message
+        assert (await stub.GetStatus(pb.GetStatusRequest())).beat.state == pb.NODE_STATE_FAILED
+
+        await stub.LoadModel(pb.LoadModelRequest(model="renamed", path=str(demo_dir)))
+        handle = await link.submit(attempt(max_tokens=5, ignore_eos=True), model="renamed")
+        await link.wait(handle, lambda s: bool(s.finished))
+        assert (await stub.Drain(pb.DrainRequest())).unfinished == 0
+        assert (await link.run(attempt())).failed.reason == "DRAINING"
+
+
+async def test_prompt_tokens_are_counted_as_a_generation_counts_them(stub, link, attempt):
+    messages = Messages(messages=[{"role": "ROLE_USER", "content": "Count from 1 to 40."}])
+    counted = await stub.CountPromptTokens(pb.CountPromptTokensRequest(model="demo", messages=messages))
+    stream = await link.run(attempt(max_tokens=1))
+    assert counted.tokens == stream.prompt_tokens > 0
+    unknown = await refused(stub.CountPromptTokens(pb.CountPromptTokensRequest(model="other", messages=messages)))
+    assert unknown.reason == "MODEL_NOT_FOUND"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_profile_is_a_chrome_trace_of_the_ranks_steps(stub, link, attempt, rank):
+    handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))
+    response = await stub.Profile(pb.ProfileRequest(rank=rank, steps=3), timeout=60)
+    names = {event.get("name", "") for event in json.loads(response.chrome_trace)["traceEvents"]}
+    assert any(name.startswith("aten::") for name in names)
+    await link.cancel(handle)
+    assert (await refused(stub.Profile(pb.ProfileRequest(rank=2)))).violations[0].field == "rank"
+    assert (await refused(stub.Profile(pb.ProfileRequest(steps=101)))).violations[0].field == "steps"
+
+
+async def test_a_stream_must_open_with_hello(stub):
+    call = stub.Connect()
+    await call.write(pb.ConnectRequest(cancel=pb.Cancel(handle=1)))
+    error = await refused(call.read())
+    assert error.violations[0].field == "frame"
+
+
+async def test_a_handle_that_runs_cannot_be_used_again(link, attempt):
+    handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))
+    await link.wait(handle, lambda s: len(s.tokens()) > 2)
+    await link.submit(attempt(), handle=handle)
+    assert error_from_rpc(await link.until_ended()).violations[0].field == "submit.handle"
+
+
+async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
+    await link.run(attempt(max_tokens=20, ignore_eos=True))
+    status = await stub.GetStatus(pb.GetStatusRequest())
+    assert [(rank.rank, rank.phase) for rank in status.ranks] == [(0, "idle"), (1, "idle")]
+    assert all(rank.resident_bytes > 50e6 and rank.collective > 0 for rank in status.ranks)
+    assert len({rank.step for rank in status.ranks}) == 1
+    page = await metrics()
+    for line in (
+        'ryzanstein_worker_state{state="ready"} 1.0',
+        'ryzanstein_worker_tokens_total{kind="decode"}',
+        'ryzanstein_worker_generations_total{outcome="finished"}',
+        'ryzanstein_worker_startup_phase_seconds{phase="load",rank="1"}',
+        'ryzanstein_worker_step_seconds_count{rank="1"}',
+    ):
+        assert line in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (("--tp", "0"), 2, "tp"),
+        (("--max-sequences", "600"), 2, "max_tokens_per_step"),
+        (("--no-such-flag", "1"), 2, "no-such-flag"),
+        (("--model", "/nowhere/at/all"), 1, "/nowhere/at/all/config.json"),
+        (("--model", "{demo}", "--tp", "3"), 1, "do not divide over 3 ranks"),
+    ],
+)
+async def test_a_node_that_cannot_start_says_why_and_by_its_exit_code(flags, code, said, demo_dir):
+    command = [sys.executable, "-m", "ryzanstein.worker", "--grpc-port", "0", *(flag.format(demo=demo_dir) for flag in flags)]
+    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == code, result.stderr
+    assert said in result.stderr
