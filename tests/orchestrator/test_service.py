@@ -176,6 +176,8 @@ async def test_two_processes_with_one_name_do_not_evict_each_other(serving, code
     assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
     (member,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
     assert member.incarnation == "new"
+    joins = serving.telemetry.joins
+    assert [joins.labels(kind)._value.get() for kind in ("joined", "renewed", "replaced")] == [1, 0, 1]
 
 
 def a_node(**changes):

@@ -82,10 +82,11 @@ class ControlPlane:
 
     def register(self, node: Node) -> Grant:
         """Adds or renews a node. RESOURCE_EXHAUSTED: full. FAILED_PRECONDITION: replaced by a newer process."""
-        kind = "renewed" if node.node_id in self._registry else "joined"
+        before = self._registry.incarnation(node.node_id)
+        kind = "joined" if before is None else "renewed" if before == node.incarnation else "replaced"
         lease_id = self._registry.join(node)
         self._telemetry.joins.labels(kind).inc()
-        log.info("node " + kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
+        log.info("node registered", kind=kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
         return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
 
     def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
@@ -189,7 +190,7 @@ class ControlPlane:
 
     def _departed(self, node_id: str, cause: str) -> None:
         self._telemetry.departures.labels(cause).inc()
-        log.info("node " + cause, node_id=node_id)
+        log.info("node gone", cause=cause, node_id=node_id)
 
     def _membership(self) -> Membership:
         """While settling, those who are not back are members still: a second restart must wait for them, too."""

@@ -55,8 +55,10 @@ class Registry:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __contains__(self, node_id: object) -> bool:
-        return node_id in self._members
+    def incarnation(self, node_id: str) -> str | None:
+        """Of the member with this name; None when there is none."""
+        member = self._members.get(node_id)
+        return None if member is None else member.node.incarnation
 
     @property
     def drains(self) -> dict[str, str]:
