@@ -56,9 +56,11 @@ def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], out_TK
 
 
 def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, out_TKGD: Tensor) -> None:
-    keys_LC = pages_NC[span.keys] if isinstance(span.keys, slice) else pages_NC.index_select(0, span.keys)
-    k_1KLD, v_1KLD = _keys_values(q_TKGD, keys_LC.unsqueeze(0))
     rows = slice(span.first, span.first + span.num_new)
+    if isinstance(span.keys, slice):
+        k_1KLD, v_1KLD = _keys_values(pages_NC, span.keys.start, (1, span.keys.stop - span.keys.start), q_TKGD)
+    else:
+        k_1KLD, v_1KLD = _keys_values(pages_NC.index_select(0, span.keys), 0, (1, len(span.keys)), q_TKGD)
     if span.mask_nL is None:
         out_TKGD[rows] = F.scaled_dot_product_attention(q_TKGD[rows], k_1KLD, v_1KLD)
         return
@@ -69,8 +71,9 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, out_TKGD: Tensor)
 
 
 def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, out_TKGD: Tensor) -> None:
-    keys_SPC = pages_NC.index_select(0, batch.slots_SP).view(batch.num_sequences, -1, pages_NC.shape[1])
-    k_SKPD, v_SKPD = _keys_values(q_TKGD, keys_SPC)
+    gathered = pages_NC.index_select(0, batch.slots_SP)
+    lengths = batch.num_sequences, len(gathered) // batch.num_sequences
+    k_SKPD, v_SKPD = _keys_values(gathered, 0, lengths, q_TKGD)
     if batch.rows_S is None:
         out_TKGD.copy_(F.scaled_dot_product_attention(q_TKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
         return
@@ -78,8 +81,13 @@ def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, out_TKGD: Tens
     out_TKGD.index_copy_(0, batch.rows_S, F.scaled_dot_product_attention(q_SKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
 
 
-def _keys_values(q_TKGD: Tensor, keys_SPC: Tensor) -> tuple[Tensor, Tensor]:
-    """Views [S, K, P, D] of slots that hold their keys first, then their values."""
+def _keys_values(slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor) -> tuple[Tensor, Tensor]:
+    """Views [S, K, P, D] of S x P adjacent slots (`lengths`) from `first` on; a slot holds its keys first, then its values.
+
+    One call each instead of a chain of slices: for a short sequence the chain costs as much as its attention.
+    """
+    (num_sequences, length), width = lengths, slots_NC.shape[1]
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]
-    keys_SP2KD = keys_SPC.view(*keys_SPC.shape[:2], 2, num_kv_heads, head_dim)
-    return keys_SP2KD[:, :, 0].transpose(1, 2), keys_SP2KD[:, :, 1].transpose(1, 2)
+    size, stride = (num_sequences, num_kv_heads, length, head_dim), (length * width, head_dim, width, 1)
+    offset = slots_NC.storage_offset() + first * width
+    return slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + width // 2)
