@@ -102,5 +102,6 @@ class Turns:
     def _continued(self, request: GenerationRequest, turn: Turn) -> GenerationRequest:
         if request.model and turn.model and request.model != turn.model:
             raise errors.invalid("model", f"the session uses {turn.model!r}", request.model)
-        self._bounds.check(turn.prompt.messages)
+        # With room for the answer, which must not be refused when it has been generated.
+        self._bounds.check((*turn.prompt.messages, Message(Role.ASSISTANT, "")))
         return replace(request, prompt=turn.prompt, model=request.model or turn.model)

@@ -1,0 +1,115 @@
+"""The router as a process: ports, health, signals, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+
+
+class RouterProcess:
+    """`python -m ryzanstein.router` on free ports, read from its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.ports: dict[str, int] = {}
+
+    async def event(self, name: str) -> dict[str, Any]:
+        """The next log line of that event."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            while line := await self.process.stderr.readline():
+                with contextlib.suppress(json.JSONDecodeError):
+                    entry: dict[str, Any] = json.loads(line)
+                    if entry["event"] == name:
+                        return entry
+        raise AssertionError(f"the router ended without {name!r}")
+
+
+@contextlib.asynccontextmanager
+async def router_process(*flags: str) -> AsyncIterator[RouterProcess]:
+    command = (sys.executable, "-m", "ryzanstein.router", *flags)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        yield RouterProcess(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def health(channel: grpc.aio.Channel, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def get(url: str) -> str:
+    def fetch() -> str:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def test_a_router_process_serves_both_faces_and_drains_on_sigterm(start_node: Any, tmp_path: Path) -> None:
+    node = await start_node("a", step_s=0.02)
+    ports = ("--grpc-port", "0", "--http-port", "0")
+    async with router_process(*ports, "--nodes", node.address, "--state-dir", str(tmp_path), "--router-id", "r") as router:
+        serving = await router.event("serving")
+        await router.event("readiness")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving['grpc_port']}") as channel:
+            serving_now = health_pb2.HealthCheckResponse.SERVING
+            assert [await health(channel, name) for name in ("", "startup", "readiness")] == [serving_now] * 3
+            request = inference.StreamChatRequest(
+                chat=inference.ChatRequest(
+                    messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+                    sampling=inference.SamplingParams(max_tokens=50),
+                )
+            )
+            stream = aiter(InferenceServiceStub(channel).StreamChat(request))
+            await anext(stream)
+            assert json.loads(await get(f"http://127.0.0.1:{serving['http_port']}/v1/models"))["data"][0]["id"] == "demo"
+            assert "ryzanstein_router_link_up" in await get(f"http://127.0.0.1:{serving['metrics_port']}/metrics")
+            router.process.send_signal(signal.SIGTERM)
+            events = [response.event async for response in stream]
+            assert events[-1].finished.usage.completion_tokens == 50
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
+
+
+async def test_without_a_node_it_lives_and_is_not_ready(tmp_path: Path) -> None:
+    async with router_process("--grpc-port", "0", "--no-http", "--state-dir", str(tmp_path)) as router:
+        serving = await router.event("serving")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving['grpc_port']}") as channel:
+            assert await health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+            assert await health(channel, "readiness") == health_pb2.HealthCheckResponse.NOT_SERVING
+        router.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [(("--grpc-port", "none"), 2), (("--session-store", "paper"), 2), (("--grpc-port", "0", "--state-dir", "/dev/null"), 1)],
+)
+async def test_what_cannot_be_started_ends_with_a_code_that_says_so(flags: tuple[str, ...], code: int) -> None:
+    async with router_process(*flags) as router:
+        assert await asyncio.wait_for(router.process.wait(), 30) == code
+
+
+async def test_a_taken_port_is_told(start_node: Any, tmp_path: Path) -> None:
+    node = await start_node("a")
+    async with router_process("--grpc-port", str(node.port), "--no-http", "--state-dir", str(tmp_path)) as router:
+        assert str(node.port) in (await router.event("cannot serve"))["error"]
+        assert await asyncio.wait_for(router.process.wait(), 20) == 1
