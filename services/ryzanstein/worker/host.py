@@ -13,7 +13,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.group import GroupEvents, RankGroup, RankLoss
 from ryzanstein.worker.ranks.messages import RankReady
@@ -45,7 +45,10 @@ class Serving:
 
 
 class ModelHost:
-    """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss."""
+    """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss.
+
+    `on_gone` hears why everything that ran is gone, and whether that is the node's fault.
+    """
 
     def __init__(
         self,
@@ -54,10 +57,10 @@ class ModelHost:
         telemetry: Telemetry,
         *,
         on_change: Callable[[], None],
-        on_loss: Callable[[RankLoss], None],
+        on_gone: Callable[[RyzansteinError, bool], None],
     ) -> None:
         self._settings, self._events, self._telemetry = settings, events, telemetry
-        self._on_change, self._on_loss = on_change, on_loss
+        self._on_change, self._on_gone = on_change, on_gone
         self._supervision: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self.state = NodeState.STARTING
@@ -80,6 +83,7 @@ class ModelHost:
         spec = self._settings.rank_spec(choice.path)
         supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.backoff(), self, self._events)
         self._supervision = asyncio.create_task(supervisor.run())
+        self._supervision.add_done_callback(self._on_unsupervised)
 
     async def unload(self) -> None:
         """Ends the ranks and forgets the model. Returns when their memory is free."""
@@ -89,6 +93,7 @@ class ModelHost:
             self._supervision = None
         self.choice = self.text = self.serving = None
         self._become(NodeState.STARTING, NO_MODEL)
+        self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
     async def settled(self) -> None:
         """Returns when the ranks are ready. FAILED_PRECONDITION: the model cannot be served."""
@@ -110,10 +115,17 @@ class ModelHost:
         self.losses += 1
         if self.state is not NodeState.FAILED:
             self._become(NodeState.RECOVERING, loss.message)
-        self._on_loss(loss)
+        error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
+        self._on_gone(error, True)
 
     def on_failed(self, reason: str) -> None:
         self._become(NodeState.FAILED, reason)
+
+    def _on_unsupervised(self, supervision: asyncio.Task[None]) -> None:
+        """No rank could even be spawned (no descriptors, no memory): nothing is retried in this process."""
+        if not supervision.cancelled() and (error := supervision.exception()) is not None:
+            log.error("supervision failed", error=repr(error))
+            self.on_failed(f"{type(error).__name__}: {error}")
 
     def _become(self, state: NodeState, reason: str) -> None:
         self.state, self.reason = state, reason

@@ -21,20 +21,19 @@ from ryzanstein.generation import Attempt, ChatPrompt, Prompt, TextPrompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker import intake
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import CancelGroup, EngineStats, FinishChoice, StepEvents
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
 from ryzanstein.worker.host import ModelHost, Serving
 from ryzanstein.worker.links import LinkBounds, RouterLink
-from ryzanstein.worker.ranks.group import GroupEvents, RankLoss
+from ryzanstein.worker.ranks.group import GroupEvents
 from ryzanstein.worker.ranks.messages import ProfileTrace
 from ryzanstein.worker.running import RunningGenerations
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import NO_STATS, Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
 _THREAD_CHARS = 16_384  # shorter prompts tokenize in less time than a hand-over to a thread costs others
-NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Health(Protocol):
@@ -56,7 +55,7 @@ class Node:
         self.trace: asyncio.Future[ProfileTrace] | None = None
         self.running = RunningGenerations(self._send, telemetry, tracing)
         events = GroupEvents(self._on_step, self._on_trace, lambda: len(self.running) > 0)
-        self.host = ModelHost(settings, events, telemetry, on_change=self.changed, on_loss=self._on_loss)
+        self.host = ModelHost(settings, events, telemetry, on_change=self.changed, on_gone=self._on_gone)
         self._telemetry = telemetry
         self._links: list[RouterLink] = []
         self._groups = count(1)
@@ -76,7 +75,7 @@ class Node:
     def connect(self, router_id: str) -> RouterLink:
         """RESOURCE_EXHAUSTED when too many routers are connected. Give the link back with `disconnect`."""
         if len(self._links) >= MAX_LINKS:
-            raise errors.queue_full(len(self._links), MAX_LINKS)
+            raise RyzansteinError(f"{MAX_LINKS} routers are connected", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
         link = RouterLink(router_id, LinkBounds(self.settings.link_rows, self.settings.link_bytes))
         self._links.append(link)
         self._telemetry.links.set(len(self._links))
@@ -152,6 +151,7 @@ class Node:
             link.beat(beat)
         self._telemetry.beats.inc()
         self._telemetry.set_state(beat.state)
+        self._telemetry.engine(self.stats)
         if self.host.serving is not None:
             self._telemetry.progress(self.host.serving.group.progress())
 
@@ -213,17 +213,17 @@ class Node:
 
     def _on_step(self, events: StepEvents) -> None:
         self.stats = events.stats
-        self._telemetry.engine(events.stats)
         self.running.on_step(events)
 
     def _on_trace(self, trace: ProfileTrace) -> None:
         if self.trace is not None and not self.trace.done():
             self.trace.set_result(trace)
 
-    def _on_loss(self, loss: RankLoss) -> None:
+    def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
+        """The ranks, and with them whatever they ran."""
         self.stats = NO_STATS
-        error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
-        self.running.fail_all(error)
+        self._telemetry.ranks_gone()
+        self.running.fail_all(error, node_fault=node_fault)
         if self.trace is not None and not self.trace.done():
             self.trace.set_exception(error)
 

@@ -152,10 +152,10 @@ class RunningGenerations:
         log.warning("generation failed", reason=error.reason, message=error.message, **generation.ids)
         self._close(generation, error.reason.lower())
 
-    def fail_all(self, error: RyzansteinError) -> None:
-        """The ranks are lost, and with them every generation."""
+    def fail_all(self, error: RyzansteinError, *, node_fault: bool) -> None:
+        """The ranks are gone, and with them every generation."""
         for generation in list(self._groups.values()):
-            self.fail(generation, error, node_fault=True)
+            self.fail(generation, error, node_fault=node_fault)
 
     def _add_token(
         self,

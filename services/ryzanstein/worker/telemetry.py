@@ -12,7 +12,7 @@ from ryzanstein.worker.engine.messages import EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.messages import RankReady
 
-_NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
 
 
@@ -50,7 +50,7 @@ class Telemetry:
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS
         )
-        self._stats = _NO_STATS
+        self._stats = NO_STATS
         self._steps: dict[int, int] = {}
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -68,11 +68,13 @@ class Telemetry:
                 self.state.labels(other.name.lower()).set(other is state)
 
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
-        """New ranks count from zero."""
-        self._stats, self._steps = _NO_STATS, {}
         self.kv_blocks.set(ranks[0].num_blocks)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
+
+    def ranks_gone(self) -> None:
+        """New ranks will count from zero."""
+        self._stats, self._steps = NO_STATS, {}
 
     def _set_phases(self, rank: str, phases: Mapping[str, float]) -> None:
         for phase, duration_s in phases.items():

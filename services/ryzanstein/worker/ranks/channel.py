@@ -104,16 +104,15 @@ class RankChannel(Generic[T]):
 
 
 class AgentChannel(asyncio.Protocol, Generic[T]):
-    """The agent's side: `on_message` is called in the loop for each message, `send` never waits.
-
-    What is unsent is bounded by what the agent lets in (its bound on waiting generations), not here. The end of the channel
-    is not reported: the rank's exit is, by its supervisor.
+    """The agent's side: `on_message` is called in the loop for each message, `on_closed` once when no more can come; `send`
+    never waits. What is unsent is bounded by what the agent lets in (its bound on waiting generations), not here.
     """
 
-    def __init__(self, incoming: Any, on_message: Callable[[T], None]) -> None:
+    def __init__(self, incoming: Any, on_message: Callable[[T], None], on_closed: Callable[[], None]) -> None:
         self._splitter = FrameSplitter()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
         self._on_message = on_message
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
 
     async def open(self, sock: socket.socket) -> None:
@@ -122,11 +121,17 @@ class AgentChannel(asyncio.Protocol, Generic[T]):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
+        """Of asyncio.Protocol."""
         for body in self._splitter.feed(data):
             self._on_message(self._decoder.decode(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Of asyncio.Protocol. A frame that cannot be decoded ends here too, with an error that asyncio logs."""
+        self._on_closed()
 
     def send(self, message: object) -> None:
         """FrameTooLarge: nothing was sent. To a rank that is gone: dropped, its loss is reported elsewhere."""

@@ -147,7 +147,7 @@ class RankGroup:
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
-            channel = AgentChannel[RankMessage](RankMessage, self._on_message)
+            channel = AgentChannel[RankMessage](RankMessage, self._on_message, partial(self._on_closed, wires.start.rank))
             self._channels.append(channel)
             await channel.open(wires.agent_end)
             channel.send(wires.start)
@@ -183,6 +183,11 @@ class RankGroup:
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{doing}")
         delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
+
+    def _on_closed(self, rank: int) -> None:
+        """Usually the process's end, which says more and is seen at once."""
+        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} closed its channel")
+        asyncio.get_running_loop().call_later(2 * _BLAME_WAIT_S, self._lose, loss)
 
     def _lose(self, loss: RankLoss) -> None:
         if not self.lost.done():

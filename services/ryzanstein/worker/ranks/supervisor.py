@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,17 +74,18 @@ class Supervisor:
         """Returns only when the model is refused."""
         while True:
             group = RankGroup(self._spec, self._bounds, self._events, command=self._command)
+            graceful = True
             try:
                 loss = await self._live(group)
+                graceful = False
+                self._mourn(loss)
             except RanksRefused as refusal:
-                await group.end(graceful=False)
                 log.error("model refused", model=self._spec.model, reason=str(refusal))
                 self._listener.on_failed(str(refusal))
                 return
-            except BaseException:
-                await group.end(graceful=True)
-                raise
-            await self._mourn(group, loss)
+            finally:
+                await _to_the_end(group.end(graceful=graceful))
+            await asyncio.sleep(self._backoff.delay_s(self._crashes))
 
     async def _live(self, group: RankGroup) -> RankLoss:
         """From start to loss."""
@@ -99,10 +100,18 @@ class Supervisor:
         self._crashes = 1 if time.monotonic() - began > self._backoff.stable_s else self._crashes + 1
         return loss
 
-    async def _mourn(self, group: RankGroup, loss: RankLoss) -> None:
+    def _mourn(self, loss: RankLoss) -> None:
         log.error("ranks lost", rank=loss.rank, cause=loss.cause.value, reason=loss.message, crashes=self._crashes)
         self._listener.on_lost(loss)
-        await group.end(graceful=False)
         if self._crashes >= self._backoff.crash_limit:
             self._listener.on_failed(f"{self._crashes} crashes in a row, the last: {loss.message}")
-        await asyncio.sleep(self._backoff.delay_s(self._crashes))
+
+
+async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
+    """Not even a cancellation leaves processes behind; it takes effect afterwards."""
+    task = asyncio.create_task(ending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

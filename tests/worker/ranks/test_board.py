@@ -1,0 +1,66 @@
+import os
+import time
+
+import pytest
+
+from ryzanstein.worker.ranks.board import IDLE, Board, RankBoard, board_bytes
+
+
+@pytest.fixture
+def boards():
+    """The agent's view and three ranks' own slots."""
+    fd = os.memfd_create("test-board")
+    os.ftruncate(fd, board_bytes(3))
+    board = Board(fd, 3)
+    yield board, [RankBoard(fd, 3, rank) for rank in range(3)]
+    os.close(fd)
+
+
+def test_a_rank_that_has_not_started_has_no_pid():
+    fd = os.memfd_create("test-board")
+    os.ftruncate(fd, board_bytes(1))
+    board = Board(fd, 1)
+    os.close(fd)
+    assert board.read()[0].pid == 0
+    board.close()
+
+
+def test_each_rank_writes_its_own_slot(boards):
+    board, ranks = boards
+    ranks[1].begin_step(7, 33)
+    zero, one, two = board.read()
+    assert (one.pid, one.step, one.num_tokens, one.phase, one.in_step) == (os.getpid(), 7, 33, "forward", True)
+    assert (zero.step, two.step) == (0, 0)
+
+
+def test_a_collective_is_counted_shown_and_left_again(boards):
+    board, ranks = boards
+    ranks[0].begin_step(1, 1)
+    ranks[0].begin("all_reduce")
+    assert (board.read()[0].collective, board.read()[0].phase) == (1, "all_reduce")
+    ranks[0].end()
+    assert (board.read()[0].collective, board.read()[0].phase) == (1, "forward")
+
+
+def test_a_step_leaves_its_duration_and_an_idle_rank(boards):
+    board, ranks = boards
+    ranks[2].begin_step(4, 1)
+    time.sleep(0.01)
+    ranks[2].end_step()
+    progress = board.read()[2]
+    assert (progress.phase, progress.in_step, progress.step) == (IDLE, False, 4)
+    assert 0.01 <= progress.last_step_s < 1.0
+
+
+def test_progress_is_on_the_clock_that_all_processes_share(boards):
+    board, ranks = boards
+    before = time.monotonic()
+    ranks[0].begin("barrier")
+    assert before - 0.001 <= board.read()[0].progress_s <= time.monotonic()
+    assert board.read()[0].still_s < 1.0
+
+
+def test_long_names_are_cut(boards):
+    board, ranks = boards
+    ranks[0].begin("a_collective_with_a_long_name")
+    assert board.read()[0].phase == "a_collective_wit"

@@ -1,0 +1,40 @@
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from ryzanstein.worker.config import WorkerSettings
+
+
+def test_flags_win_over_the_environment(monkeypatch):
+    monkeypatch.setenv("RYZANSTEIN_GRPC_PORT", "6001")
+    monkeypatch.setenv("RYZANSTEIN_NODE_ID", "node-e")
+    settings = CliApp.run(WorkerSettings, ["--grpc-port", "6002", "--tp", "2"])
+    assert (settings.grpc_port, settings.node_id, settings.tp) == (6002, "node-e", 2)
+
+
+def test_a_model_is_called_like_its_directory_unless_named(tmp_path):
+    (tmp_path / "llama").mkdir()
+    assert WorkerSettings(model=str(tmp_path / "llama")).served_name == "llama"
+    assert WorkerSettings(model=str(tmp_path / "llama"), model_name="big").served_name == "big"
+
+
+def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert WorkerSettings(tp=2).rank_spec("/m").threads == 4
+    assert WorkerSettings(tp=64).rank_spec("/m").threads == 1
+    assert WorkerSettings(tp=2, threads_per_rank=3).rank_spec("/m").threads == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tp": 0}, "tp"),
+        ({"max_sequences": 513}, "every running sequence decodes"),
+        ({"node_id": ""}, "node_id"),
+        ({"collectives": "carrier pigeon"}, "collectives"),
+        ({"max_waiting": 3}, "max_waiting"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong, said):
+    with pytest.raises(ValidationError, match=said):
+        WorkerSettings(**wrong)

@@ -1,0 +1,159 @@
+"""What becomes of a step's events, with the demo model's text and no process."""
+
+import pytest
+
+from ryzanstein.errors import Code, unavailable
+from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
+from ryzanstein.tracing import Tracing
+from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
+from ryzanstein.worker.intake import group_of
+from ryzanstein.worker.links import LinkBounds, RouterLink
+from ryzanstein.worker.running import RunningGenerations
+from ryzanstein.worker.telemetry import Telemetry
+
+STATS = EngineStats(1, 0, 4, 0, 0, 0, 0, 0, 1)
+
+
+def step(rows=(), ended=(), failed=(), logprobs=None) -> StepEvents:
+    """Rows are (group, choice, token id)."""
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    return StepEvents(1, *columns, logprobs or {}, list(ended), list(failed), STATS, 0.001)
+
+
+class World:
+    """One node's generations, a link, and what the engine was sent."""
+
+    def __init__(self, model) -> None:
+        self.model = model
+        self.sent = []
+        self.running = RunningGenerations(self.sent.append, Telemetry(), Tracing("worker"))
+        self.link = RouterLink("router-t", LinkBounds())
+
+    def open(self, group=1, known=None, **sampling):
+        params = SamplingParams(**{"seed": 1, "max_tokens": 50, **sampling})
+        generated = tuple(known or [ChoiceProgress()] * params.n)
+        attempt = Attempt("g", 0, GenerationRequest("demo", TokenPrompt((5, 6)), params), generated)
+        asked = group_of(attempt, group, [5, 6], self.model, 2048)
+        return self.running.open(self.link, group, attempt, asked, self.model)
+
+    async def frame(self):
+        return (await anext(self.link.frames())).output
+
+    def ids(self, text: str) -> list[int]:
+        return self.model.encode(text)
+
+
+@pytest.fixture
+def world(text_model):
+    return World(text_model)
+
+
+async def test_several_generations_share_one_frame_and_count_their_own_indices(world):
+    world.open(1)
+    world.open(2)
+    a, b = world.ids("one two")[:2]
+    world.running.on_step(step([(1, 0, a), (2, 0, b)]))
+    world.running.on_step(step([(2, 0, a), (1, 0, b)]))
+    output = await world.frame()
+    assert list(zip(output.handle, output.index, output.token_id, strict=True)) == [(1, 0, a), (2, 0, b), (2, 1, a), (1, 1, b)]
+
+
+async def test_the_engine_runs_what_was_not_finished_before(world):
+    asked = world.open(known=[ChoiceProgress((9,)), ChoiceProgress((8, 7), finished=True)], n=2)
+    assert (asked.generated, asked.finished) == ([[9], [8, 7]], [False, True])
+    world.running.on_step(step([(1, 0, 10)]))
+    assert list((await world.frame()).index) == [1]
+
+
+async def test_after_a_stop_string_the_engine_is_told_and_later_tokens_are_dropped(world):
+    ids = world.ids("Hello there, my friend")
+    world.open(stop=("there",))
+    for token_id in ids:
+        world.running.on_step(step([(1, 0, token_id)]))
+    assert world.sent == [FinishChoice(1, 0)]
+    world.running.on_step(step(ended=[ChoiceEnd(1, 0, FinishReason.LENGTH, 16)]))
+    output = await world.frame()
+    assert "".join(output.text) == "Hello "
+    assert len(output.text) < len(ids)
+    assert [(end.reason, end.cached_prompt_tokens) for end in output.finished] == [(FinishReason.STOP, 16)]
+    assert len(world.running) == 0
+
+
+async def test_the_last_token_carries_all_text_that_was_held_back(world):
+    ids = world.ids("Hello there")
+    world.open(stop=("there!",))
+    world.running.on_step(step([(1, 0, token_id) for token_id in ids], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
+    output = await world.frame()
+    assert "".join(output.text) == "Hello there"
+    assert output.text[-1] != ""
+    assert output.finished[0].reason == FinishReason.LENGTH
+
+
+async def test_a_choice_that_had_stopped_before_ends_at_once(world):
+    known = [ChoiceProgress(tuple(world.ids("Hello there")))]
+    assert world.open(known=known, stop=("there",)) is None
+    output = await world.frame()
+    assert len(output.accepted) == 1
+    assert [end.reason for end in output.finished] == [FinishReason.STOP]
+    assert (world.running.idle.is_set(), world.link.handles) == (True, {})
+
+
+async def test_the_groups_failure_is_said_with_its_code(world):
+    world.open(1)
+    world.open(2)
+    late = GroupFailed(1, int(Code.DEADLINE_EXCEEDED), "DEADLINE_EXCEEDED", "the deadline passed")
+    broken = GroupFailed(2, int(Code.INTERNAL), "INTERNAL", "logits are not numbers")
+    world.running.on_step(step(failed=[late, broken]))
+    output = await world.frame()
+    assert [(failed.code, failed.node_fault) for failed in output.failed] == [
+        (Code.DEADLINE_EXCEEDED, False),
+        (Code.INTERNAL, True),
+    ]
+
+
+async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
+    world.open(1)
+    world.running.cancel(world.link, 1)
+    world.running.cancel(world.link, 1)
+    world.running.on_step(step([(1, 0, 5)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
+    assert world.sent == [CancelGroup(1)]
+    assert len((await world.frame()).handle) == 0
+
+
+async def test_the_end_of_a_link_cancels_its_generations_only(world):
+    world.open(1)
+    other = RouterLink("router-u", LinkBounds())
+    ours, world.link = world.link, other
+    world.open(2)
+    world.running.close_link(ours)
+    assert world.sent == [CancelGroup(1)]
+    assert world.running.num_choices == 1
+
+
+async def test_lost_ranks_fail_everything_by_the_nodes_fault(world):
+    world.open(1)
+    world.open(2, n=2)
+    world.running.fail_all(unavailable("RANK_LOST", "rank 1 died of SIGKILL"), node_fault=True)
+    output = await world.frame()
+    assert [(failed.handle, failed.reason, failed.node_fault) for failed in output.failed] == [
+        (1, "RANK_LOST", True),
+        (2, "RANK_LOST", True),
+    ]
+    assert world.running.idle.is_set()
+
+
+async def test_log_probabilities_have_their_tokens_texts(world):
+    world.open(logprobs=1)
+    (token_id,) = world.ids("Hello")[:1]
+    world.running.on_step(step([(1, 0, token_id)], logprobs={0: (-0.25, [(token_id, -0.25)])}))
+    (row,) = (await world.frame()).logprobs
+    assert (row.logprob, row.top[0].text) == (-0.25, world.model.token_text(token_id))
+
+
+async def test_a_router_that_does_not_read_loses_its_link_and_the_engine_goes_on(world):
+    world.link = RouterLink("router-t", LinkBounds(rows=3))
+    world.open(1)
+    for _ in range(5):
+        world.running.on_step(step([(1, 0, 5)]))
+    assert world.link.closed
+    assert world.sent == [CancelGroup(1)]
