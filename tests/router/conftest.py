@@ -68,6 +68,11 @@ class ScriptedNode(WorkerServiceServicer):
     repeat_rows: bool = False
     """Sends every row twice."""
     gap_at: int | None = None
+    torn_columns: bool = False
+    """Sends a frame whose columns have different lengths, once."""
+    strangers: bool = False
+    """Sends rows, ends and failures of handles that nobody submitted."""
+    fixed_incarnation: str = ""
     die_at: int | None = None
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
@@ -91,7 +96,7 @@ class ScriptedNode(WorkerServiceServicer):
         return sum(len(running) for running in self.connections)
 
     async def start(self) -> None:
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = self.fixed_incarnation or uuid.uuid4().hex
         self._server = RpcServer("127.0.0.1", self.port, [])
         add_WorkerServiceServicer_to_server(self, self._server.server)
         await self._server.start()
@@ -168,6 +173,14 @@ class ScriptedNode(WorkerServiceServicer):
 
     def _output(self, running: dict[int, Running], known: set[int]) -> worker.StepOutput:
         output = worker.StepOutput(step=self._step)
+        if self.torn_columns:
+            self.torn_columns = False
+            output.handle.append(1)
+        if self.strangers:
+            output.accepted.add(handle=9999, prompt_tokens=1)
+            self._row(output, 9999, 0, 0, None)
+            output.finished.add(handle=9999, reason=1)
+            output.failed.add(handle=9999, code=13)
         for run in list(running.values()):
             if run.handle not in known:
                 known.add(run.handle)

@@ -104,6 +104,15 @@ def test_sglang_31206_a_probe_that_nobody_reports_does_not_shut_the_node_for_eve
     assert breaker.admits
 
 
+def test_a_probe_that_its_client_gave_up_lets_another_one_probe(breaker: Breaker, clock: Clock) -> None:
+    breaker.open()
+    clock.now += FIRST_PAUSE_S
+    breaker.sent()
+    breaker.withdrawn()
+    assert breaker.state is BreakerState.HALF_OPEN
+    assert breaker.admits
+
+
 def test_a_probe_that_works_closes_it(breaker: Breaker, clock: Clock) -> None:
     breaker.open()
     clock.now += FIRST_PAUSE_S

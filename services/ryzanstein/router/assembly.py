@@ -49,7 +49,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
     async with contextlib.AsyncExitStack() as stack:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
-        stack.callback(tracing.close)
+        # In a thread: it sends what is left and waits for that.
+        stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await _open_sessions(settings, telemetry)
         stack.push_async_callback(sessions.close)
         links = Links(router_id, _thresholds(settings), telemetry)

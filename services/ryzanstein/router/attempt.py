@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,7 +86,6 @@ class AttemptRun:
         self._log = generation.log
         self._telemetry = telemetry
         self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
-        self._loop = asyncio.get_running_loop()
         self._tell = tell
         self._worked = False
 
@@ -111,7 +110,7 @@ class AttemptRun:
         self._generation.wake()
 
     def _brought(self) -> None:
-        now = self._generation.last_token_at = self._loop.time()
+        now = self._generation.last_token_at = time.monotonic()
         if self._generation.first_token_at is None:
             self._generation.first_token_at = now
         self._works()
@@ -143,9 +142,9 @@ class AttemptRun:
             case Blame.CLIENT:
                 self._tell(Rejected(self, error))
             case Blame.BACK_PRESSURE:
-                self._tell(Lost(self, BACK_PRESSURE, self._loop.time(), error))
+                self._tell(Lost(self, BACK_PRESSURE, time.monotonic(), error))
             case Blame.NODE:
-                self._tell(Lost(self, NODE_FAULT, self._loop.time(), error))
+                self._tell(Lost(self, NODE_FAULT, time.monotonic(), error))
 
     def suspected(self, cause: str, at: float) -> None:
         self._tell(Suspected(self, cause, at))
@@ -153,6 +152,11 @@ class AttemptRun:
     def lost(self, cause: str, at: float) -> None:
         self._log.fence(self.attempt)
         self._tell(Lost(self, cause, at))
+
+    @property
+    def suspect(self) -> bool:
+        """Its node is still silent or stalled."""
+        return self.placement is not None and self.placement.link.suspected
 
     def abandon(self) -> None:
         """Ends the attempt on its node; nothing of it is believed any more."""
@@ -169,4 +173,4 @@ class AttemptRun:
     def _broke_protocol(self, gap: GapError) -> None:
         log.error("node broke the protocol", node_id=self.node_id, attempt=self.attempt, what=str(gap))
         self.abandon()
-        self._tell(Lost(self, PROTOCOL, self._loop.time()))
+        self._tell(Lost(self, PROTOCOL, time.monotonic()))

@@ -72,6 +72,10 @@ class Breaker:
             self._probe_expires = self._now() + PROBE_EXPIRES_S
             self._on_change(BreakerState.HALF_OPEN)
 
+    def withdrawn(self) -> None:
+        """A request ended for reasons of its own before the node showed anything: if it was the probe, another may probe."""
+        self._probe_expires = 0.0
+
     def worked(self) -> None:
         """The node gave a token, or an answer that is the client's fault or back-pressure: it works."""
         self._faults = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -35,12 +36,11 @@ class Connection:
         self.stub = stub
         self.hello = hello
         self._call = call
-        self._loop = asyncio.get_running_loop()
         self._unsent: asyncio.Queue[tuple[worker.ConnectRequest, _Written | None]] = asyncio.Queue(MAX_UNSENT)
-        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def send(self, frame: worker.ConnectRequest, written: _Written | None = None) -> None:
-        """Queues a frame; `written` gets the event loop's time when gRPC has taken it. A full queue ends the stream."""
+        """Queues a frame; `written` gets the monotonic time when gRPC has taken it. A full queue ends the stream."""
         try:
             self._unsent.put_nowait((frame, written))
         except asyncio.QueueFull:
@@ -78,7 +78,7 @@ class Connection:
                 frame, written = await self._unsent.get()
                 await self._call.write(frame)
                 if written is not None:
-                    written(self._loop.time())
+                    written(time.monotonic())
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from ryzanstein.wire import logprobs_from_wire
 class AttemptSink(Protocol):
     """Hears what one attempt does on its node, in order, from the link's read loop: it must neither block nor raise.
 
-    After `failed` or `lost` nothing more comes. Times are the event loop's.
+    After `failed` or `lost` nothing more comes. Times are of `time.monotonic`.
     """
 
     def submitted(self, at: float) -> None:

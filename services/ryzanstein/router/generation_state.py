@@ -8,6 +8,7 @@ build on it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class Generation:
         self.ended: list[Finished] = []
         self.error: RyzansteinError | None = None
         self.settled = False
-        self.submitted_at = asyncio.get_running_loop().time()
+        self.submitted_at = time.monotonic()
         self.first_token_at: float | None = None
         self.last_token_at = self.submitted_at
         self._observer = observer

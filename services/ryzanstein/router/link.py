@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Protocol
 
 import grpc
@@ -150,7 +151,7 @@ class NodeLink:
         log.warning("link down", node_id=self.node_id, address=self.address, cause=cause, generations=generations)
 
     def _lose_all(self, cause: str) -> int:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         lost, self._sinks = self._sinks, {}
         for sink in lost.values():
             sink.lost(cause, now)
@@ -183,7 +184,7 @@ class NodeLink:
             self._connection.send(worker.ConnectRequest(cancel=worker.Cancel(handle=handle)))
 
     def _on_level(self, level: Level, cause: str) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if level is Level.DEAD and self._connection is not None:
             self._connection.end(cause)
         elif level is Level.SUSPECT:

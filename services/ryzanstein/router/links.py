@@ -7,8 +7,11 @@ a lease that an orchestrator's restart lost breaks nothing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+import structlog
 
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation import Attempt
@@ -19,6 +22,8 @@ from ryzanstein.router.delivery import AttemptSink
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.link import CLOSED, NodeLink
 from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,14 @@ class Links:
 
     def _gone(self, link: NodeLink) -> None:
         del self._tasks[link]
-        if self._nodes.get(link.node_id) is link:
-            del self._nodes[link.node_id]
-            del self._breakers[link.node_id]
-            self._telemetry.forget_node(link.node_id)
+        self._forget_names(link, but="")
+
+    def _forget_names(self, link: NodeLink, but: str) -> None:
+        """Node ids that this link no longer stands for."""
+        for node_id in [name for name, known in self._nodes.items() if known is link and name != but]:
+            del self._nodes[node_id]
+            del self._breakers[node_id]
+            self._telemetry.forget_node(node_id)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -151,9 +160,13 @@ class Links:
 
     def link_up(self, link: NodeLink, restarted: bool) -> None:
         node_id = link.node_id
+        self._forget_names(link, but=node_id)
+        other = self._nodes.get(node_id)
+        if other is not None and other is not link and other.connected:
+            log.error("two nodes have one id", node_id=node_id, addresses=[other.address, link.address])
         self._nodes[node_id] = link
         if node_id not in self._breakers:
-            self._breakers[node_id] = Breaker(self._loop.time, lambda state: self._breaker_changed(node_id, state))
+            self._breakers[node_id] = Breaker(time.monotonic, lambda state: self._breaker_changed(node_id, state))
             self._telemetry.breaker.labels(node_id).set(BreakerState.CLOSED.value)
         if restarted:
             self._breakers[node_id].reset()
@@ -162,9 +175,10 @@ class Links:
 
     def link_down(self, link: NodeLink, cause: str) -> None:
         if cause != CLOSED:
-            self._breakers[link.node_id].open()
+            if (breaker := self._breakers.get(link.node_id)) is not None:
+                breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()
-        if self._nodes[link.node_id] is link:
+        if self._nodes.get(link.node_id) is link:
             self._telemetry.link_up.labels(link.node_id).set(0)
         self._notify()
 

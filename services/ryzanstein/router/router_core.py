@@ -187,7 +187,7 @@ class RouterCore:
     def _measure(self, generation: Generation, outcome: str) -> None:
         model, first_at = generation.request.model, generation.first_token_at
         self._telemetry.generations.labels(model, outcome).inc()
-        self._telemetry.duration.labels(model).observe(asyncio.get_running_loop().time() - generation.submitted_at)
+        self._telemetry.duration.labels(model).observe(time.monotonic() - generation.submitted_at)
         if first_at is None:
             return
         self._telemetry.first_token.labels(model).observe(first_at - generation.submitted_at)

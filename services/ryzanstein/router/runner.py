@@ -8,6 +8,7 @@ never correctness.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,14 +69,13 @@ class Runner:
         self._links = links
         self._policy = policy
         self._telemetry = telemetry
-        self._loop = asyncio.get_running_loop()
         self._wish = affinity(generation.request)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
         self._next_attempt = 0
         self._fruitless = 0
-        self._stuck_since = self._loop.time()
+        self._stuck_since = time.monotonic()
 
     async def run(self) -> None:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
@@ -85,7 +85,7 @@ class Runner:
                 await self._handle(await self._events.get())
         finally:
             for run in self._runs:
-                run.abandon()
+                self._abandon(run)
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -108,10 +108,15 @@ class Runner:
         self._breaker_worked(run.node_id)
         self._excluded.clear()
         self._fruitless = 0
-        self._stuck_since = self._loop.time()
+        self._stuck_since = time.monotonic()
         for other in [other for other in self._runs if other is not run]:
-            other.abandon()
+            self._abandon(other)
             self._decide_race(run, other)
+
+    def _abandon(self, run: AttemptRun) -> None:
+        run.abandon()
+        if (breaker := self._links.breaker(run.node_id)) is not None:
+            breaker.withdrawn()
 
     def _decide_race(self, winner: AttemptRun, loser: AttemptRun) -> None:
         reroute = self._runs[winner]
@@ -178,7 +183,7 @@ class Runner:
                 and not self._generation.log.num_tokens
             ):
                 raise lost.error
-            left_s = self._stuck_since + self._policy.failover_wait_s - self._loop.time()
+            left_s = self._stuck_since + self._policy.failover_wait_s - time.monotonic()
             if left_s <= 0:
                 raise self._give_up(lost)
             await self._links.changed(min(left_s, _LOOK_AGAIN_S))
@@ -196,7 +201,11 @@ class Runner:
         if len(self._runs) > 1:
             return
         nodes = self._candidates(suspicion.run.node_id)
-        if nodes:
+        if not nodes:
+            # There may be a backup a moment later, and the node is not told to be suspect twice.
+            if suspicion.run.suspect:
+                asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._events.put_nowait, suspicion)
+        else:
             self._telemetry.hedges.labels("started").inc()
             suspicion.run.race()
             self._start(nodes[0], _Reroute(suspicion.cause, suspicion.run.node_id, suspicion.at), hedge=True)

@@ -58,6 +58,6 @@ class Telemetry:
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
     def forget_node(self, node_id: str) -> None:
-        """Drops the series of a node that is gone, so that labels stay bounded over years of pods."""
+        """Drops the states of a node that is gone; what it did stays counted."""
         for metric in (self.link_up, self.breaker):
             metric.remove(node_id)
