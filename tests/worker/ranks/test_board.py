@@ -42,6 +42,16 @@ def test_a_collective_is_counted_shown_and_left_again(boards):
     assert (board.read()[0].collective, board.read()[0].phase) == (1, "forward")
 
 
+def test_time_in_collectives_adds_up_over_them(boards):
+    board, ranks = boards
+    for _ in range(2):
+        ranks[0].begin("all_reduce")
+        time.sleep(0.01)
+        ranks[0].end()
+    assert board.read()[0].collectives_s >= 0.02
+    assert board.read()[1].collectives_s == 0.0
+
+
 def test_a_step_leaves_its_duration_and_an_idle_rank(boards):
     board, ranks = boards
     ranks[2].begin_step(4, 1)

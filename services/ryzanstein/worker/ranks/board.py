@@ -17,6 +17,7 @@ SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
+_COLLECTIVES_NS = 9  # the first word after the phase
 IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
 
 
@@ -25,7 +26,8 @@ class RankProgress:
     """One rank's slot. Times are seconds on the monotonic clock, which all processes of a machine share.
 
     `step` counts steps begun, `collective` collectives entered. `begun_s` is when the step that runs began, 0 between steps;
-    `num_tokens` is how many tokens it feeds.
+    `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the rank has spent in collectives so far, waits
+    for its peers included; a collective that only queues work on a device counts for as long as queueing takes.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class RankProgress:
     begun_s: float
     num_tokens: int
     last_step_s: float
+    collectives_s: float = 0.0
 
     @property
     def in_step(self) -> bool:
@@ -78,6 +81,7 @@ class Board:
             words[_BEGUN_NS] / 1e9,
             words[_TOKENS],
             words[_LAST_STEP_NS] / 1e9,
+            words[_COLLECTIVES_NS] / 1e9,
         )
 
     def close(self) -> None:
@@ -122,7 +126,9 @@ class RankBoard:
     def end(self) -> None:
         """The rank has left the collective."""
         self._phase[:] = self._outer
-        self._words[_PROGRESS_NS] = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
+        self._words[_PROGRESS_NS] = now_ns
 
 
 @lru_cache(maxsize=64)
