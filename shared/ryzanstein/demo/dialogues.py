@@ -101,10 +101,10 @@ class _Speaker:
             return self._tell()
         told = [slot for slot in SLOTS if slot in self._facts]
         untold = [slot for slot in SLOTS if slot not in self._facts]
-        pool = told if told and (not untold or self._rng.random() < 0.7) else untold
+        pool = told if told and (not untold or self._rng.random() < 0.65) else untold
         slots = self._pick_slots(pool)
         if len(slots) == 2 and self._rng.random() < 0.3:
-            slots = [slots[0], self._rng.choice(SLOTS)]
+            slots[1] = self._rng.choice([slot for slot in SLOTS if slot is not slots[0]])
         answers = [self._answer(slot) for slot in slots]
         user = _join([self._rng.choice(slot.asks) for slot in slots])
         kind = self._ask_kind(slots)

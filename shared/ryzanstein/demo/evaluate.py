@@ -1,6 +1,6 @@
 """Measures a model directory on held-out dialogues: exactly right answers per kind of turn, and perplexity.
 
-    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--json]
+    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--long] [--json]
 
 Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly when the gold token is
 the most likely one at each of its positions, so one forward pass judges all turns of a dialogue.
@@ -25,6 +25,7 @@ from ryzanstein.demo.encoding import Encoded, encode
 from ryzanstein.demo.words import Split
 
 NUM_DIALOGUES = 500
+LONG = Mix(max_turns=20, repeat=0.1, count=0.12, long_counts=0.5)
 
 
 @dataclass
@@ -106,13 +107,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--dialogues", type=int, default=NUM_DIALOGUES)
-    parser.add_argument("--max-turns", type=int, default=Mix.max_turns)
+    parser.add_argument("--long", action="store_true", help="longer dialogues with more and longer counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers too")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(arguments.model)  # in evaluation mode
-    report = evaluate(model, tokenizer, held_out(arguments.dialogues, Mix(max_turns=arguments.max_turns)))
+    report = evaluate(model, tokenizer, held_out(arguments.dialogues, LONG if arguments.long else None))
     print(as_json(report) if arguments.json else as_table(report))
     if arguments.wrong:
         print(*report.wrong, sep="\n")

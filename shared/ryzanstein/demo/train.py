@@ -1,6 +1,6 @@
 """Trains the demo model from generated dialogues and writes its directory.
 
-    python -m ryzanstein.demo.train [--out DIRECTORY] [--steps 8000] [--processes 2]
+    python -m ryzanstein.demo.train [--out DIRECTORY] [--steps 4500] [--processes 2] [--start-from DIRECTORY]
 
 Each process holds the whole model, computes on every n-th row of a batch with one thread, and averages gradients: on few
 shared cores this loses less than one process with many threads, which all wait for the slowest.
@@ -27,16 +27,17 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.demo.attention import use_training_attention
 from ryzanstein.demo.dialogues import Mix, dialogue
 from ryzanstein.demo.encoding import Batch, batches, encode, token_id
-from ryzanstein.demo.evaluate import as_table, evaluate, held_out
+from ryzanstein.demo.evaluate import LONG, as_table, evaluate, held_out
 from ryzanstein.demo.tokenizer import END, MAX_POSITIONS, PAD, VOCAB_SIZE, build_tokenizer, save_tokenizer
 from ryzanstein.demo.words import Split
 
-FIRST_STEPS = Mix(max_turns=3, repeat=0.4, long_counts=0.03)
+COPYING = Mix(max_turns=3, repeat=0.4, long_counts=0.03)
 """Short and full of copying: until a model copies it learns nothing about recall."""
 USUAL = Mix()
-LONG = Mix(max_turns=20, repeat=0.1, count=0.12, long_counts=0.5)
 MAX_TOKENS_PER_DIALOGUE = 1024
 DIALOGUES_PER_POOL = 512
+DIALOGUES_PER_RUN = 10_000_000
+"""More than any run draws, so that runs of different seeds never see the same dialogue."""
 TOKENS_PER_STEP = 4096
 
 
@@ -50,6 +51,8 @@ class Options:
     save_every: int
     seed: int = 1
     lr: float = 4e-3
+    start_from: Path | None = None
+    """Directory of a model to train on; without one the run starts with random weights."""
 
 
 def config(tokenizer: Tokenizer) -> LlamaConfig:
@@ -89,11 +92,16 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[Batch]]:
-    """Endless lists of batches in random order, the same in every process."""
+    """Endless lists of batches in random order, the same in every process.
+
+    A run that starts from a trained model draws more copying: long words are what is learned last.
+    """
     rng = Random(options.seed)
-    seed = step = 0
+    seed, step = (options.seed - 1) * DIALOGUES_PER_RUN, 0
+    later = (USUAL, LONG, COPYING) if options.start_from else (USUAL, USUAL, LONG)
+    num_first_steps = 0 if options.start_from else 0.06 * options.steps
     while True:
-        mix = FIRST_STEPS if step < 0.06 * options.steps else rng.choice((USUAL, USUAL, LONG))
+        mix = COPYING if step < num_first_steps else rng.choice(later)
         dialogues = [dialogue(Split.TRAIN, seed + index, mix) for index in range(DIALOGUES_PER_POOL)]
         rows = [encode(tokenizer, one) for one in dialogues]
         rows = [row for row in rows if len(row.ids) <= MAX_TOKENS_PER_DIALOGUE]
@@ -136,9 +144,7 @@ def train(rank: int, options: Options, store: str) -> None:
     """One process of a run; the first one reports and saves."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=options.num_processes)
-    tokenizer = make_tokenizer()
-    torch.manual_seed(options.seed)
-    model = LlamaForCausalLM(config(tokenizer))
+    tokenizer, model = _start(options)
     average = deepcopy(model).train(False)
     use_training_attention(model)
     if rank == 0:
@@ -153,6 +159,15 @@ def train(rank: int, options: Options, store: str) -> None:
             save(average, tokenizer, options.out)
             print(as_table(evaluate(average, tokenizer, held_out(60))), flush=True)
     distributed.destroy_process_group()
+
+
+def _start(options: Options) -> tuple[Tokenizer, LlamaForCausalLM]:
+    """Tokenizer and model to begin with, the same in every process."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(options.seed)
+    if options.start_from:
+        return tokenizer, LlamaForCausalLM.from_pretrained(options.start_from)
+    return tokenizer, LlamaForCausalLM(config(tokenizer))
 
 
 def _steps(rank: int, options: Options, model: nn.Module, tokenizer: Tokenizer) -> Iterator[float]:
@@ -194,11 +209,22 @@ def main() -> None:
     """Train and write a model directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=4500)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=Options.seed)
+    parser.add_argument("--lr", type=float, default=Options.lr)
+    parser.add_argument("--start-from", type=Path, help="train the model of this directory on")
     arguments = parser.parse_args()
-    options = Options(arguments.out, arguments.steps, arguments.processes, arguments.save_every)
+    options = Options(
+        out=arguments.out,
+        steps=arguments.steps,
+        num_processes=arguments.processes,
+        save_every=arguments.save_every,
+        seed=arguments.seed,
+        lr=arguments.lr,
+        start_from=arguments.start_from,
+    )
     with TemporaryDirectory() as directory:
         run(options, f"{directory}/store")
 
