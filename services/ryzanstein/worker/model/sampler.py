@@ -5,6 +5,7 @@ Legend: S rows of the step, R rows drawn at random among them, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,9 +30,8 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
 
 def refuse_invalid(best_S: Tensor) -> None:
     """Raises SequencesFailed for rows whose greatest logit is not a number that can be compared (NaN spreads into it)."""
-    invalid_S = ~best_S.isfinite()
-    if bool(invalid_S.any()):
-        rows = invalid_S.nonzero().flatten().tolist()
+    rows = [s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]
+    if rows:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 
 

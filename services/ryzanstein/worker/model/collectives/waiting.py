@@ -14,12 +14,13 @@ _SLEEP_S = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How a rank waits. `spin_s` without giving the core away, 0 where ranks share cores; `deadline_s` in all.
+    """How a rank waits: `spin_s` without giving the core away, `deadline_s` in all.
 
-    The deadline is the last resort: the agent's watchdog sees a stalled collective in seconds.
+    The spin is short because the peer may need this very core: with more ranks than idle cores a long one makes every wait as
+    long as itself. The deadline is the last resort: the agent's watchdog sees a stalled collective in seconds.
     """
 
-    spin_s: float = 0.00005
+    spin_s: float = 0.00001
     deadline_s: float = 600.0
 
 
