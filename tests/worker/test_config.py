@@ -3,6 +3,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.host import ModelChoice
 
 
 def test_flags_win_over_the_environment(monkeypatch):
@@ -13,9 +14,8 @@ def test_flags_win_over_the_environment(monkeypatch):
 
 
 def test_a_model_is_called_like_its_directory_unless_named(tmp_path):
-    (tmp_path / "llama").mkdir()
-    assert WorkerSettings(model=str(tmp_path / "llama")).served_name == "llama"
-    assert WorkerSettings(model=str(tmp_path / "llama"), model_name="big").served_name == "big"
+    assert ModelChoice.at(str(tmp_path / "llama")) == ModelChoice("llama", str(tmp_path / "llama"))
+    assert ModelChoice.at(str(tmp_path / "llama"), "big").name == "big"
 
 
 def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):

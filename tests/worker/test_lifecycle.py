@@ -10,6 +10,7 @@ import sys
 import grpc
 import pytest
 
+from ryzanstein.generation import TokenPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as pb
@@ -98,6 +99,14 @@ async def test_a_models_life_by_rpc(start_node, connect, attempt, demo_dir, brok
         await link.wait(handle, lambda s: bool(s.finished))
         assert (await stub.Drain(pb.DrainRequest())).unfinished == 0
         assert (await link.run(attempt())).failed.reason == "DRAINING"
+
+
+async def test_gloo_gives_the_same_tokens_as_shared_memory(start_node, connect, link, attempt):
+    node = start_node("--collectives", "gloo")
+    node.wait_event("ranks ready")
+    asked = attempt(prompt=TokenPrompt((300, 7, 451)), temperature=2.0, max_tokens=30, ignore_eos=True)
+    async with connect(node.address) as other:
+        assert (await other.run(asked)).rows == (await link.run(asked)).rows
 
 
 async def test_prompt_tokens_are_counted_as_a_generation_counts_them(stub, link, attempt):

@@ -66,15 +66,23 @@ async def test_a_failure_carries_what_a_status_would(link):
     assert missing.metadata["model"] == "m"
 
 
-@pytest.mark.parametrize(("rows", "text"), [(101, "a"), (60, "x" * 200)], ids=["rows", "bytes"])
-async def test_a_router_that_does_not_read_is_cut_off(link, rows, text):
-    for index in range(rows):
-        assert not link.closed
-        link.add_row(1, 0, index, Token(1, text))
-    assert link.end_step(9) is False
+@pytest.mark.parametrize("text", ["a", "x" * 200], ids=["rows", "bytes"])
+async def test_a_router_that_does_not_read_is_cut_off(link, text):
+    added = 0
+    while not link.closed:
+        link.add_row(1, 0, added, Token(1, text))
+        added += 1
+    assert added <= 101
+    link.add_row(1, 0, added, Token(1, text))
     with pytest.raises(RyzansteinError, match="does not read") as caught:
         await next_frame(link.frames())
-    assert (caught.value.code, caught.value.reason) == (Code.RESOURCE_EXHAUSTED, "LINK_OVERFLOW")
+    assert (caught.value.code, caught.value.reason, link.overflowed) == (Code.RESOURCE_EXHAUSTED, "LINK_OVERFLOW", True)
+
+
+async def test_failures_that_nobody_reads_are_bounded_too(link):
+    for handle in range(200):
+        link.fail(handle, errors.deadline_exceeded(), node_fault=False)
+    assert link.overflowed
 
 
 async def test_closing_ends_a_waiting_writer(link):

@@ -139,6 +139,33 @@ async def test_leaving_a_dead_orchestrator_takes_no_time():
         await membership.leave()
 
 
+@pytest.mark.cluster
+async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrator, start_node, demo_dir):
+    """Becomes ready, drains and takes work again, changes over to a deployed model, goes back, and leaves on SIGTERM."""
+    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    assert orchestrator.nodes[0].address == node.address
+    orchestrator.wish = pb.HeartbeatResponse(drain=True)
+    await beat_with(orchestrator, NodeState.DRAINING, "demo")
+    orchestrator.wish = pb.HeartbeatResponse()
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    orchestrator.wish = pb.HeartbeatResponse(deployment=pb.Deployment(model="renamed", path=str(demo_dir)))
+    await beat_with(orchestrator, NodeState.READY, "renamed")
+    orchestrator.wish = pb.HeartbeatResponse()
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    node.process.terminate()
+    assert await asyncio.to_thread(node.process.wait, 20) == 0
+    assert orchestrator.left == [("node-t", "lease-1")]
+
+
+async def beat_with(orchestrator, state: NodeState, model: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            beat = (await orchestrator.beats.get()).beat
+            if (beat.state, beat.model) == (state, model):
+                return
+
+
 async def test_a_missing_orchestrator_is_asked_again_and_again():
     membership = Membership("127.0.0.1:1", Member(), Telemetry())
     with pytest.raises(TimeoutError):

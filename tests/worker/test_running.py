@@ -1,6 +1,11 @@
 """What becomes of a step's events, with the demo model's text and no process."""
 
+import asyncio
+
+import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
 from ryzanstein.errors import Code, unavailable
 from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
@@ -11,6 +16,7 @@ from ryzanstein.worker.links import LinkBounds, RouterLink
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import Telemetry
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATS = EngineStats(1, 0, 4, 0, 0, 0, 0, 0, 1)
 
 
@@ -23,16 +29,17 @@ def step(rows=(), ended=(), failed=(), logprobs=None) -> StepEvents:
 class World:
     """One node's generations, a link, and what the engine was sent."""
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, tracing=None) -> None:
         self.model = model
         self.sent = []
-        self.running = RunningGenerations(self.sent.append, Telemetry(), Tracing("worker"))
+        self.running = RunningGenerations(self.sent.append, Telemetry(), tracing or Tracing("worker"))
         self.link = RouterLink("router-t", LinkBounds())
 
     def open(self, group=1, known=None, **sampling):
         params = SamplingParams(**{"seed": 1, "max_tokens": 50, **sampling})
         generated = tuple(known or [ChoiceProgress()] * params.n)
-        attempt = Attempt("g", 0, GenerationRequest("demo", TokenPrompt((5, 6)), params), generated)
+        request = GenerationRequest("demo", TokenPrompt((5, 6)), params, traceparent=TRACEPARENT)
+        attempt = Attempt("g", 0, request, generated)
         asked = group_of(attempt, group, [5, 6], self.model, 2048)
         return self.running.open(self.link, group, attempt, asked, self.model)
 
@@ -157,3 +164,39 @@ async def test_a_router_that_does_not_read_loses_its_link_and_the_engine_goes_on
         world.running.on_step(step([(1, 0, 5)]))
     assert world.link.closed
     assert world.sent == [CancelGroup(1)]
+
+
+class Sink(collector_grpc.TraceServiceServicer):
+    """A small OTLP collector: spans by name."""
+
+    def __init__(self) -> None:
+        self.spans = {}
+
+    async def Export(self, request, context):
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        self.spans.update({span.name: span for scope in scopes for span in scope.spans})
+        return collector.ExportTraceServiceResponse()
+
+
+@pytest.fixture
+async def sink():
+    sink, server = Sink(), grpc.aio.server()
+    collector_grpc.add_TraceServiceServicer_to_server(sink, server)
+    sink.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield sink
+    await server.stop(0)
+
+
+async def test_a_generation_is_a_span_of_its_requests_trace_with_its_phases_below(text_model, sink):
+    tracing = Tracing("worker", sink.endpoint)
+    world = World(text_model, tracing)
+    world.open(1)
+    world.running.on_step(step([(1, 0, 5)]))
+    world.running.on_step(step([(1, 0, 6)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
+    await asyncio.to_thread(tracing.close)
+    generation, prefill, decode = (sink.spans[name] for name in ("node.generation", "node.prefill", "node.decode"))
+    assert {span.trace_id.hex() for span in sink.spans.values()} == {TRACEPARENT.split("-")[1]}
+    assert generation.parent_span_id.hex() == TRACEPARENT.split("-")[2]
+    assert prefill.parent_span_id == decode.parent_span_id == generation.span_id
+    assert prefill.end_time_unix_nano <= decode.start_time_unix_nano

@@ -7,9 +7,9 @@ settings.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import structlog
 import uvloop
@@ -52,7 +52,7 @@ async def serve(settings: WorkerSettings) -> None:
 async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(settings.host, settings.grpc_port, names)
-    operations = Operations(node, _model(settings), lambda: settings.advertise_address or f"{settings.host}:{rpc.port}")
+    operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
     add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
@@ -87,7 +87,13 @@ async def _live(tasks: asyncio.TaskGroup, node: Node, operations: Operations, te
 
 def _model(settings: WorkerSettings) -> ModelChoice | None:
     """What the node serves from the start."""
-    return ModelChoice(settings.served_name, str(Path(settings.model).resolve())) if settings.model else None
+    return ModelChoice.at(settings.model, settings.model_name) if settings.model else None
+
+
+def _address(settings: WorkerSettings, port: int) -> str:
+    """Where routers reach the node; a listener on all addresses is reached by the host's name."""
+    host = socket.getfqdn() if settings.host in ("0.0.0.0", "::") else settings.host
+    return settings.advertise_address or f"{host}:{port}"
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -22,7 +21,7 @@ class WorkerSettings(ServiceSettings):
 
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=MAX_NAME_CHARS)
     grpc_port: int = Field(50061, ge=0, le=65535, description="0: a free port, which is logged")
-    advertise_address: str = Field("", description="host:port for routers; empty: host and port as bound")
+    advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host's name, and the port")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: the node stands alone")
 
     model: str = Field("", description="directory of a Hugging Face checkpoint; empty: none until one is deployed")
@@ -63,11 +62,6 @@ class WorkerSettings(ServiceSettings):
                 "every running sequence decodes in every step"
             )
         return self
-
-    @property
-    def served_name(self) -> str:
-        """What the model is called on the wire."""
-        return self.model_name or Path(self.model).resolve().name
 
     def rank_spec(self, model: str) -> RankSpec:
         """What ranks that serve this directory are started with."""

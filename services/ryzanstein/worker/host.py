@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -32,6 +34,12 @@ class ModelChoice:
 
     name: str
     path: str
+
+    @classmethod
+    def at(cls, path: str, name: str = "") -> ModelChoice:
+        """The name is by default the directory's."""
+        directory = Path(path).resolve()
+        return cls(name or directory.name, str(directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,8 @@ class ModelHost:
             raise
         spec = self._settings.rank_spec(choice.path)
         supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.backoff(), self, self._events)
-        self._supervision = asyncio.create_task(supervisor.run())
+        # A context of its own: it outlives the call that asked for it, whose request id must not stand on its log lines.
+        self._supervision = asyncio.create_task(supervisor.run(), context=Context())
         self._supervision.add_done_callback(self._on_unsupervised)
 
     async def unload(self) -> None:

@@ -16,28 +16,33 @@ from ryzanstein.generation import FinishReason, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire import beat_to_wire, logprobs_to_wire
 
-_ROW_BYTES = 16
+_OVERFLOW = "LINK_OVERFLOW"
+_ROW_BYTES = 16  # what a row costs beside its text, about
 _TOP_BYTES = 24
+_MESSAGE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """What may wait for one router: rows (tokens) and their approximate bytes."""
+    """What may wait for one router: rows (tokens, ends, failures) and their approximate bytes."""
 
     rows: int = 65536
     bytes: int = 8 * 2**20
 
 
 class RouterLink:
-    """One router's stream. `frames` is its writer; everything else is called by the node, in the same loop."""
+    """One router's stream. `frames` is its writer; everything else is called by the node, in the same loop.
+
+    Over its bounds it closes itself with RESOURCE_EXHAUSTED; what is added to a closed link is dropped.
+    """
 
     def __init__(self, router_id: str, bounds: LinkBounds) -> None:
         self.router_id = router_id
         self.handles: dict[int, int] = {}  # to group numbers
         self._bounds = bounds
         self._output = worker.StepOutput()
-        self._output_bytes = 0
-        self._has_output = False
+        self._rows = 0
+        self._bytes = 0
         self._beat: Beat | None = None
         self._error: RyzansteinError | None = None
         self._closed = False
@@ -47,29 +52,33 @@ class RouterLink:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def overflowed(self) -> bool:
+        """It closed itself."""
+        return self._error is not None and self._error.reason == _OVERFLOW
+
     def accept(self, handle: int, prompt_tokens: int) -> None:
         self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
-        self._wake()
+        self._added(_ROW_BYTES)
 
     def add_row(self, handle: int, choice: int, index: int, token: Token) -> None:
-        output = self._output
+        output, size = self._output, _ROW_BYTES + len(token.text)
         if token.logprobs is not None:
             output.logprob_row.append(len(output.handle))
             output.logprobs.append(logprobs_to_wire(token.logprobs))
-            self._output_bytes += _TOP_BYTES * (1 + len(token.logprobs.top))
+            size += _TOP_BYTES * (1 + len(token.logprobs.top))
         output.handle.append(handle)
         output.choice.append(choice)
         output.index.append(index)
         output.token_id.append(token.token_id)
         output.text.append(token.text)
-        self._output_bytes += _ROW_BYTES + len(token.text)
-        self._wake()
+        self._added(size)
 
     def finish(self, handle: int, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:
         number = worker.ChoiceFinished(handle=handle, choice=choice, cached_prompt_tokens=cached_prompt_tokens)
         number.reason = int(reason)  # type: ignore[assignment]
         self._output.finished.append(number)
-        self._wake()
+        self._added(_ROW_BYTES)
 
     def fail(self, handle: int, error: RyzansteinError, *, node_fault: bool) -> None:
         metadata = dict(error.metadata)
@@ -83,17 +92,11 @@ class RouterLink:
             metadata=metadata,
             node_fault=node_fault,
         )
-        self._wake()
+        self._added(_MESSAGE_BYTES + len(error.message))
 
-    def end_step(self, step: int) -> bool:
-        """All rows of a step are added. False: too much waits, the link is closed with RESOURCE_EXHAUSTED."""
+    def end_step(self, step: int) -> None:
+        """All rows of a step are added."""
         self._output.step = step
-        rows = len(self._output.handle)
-        if rows <= self._bounds.rows and self._output_bytes <= self._bounds.bytes:
-            return True
-        message = f"router {self.router_id} does not read: {rows} tokens wait, the bound is {self._bounds.rows}"
-        self.close(RyzansteinError(message, Code.RESOURCE_EXHAUSTED, "LINK_OVERFLOW", {"rows": str(rows)}))
-        return False
 
     def beat(self, beat: Beat) -> None:
         """Replaces a beat that is not sent yet."""
@@ -112,7 +115,7 @@ class RouterLink:
         while not self._closed:
             await self._changed.wait()
             self._changed.clear()
-            if self._has_output:
+            if self._rows:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:
                 beat, self._beat = self._beat, None
@@ -122,9 +125,15 @@ class RouterLink:
 
     def _take(self) -> worker.StepOutput:
         output, self._output = self._output, worker.StepOutput()
-        self._output_bytes, self._has_output = 0, False
+        self._rows = self._bytes = 0
         return output
 
-    def _wake(self) -> None:
-        self._has_output = True
+    def _added(self, size: int) -> None:
+        self._rows += 1
+        self._bytes += size
         self._changed.set()
+        if self._closed:
+            self._take()
+        elif self._rows > self._bounds.rows or self._bytes > self._bounds.bytes:
+            text = f"router {self.router_id} does not read: {self._rows} rows of about {self._bytes} bytes wait"
+            self.close(RyzansteinError(text, Code.RESOURCE_EXHAUSTED, _OVERFLOW, {"rows": str(self._rows)}))

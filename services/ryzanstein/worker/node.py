@@ -33,7 +33,7 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
-_THREAD_CHARS = 16_384  # shorter prompts tokenize in less time than a hand-over to a thread costs others
+_THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
 
 
 class Health(Protocol):
@@ -86,8 +86,10 @@ class Node:
         """Cancels what the router had submitted."""
         self.running.close_link(link)
         self._links.remove(link)
+        if link.overflowed:
+            self._telemetry.link_overflows.inc()
         self._telemetry.links.set(len(self._links))
-        log.info("router disconnected", router_id=link.router_id)
+        log.info("router disconnected", router_id=link.router_id, overflowed=link.overflowed)
 
     def close_links(self) -> None:
         """The node stops: what still runs is its routers' to fail over."""
@@ -99,12 +101,16 @@ class Node:
         try:
             await self._submit(link, handle, attempt)
         except RyzansteinError as error:
-            self.refuse(link, handle, error, attempt.generation_id)
+            ids = {"request_id": attempt.request.request_id, "generation_id": attempt.generation_id}
+            self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
 
-    def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, generation_id: str) -> None:
-        """Nothing was started. It is never the node's fault in the sense of a breaker: the code says whether others may try."""
+    def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, **ids: str | int) -> None:
+        """Nothing was started. It is never the node's fault in the sense of a breaker: the code says whether others may try.
+
+        `ids` stand on the log line.
+        """
         self._telemetry.refusals.labels(error.reason).inc()
-        log.info("generation refused", generation_id=generation_id, reason=error.reason, message=error.message)
+        log.info("generation refused", reason=error.reason, message=error.message, **ids)
         link.fail(handle, error, node_fault=False)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:

@@ -32,7 +32,7 @@ class Operations:
         self._address = address
         self._changing = asyncio.Lock()
         self._switch: asyncio.Task[None] | None = None
-        self._refused: ModelChoice | None = None
+        self._deployment: Deployment | None = None
 
     async def load(self, choice: ModelChoice) -> None:
         """Returns when the model is ready. FAILED_PRECONDITION while generations run, or when the model is refused."""
@@ -105,25 +105,30 @@ class Operations:
         return self._node.beat()
 
     def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
-        """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model."""
+        """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model.
+
+        Only a change of its mind changes the model: said again, it does not undo what an operator did meanwhile.
+        """
         if drain != (_ORCHESTRATOR in self._node.drains):
             log.info("drain wish", drain=drain)
             (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
             self._node.changed()
-        wanted = self._started_with if deployment is None else ModelChoice(deployment.model, deployment.path)
-        busy = self._switch is not None and not self._switch.done()
-        if wanted is not None and wanted not in (self._node.host.choice, self._refused) and not busy:
+        switching = self._switch is not None and not self._switch.done()
+        if deployment == self._deployment or switching:
+            return
+        self._deployment = deployment
+        wanted = self._started_with if deployment is None else ModelChoice.at(deployment.path, deployment.model)
+        if wanted is not None and wanted != self._node.host.choice:
             self._switch = asyncio.create_task(self._change_over(wanted))
 
     async def _change_over(self, choice: ModelChoice) -> None:
-        """Running generations finish first; what outlives the grace fails over. A refused model is not tried again."""
+        """Running generations finish first; what outlives the grace fails over."""
         log.info("changes over", model=choice.name, path=choice.path)
         await self.drain(self._node.settings.drain_grace_s, _SWITCH)
         try:
             async with self._changing:
                 await self._node.host.load(choice)
         except RyzansteinError as error:
-            self._refused = choice
             log.error("deployment refused", model=choice.name, reason=error.message)
         finally:
             self._node.drains.discard(_SWITCH)

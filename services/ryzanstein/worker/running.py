@@ -129,9 +129,8 @@ class RunningGenerations:
                 error = RyzansteinError(failed.message, Code(failed.code), failed.reason)
                 self.fail(generation, error, node_fault=failed.code == Code.INTERNAL)
         for link in links.values():
-            if not link.end_step(events.step):
-                self._telemetry.link_overflows.inc()
-                log.warning("link overflowed", router_id=link.router_id)
+            link.end_step(events.step)
+            if link.closed:
                 self.close_link(link)
 
     def cancel(self, link: RouterLink, handle: int) -> None:

@@ -74,7 +74,8 @@ class WorkerServicer(WorkerServiceServicer):
         try:
             attempt = attempt_from_wire(submit)
         except RyzansteinError as error:
-            self._node.refuse(link, submit.handle, error, submit.generation_id)
+            ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
+            self._node.refuse(link, submit.handle, error, attempt=submit.attempt, **ids)
             return
         await self._node.submit(link, submit.handle, attempt)
 
@@ -99,7 +100,7 @@ class WorkerServicer(WorkerServiceServicer):
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
         if not request.path:
             raise errors.invalid("path", "must be a directory")
-        await self._operations.load(ModelChoice(name_from_wire(request.model, "model"), request.path))
+        await self._operations.load(ModelChoice.at(request.path, name_from_wire(request.model, "model")))
         return pb.LoadModelResponse()
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
