@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ryzanstein.demo
-from ryzanstein.worker.benchmark import app
+from ryzanstein.worker.benchmarks.__main__ import app
 
 DEMO = str(next(iter(ryzanstein.demo.__path__)))
 KEYS = {

@@ -1,0 +1,1 @@
+"""Measures what this machine does: `ryzanstein bench`. No service imports it."""

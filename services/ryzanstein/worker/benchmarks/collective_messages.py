@@ -1,0 +1,38 @@
+"""What the collectives benchmark and its ranks say to each other, over the same channels as a node's ranks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ryzanstein.worker.ranks.messages import RankCrashed, StartRank
+
+ELEMENT_BYTES = 4  # float32: the type of activations on a CPU
+OPS = ("all_reduce", "all_gather", "broadcast")
+
+
+class RunCollective(msgspec.Struct, tag=True, frozen=True):
+    """Run one of OPS so many times. `num_elements` is what every rank holds afterwards, a multiple of the ranks; `verify`:
+    first once with operands whose result is known."""
+
+    op: str
+    num_elements: int
+    iterations: int
+    verify: bool
+
+
+class CollectiveReady(msgspec.Struct, tag=True, frozen=True):
+    """This rank has joined its group."""
+
+    rank: int
+
+
+class CollectiveRan(msgspec.Struct, tag=True, frozen=True):
+    """When this rank entered and left each run: nanoseconds on the monotonic clock, which all processes of a machine share."""
+
+    rank: int
+    begun_ns: list[int]
+    ended_ns: list[int]
+
+
+BenchmarkMessage = StartRank | RunCollective
+BenchmarkAnswer = CollectiveReady | CollectiveRan | RankCrashed
