@@ -176,6 +176,8 @@ class Node:
         text = self._admit(attempt)
         prompt_ids = await self._encode(text, attempt.request.prompt)
         serving = self._serving(attempt)
+        if text is not self.host.text:
+            raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         was_idle = len(self.running) == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
         submit = self.running.open(link, handle, attempt, asked, text)

@@ -87,7 +87,7 @@ class GroupEvents:
 
 
 class RankGroup:
-    """`lost` resolves to the first loss after `start`."""
+    """`lost` resolves to the first loss, also while it starts. Make it where an event loop runs, in the main thread."""
 
     def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, command: Sequence[str] = RANK_COMMAND) -> None:
         loop = asyncio.get_running_loop()
@@ -153,6 +153,9 @@ class RankGroup:
             channel.send(wires.start)
 
     def _on_message(self, message: RankMessage) -> None:
+        """What a lost group still had to say is not passed on: its generations have been failed."""
+        if self.lost.done():
+            return
         match message:
             case StepEvents():
                 self._on_step(message)

@@ -28,7 +28,8 @@ class RankWires:
 
 class Wiring:
     """All descriptors of a group. As a context manager it closes them when the ranks have inherited them: only so does the
-    end of a rank become the end of file for the others. The agent's ends of the channels stay open."""
+    end of a rank become the end of file for the others. The agent's ends of the channels stay open, unless
+    spawning failed."""
 
     def __init__(self, spec: RankSpec) -> None:
         self.board_fd = _memory("board", board_bytes(spec.tp))
@@ -51,7 +52,8 @@ class Wiring:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for end in self._theirs:
+        ours = [wires.agent_end for wires in self.ranks] if kind is not None else []
+        for end in self._theirs + ours:
             end.close()
         for fd in (self.board_fd, self._segment_fd, self._store_fd):
             os.close(fd)
