@@ -99,7 +99,7 @@ def main() -> None:
     for row in spreads:
         print(
             f"{row['nodes']:4.0f} nodes: fullest {row['largest_excess']:+.1%} over the mean; one leaves: "
-            f"{row['moved_when_one_leaves']:.2%} of sessions move (it held {row['lost_node_share']:.2%})"
+            f"{row['moved_when_one_leaves']:.2%} of sessions move, it held {row['lost_node_share']:.2%}"
         )
     for name, row in served.items():
         print(
