@@ -102,9 +102,8 @@ def main() -> None:
             f"{row['moved_when_one_leaves']:.2%} of sessions move, it held {row['lost_node_share']:.2%}"
         )
     for name, row in served.items():
-        print(
-            f"{name}: first token {row['ttft_p50_s'] * 1e3:.1f} ms (p50), {row['cached_share']:.0%} of the prompt from the cache"
-        )
+        cached = f"{row['cached_share']:.0%} of the prompt from the cache"
+        print(f"{name}: first token {row['ttft_p50_s'] * 1e3:.1f} ms (p50), {cached}")
 
 
 if __name__ == "__main__":

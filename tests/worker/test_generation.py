@@ -179,6 +179,7 @@ async def test_a_deadline_that_has_passed_is_refused(link, attempt):
         ({"stop_token_ids": (5000,)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "stop_token_ids")),
         ({"logit_bias": ((5000, 1.0),)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "logit_bias")),
         ({"known": [ChoiceProgress((5000,))]}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "generated")),
+        ({"known": [ChoiceProgress((5,), finished=True)]}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "at least one choice")),
         ({"top_p": 7.0}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "sampling.top_p")),
     ],
 )
