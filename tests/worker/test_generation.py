@@ -179,7 +179,6 @@ async def test_a_deadline_that_has_passed_is_refused(link, attempt):
         ({"stop_token_ids": (5000,)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "stop_token_ids")),
         ({"logit_bias": ((5000, 1.0),)}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "logit_bias")),
         ({"known": [ChoiceProgress((5000,))]}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "generated")),
-        ({"known": [ChoiceProgress((5,), finished=True)]}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "at least one choice")),
         ({"top_p": 7.0}, (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT", "sampling.top_p")),
     ],
 )
@@ -190,6 +189,13 @@ async def test_a_bad_submit_fails_with_its_reason_and_is_not_the_nodes_fault(lin
     assert said in stream.failed.message
     assert not stream.failed.node_fault
     assert await blocks_held(stub) == 0
+
+
+async def test_a_continuation_with_nothing_to_run_is_refused(link, attempt):
+    handle = await link.submit(attempt(known=[ChoiceProgress((5,), finished=True)]))
+    stream = await link.wait(handle, lambda s: s.failed is not None)
+    assert (stream.failed.code, stream.failed.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert "at least one choice" in stream.failed.message
 
 
 async def test_a_model_that_is_not_served_here_may_be_asked_for_elsewhere(link, attempt):

@@ -17,7 +17,10 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.attention import Batch, Segment, Span
 
-_VIEW_KEYS = 128  # a single new token with that many keys in adjacent blocks is quicker as a view than in a padded batch
+# Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
+# the call that it costs of its own against the copy. Threads share the copy, not the calls.
+_VIEW_BYTES = 96 * 2**10
+_VIEW_BYTES_THREADS = 384 * 2**10
 
 Integers = npt.NDArray[np.int64]
 
@@ -33,14 +36,23 @@ class StepInputs:
     segments: Sequence[Segment]
 
 
+def view_keys(slot_bytes: int, num_threads: int) -> int:
+    """The `view_keys` that is quickest for a cache of so many bytes per token and layer."""
+    return (_VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS) // slot_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class InputBuilder:
-    """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype)."""
+    """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
+
+    `view_keys`: single new tokens with that many keys in adjacent slots are not batched.
+    """
 
     num_blocks: int
     block_size: int
     device: torch.device
     dtype: torch.dtype
+    view_keys: int
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
@@ -64,7 +76,7 @@ class InputBuilder:
 
     def _segments(self, table_SB: Integers, num_new_S: Integers, length_S: Integers, first_S: Integers) -> list[Segment]:
         adjacent_S = _adjacent(table_SB, -(-length_S // self.block_size))
-        alone_S = (num_new_S > 1) | (adjacent_S & (length_S >= _VIEW_KEYS))
+        alone_S = (num_new_S > 1) | (adjacent_S & (length_S >= self.view_keys))
         together = np.flatnonzero(~alone_S)
         if len(together) == 1:
             alone_S[together] = True

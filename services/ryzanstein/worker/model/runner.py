@@ -14,7 +14,7 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.loading import load_model
 from ryzanstein.worker.model.options import RunnerOptions
@@ -27,7 +27,13 @@ class ModelRunner:
 
     def __init__(self, spec: DecoderSpec, decoder: Decoder, cache: KVCache, tp: TensorParallel, options: RunnerOptions) -> None:
         self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
-        self._inputs = InputBuilder(cache.num_blocks, options.block_size, options.torch_device, options.torch_dtype)
+        self._inputs = InputBuilder(
+            cache.num_blocks,
+            options.block_size,
+            options.torch_device,
+            options.torch_dtype,
+            view_keys(cache.slot_bytes, torch.get_num_threads()),
+        )
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ryzanstein.worker.model.layers.linear import by_inputs, product
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
@@ -47,10 +48,11 @@ class VocabParallelHead:
 
     def __init__(self, shard: VocabularyShard, tp: TensorParallel, vocab_size: int) -> None:
         self._shard, self._tp, self._vocab_size = shard, tp, vocab_size
+        self._weight_EW = by_inputs(shard.weight_WE)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
         """All logits [S, V] in float32 on rank 0; None elsewhere."""
-        local_SW = F.linear(x_SE, self._shard.weight_WE).float()
+        local_SW = product(x_SE, self._weight_EW).float()
         gathered = self._tp.collectives.gather_to_root(local_SW)
         return None if gathered is None else gathered[:, : self._vocab_size]
 
@@ -59,7 +61,7 @@ class VocabParallelHead:
 
         Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
         """
-        local_SW = F.linear(x_SE, self._shard.weight_WE)[:, : self._shard.num_valid]
+        local_SW = product(x_SE, self._weight_EW)[:, : self._shard.num_valid]
         best_S2 = self._best(local_SW)
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:
