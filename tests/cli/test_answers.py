@@ -119,9 +119,9 @@ def test_missing_and_repeated_indices_are_counted() -> None:
     assert (answer.num_repeated, answer.num_lost) == (1, 2)
 
 
-def test_the_rate_leaves_out_the_first_delta_and_the_wait_for_it() -> None:
+def test_the_rate_is_over_the_whole_wait() -> None:
     answer = Answer(asked_at=10.0)
     for first_index in range(3):
         answer.apply(delta(first_index, 1))
     answer.arrivals[:] = [12.0, 12.5, 13.0]
-    assert (answer.time_to_first_token_s, answer.tokens_per_s) == (2.0, 2.0)
+    assert (answer.time_to_first_token_s, answer.tokens_per_s) == (2.0, 1.0)

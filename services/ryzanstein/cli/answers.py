@@ -23,7 +23,6 @@ MAX_REATTACHES = 5
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _GIVE_UP_TIMEOUT_S = 1.0
-_SHORTEST_SPAN_S = 0.002
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
 
 
@@ -38,8 +37,6 @@ class Answer:
     """The node that accepted the request, then each node that went on with it."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    num_first_tokens: int = 0
-    """How many the first delta brought."""
     num_lost: int = 0
     num_repeated: int = 0
     num_reattaches: int = 0
@@ -54,9 +51,8 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of what came after the first delta; None when the answer came at once, in a time too short to divide by."""
-        spent = self.arrivals[-1] - self.arrivals[0] if self.arrivals else 0.0
-        return (len(self.token_ids) - self.num_first_tokens) / spent if spent > _SHORTEST_SPAN_S else None
+        """Over the whole wait, from asking to the last token: tokens that arrive in a burst do not make it look faster."""
+        return len(self.token_ids) / (self.arrivals[-1] - self.asked_at) if self.arrivals else None
 
     @property
     def longest_gap_s(self) -> float:
@@ -79,7 +75,6 @@ class Answer:
         expected = len(self.token_ids) + self.num_lost
         self.num_lost += max(0, delta.first_index - expected)
         self.num_repeated += max(0, expected - delta.first_index)
-        self.num_first_tokens = self.num_first_tokens or len(delta.token_ids)
         self.token_ids.extend(delta.token_ids)
         self.text += delta.text
         self.arrivals.append(time.monotonic())
