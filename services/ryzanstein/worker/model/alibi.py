@@ -26,11 +26,8 @@ class AlibiBias:
     def at(self, positions_L: Tensor) -> Tensor:
         """The biases of keys at these positions: [..., L] gives [..., K, G, L]."""
         positions_11L = positions_L[..., None, None, :]
-        if self.spec.rounded:
-            bias = self.slopes_KG1.bfloat16() * positions_11L
-        else:
-            bias = self.slopes_KG1 * positions_11L
-        return (bias.to(self.dtype) * self.spec.scale).to(self.dtype)
+        slopes_KG1 = self.slopes_KG1.bfloat16() if self.spec.rounded else self.slopes_KG1
+        return (slopes_KG1 * positions_11L).to(self.dtype) * self.spec.scale
 
 
 def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device) -> AlibiBias | None:
@@ -38,12 +35,12 @@ def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device
     if spec.alibi is None:
         return None
     share = tp.heads(spec.num_heads, spec.num_kv_heads)
-    own = slopes(spec.num_heads, spec.alibi.max_bias)[share.first_head : share.first_head + share.num_heads]
+    own = slopes(spec.num_heads)[share.first_head : share.first_head + share.num_heads]
     return AlibiBias(spec.alibi, own.view(share.num_kv_heads, -1, 1).to(device), dtype)
 
 
-def slopes(num_heads: int, max_bias: float) -> Tensor:
-    """Powers of two from 2^(-max_bias / n) down, n heads rounded up to a power of two; every second first where n is more."""
+def slopes(num_heads: int) -> Tensor:
+    """Powers of two from 2^(-8 / n) down to 2^-8, n heads rounded up to a power of two; every second first where n is more."""
     rounded = 2 ** math.ceil(math.log2(num_heads))
-    powers = 2.0 ** (-max_bias / rounded * torch.arange(1, rounded + 1, dtype=torch.float32))
+    powers = 2.0 ** (-8 / rounded * torch.arange(1, rounded + 1, dtype=torch.float32))
     return powers if rounded == num_heads else torch.cat([powers[1::2], powers[::2]])[:num_heads]

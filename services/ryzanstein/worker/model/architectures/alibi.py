@@ -28,7 +28,8 @@ _BLOOM_NAMES = WeightNames(
     prefix="transformer.",
     ignored=("self_attention.maybe_rotary.inv_freq", "self_attention.rotary_emb.inv_freq"),
 )
-_MPT_ATTENTION = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True}
+_MPT_ATTENTION = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True, "alibi_bias_max": 8}
+"""transformers has ALiBi with eight whatever the checkpoint says: another number would have no reference to be right by."""
 
 
 def _falcon(spec: DecoderSpec, values: Values) -> DecoderSpec:
@@ -73,7 +74,6 @@ def _mpt(spec: DecoderSpec, values: Values) -> DecoderSpec:
     scale = attention.number("softmax_scale", spec.head_dim**-0.5)
     return replace(
         spec,
-        alibi=AlibiSpec(max_bias=attention.number("alibi_bias_max", 8)),
         qkv_clip=attention.optional_number("clip_qkv"),
         layers=tuple(replace(layer, attention_scale=scale) for layer in spec.layers),
     )
@@ -93,6 +93,7 @@ BLOOM = Architecture(
         mlp_bias=True,
     ),
     renamed={
+        "hidden_size": "n_embed",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
         "rms_norm_eps": "layer_norm_epsilon",

@@ -11,7 +11,8 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError
 
-_QWEN = {"router": "mlp.gate", "expert": "mlp.experts.{expert}."}
+_ROUTER = "mlp.gate"
+_EXPERT = "mlp.experts.{expert}."
 
 
 def _mixtral(spec: DecoderSpec, values: Values) -> DecoderSpec:
@@ -63,7 +64,13 @@ MIXTRAL = Architecture(
 QWEN2_MOE = Architecture(
     model_type="qwen2_moe",
     title="Qwen 1.5 and 2, mixture of experts",
-    names=replace(LLAMA_NAMES, **_QWEN, shared_expert="mlp.shared_expert.", shared_gate="mlp.shared_expert_gate"),
+    names=replace(
+        LLAMA_NAMES,
+        router=_ROUTER,
+        expert=_EXPERT,
+        shared_expert="mlp.shared_expert.",
+        shared_gate="mlp.shared_expert_gate",
+    ),
     choices=Choices(qkv_bias="qkv_bias", windowed=windows.even_layers_below),
     defaults={**WINDOW_DEFAULTS, "qkv_bias": True},
     refine=_qwen2_moe,
@@ -71,10 +78,11 @@ QWEN2_MOE = Architecture(
 QWEN3_MOE = Architecture(
     model_type="qwen3_moe",
     title="Qwen 3, mixture of experts",
-    names=replace(QK_NORM_NAMES, **_QWEN),
+    names=replace(QK_NORM_NAMES, router=_ROUTER, expert=_EXPERT),
     choices=Choices(
         qk_norm="shared", qkv_bias="attention_bias", out_bias="attention_bias", windowed=windows.every_layer_if_used
     ),
+    renamed={"num_experts": "num_local_experts"},
     defaults={**WINDOW_DEFAULTS, "num_key_value_heads": 4},
     refine=_qwen3_moe,
 )

@@ -28,7 +28,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): as Llama 3.1's with the ramp over dimensions, and scores scaled by `attention_factor` squared."""
+    """YaRN (Peng et al. 2023): as Llama 3.1's with the ramp over dimensions; scores grow by `attention_factor` squared."""
 
     factor: float
     attention_factor: float
@@ -69,14 +69,13 @@ class AlibiSpec:
     `rounded` is Falcon's: slopes and biases are bfloat16, whatever the model's dtype.
     """
 
-    max_bias: float = 8.0
     scale: float = 1.0
     rounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016). `plus_one`: the scale is one more than what is stored."""
+    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016). `plus_one`: the scale is one more than is stored."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -99,7 +98,7 @@ class QkNormSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of experts: each token runs through `top_k`, weighted by the softmax over all, or over those where `normalized`.
+    """A mixture of experts: a token runs through `top_k`, weighted by the softmax over all, or over those where `normalized`.
 
     A shared expert of `shared_width` columns sees every token, through a gate of its own.
     """
@@ -113,7 +112,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ from layer to layer. A token sees itself and `window` - 1 before; `rotary` is an index of the decoder's."""
+    """What may differ between layers. A token sees itself and `window` - 1 before; `rotary` is an index of the decoder's."""
 
     window: int | None = None
     rotary: int | None = None

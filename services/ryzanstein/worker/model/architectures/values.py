@@ -1,4 +1,4 @@
-"""Typed access to an untyped config.json. A key that is missing or of another kind is refused by the name that the file uses."""
+"""Typed access to an untyped config.json. A key that is missing or of another kind is refused by the name that it has there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ryzanstein.worker.model.refusal import CheckpointError
 class Values:
     """A mapping of config.json; `where` leads to it from the top. Null counts as absent, except where null has a meaning.
 
-    Callers use Llama's names; `renamed` has what the architecture calls them, `defaults` what an absent key means.
+    Callers use Llama's names; `renamed` has what the architecture calls them, where Llama's are understood as well, `defaults`
+    what an absent key means.
     """
 
     config: Mapping[str, Any]
@@ -23,7 +24,11 @@ class Values:
 
     def name(self, key: str) -> str:
         """The key as the file has it, with its place."""
-        return self.where + self.renamed.get(key, key)
+        return self.where + self._key(key)
+
+    def _key(self, key: str) -> str:
+        own = self.renamed.get(key, key)
+        return key if own not in self.config and key in self.config else own
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
@@ -64,7 +69,7 @@ class Values:
 
     def optional(self, key: str) -> Any:
         """The value, where null means that there is none; absent is the default."""
-        return self.config.get(self.renamed.get(key, key), self.defaults.get(key))
+        return self.config.get(self._key(key), self.defaults.get(key))
 
     def optional_count(self, key: str) -> int | None:
         return None if self.optional(key) is None else self.count(key)
@@ -73,7 +78,7 @@ class Values:
         return None if self.optional(key) is None else self.number(key)
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self.config.get(self.renamed.get(key, key))
+        value = self.config.get(self._key(key))
         if value is None:
             value = self.defaults.get(key, default)
         if value is None:

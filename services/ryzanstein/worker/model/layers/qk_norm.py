@@ -5,6 +5,7 @@ Legend: T tokens, H query heads of this rank, K its key-value heads, A = H or K,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -47,32 +48,48 @@ class _SharedNorm:
         k_TKD.copy_(self._key(k_TKD))
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """This rank's heads of `total`."""
+
+    total: int
+    first: int
+    count: int
+
+
+def _heads(spec: DecoderSpec, share: HeadShare) -> tuple[_Heads, _Heads]:
+    """Of queries and of keys."""
+    query = _Heads(spec.num_heads, share.first_head, share.num_heads)
+    return query, _Heads(spec.num_kv_heads, share.first_kv_head, share.num_kv_heads)
+
+
 class _HeadNorm:
     """Each head by itself, with a weight of its own: layer norms without a shift."""
 
     def __init__(self, source: WeightSource, names: tuple[str, str], spec: DecoderSpec, share: HeadShare) -> None:
         self._eps = spec.norm.eps
-        listed = spec.qk_norm is not None and spec.qk_norm.scope == "head_list"
-        read = _read_list if listed else _read_stack
-        self._query_HD = read(source, names[0], spec.num_heads, spec.head_dim, share.first_head, share.num_heads)
-        self._key_KD = read(source, names[1], spec.num_kv_heads, spec.head_dim, share.first_kv_head, share.num_kv_heads)
+        read = _read_list if spec.qk_norm is not None and spec.qk_norm.scope == "head_list" else _read_stack
+        self._query_HD, self._key_KD = (
+            read(source, name, heads, spec.head_dim) for name, heads in zip(names, _heads(spec, share), strict=True)
+        )
 
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None:
         for x_TAD, weight_AD in ((q_THD, self._query_HD), (k_TKD, self._key_KD)):
             x_TAD.copy_(F.layer_norm(x_TAD, x_TAD.shape[-1:], None, None, self._eps).mul_(weight_AD))
 
 
-def _read_stack(source: WeightSource, name: str, total: int, head_dim: int, first: int, count: int) -> Tensor:
-    weight_AD = source.new(count, head_dim)
-    source.read(f"{name}.weight", (total, head_dim), weight_AD, start=first)
+def _read_stack(source: WeightSource, name: str, heads: _Heads, head_dim: int) -> Tensor:
+    weight_AD = source.new(heads.count, head_dim)
+    source.read(f"{name}.weight", (heads.total, head_dim), weight_AD, start=heads.first)
     return weight_AD
 
 
-def _read_list(source: WeightSource, name: str, total: int, head_dim: int, first: int, count: int) -> Tensor:
+def _read_list(source: WeightSource, name: str, heads: _Heads, head_dim: int) -> Tensor:
     """Names of other ranks' heads are read into nothing, so that they count as known."""
-    weight_AD, nothing = source.new(count, head_dim), source.new(0)
-    for head in range(total):
-        out = weight_AD[head - first] if first <= head < first + count else nothing
+    weight_AD, nothing = source.new(heads.count, head_dim), source.new(0)
+    for head in range(heads.total):
+        index = head - heads.first
+        out = weight_AD[index] if 0 <= index < heads.count else nothing
         source.read(f"{name.format(head=head)}.weight", (head_dim,), out)
     return weight_AD
 
@@ -85,16 +102,13 @@ class _WidthNorm:
     ) -> None:
         self._collectives, self._eps = tp.collectives, spec.norm.eps
         self._weights: list[Tensor] = []
-        heads = (
-            (spec.num_heads, share.first_head, share.num_heads),
-            (spec.num_kv_heads, share.first_kv_head, share.num_kv_heads),
-        )
-        for name, (total, first, count) in zip(names, heads, strict=True):
-            weight = source.new(count * spec.head_dim)
-            source.read(f"{name}.weight", (total * spec.head_dim,), weight, start=first * spec.head_dim)
-            self._weights.append(weight.view(count, spec.head_dim))
+        both = _heads(spec, share)
+        for name, heads in zip(names, both, strict=True):
+            weight = source.new(heads.count * spec.head_dim)
+            source.read(f"{name}.weight", (heads.total * spec.head_dim,), weight, start=heads.first * spec.head_dim)
+            self._weights.append(weight.view(heads.count, spec.head_dim))
         # A key-value head that several ranks hold is in the sum as often.
-        self._counts = [count * tp.size * spec.head_dim for _, _, count in heads]
+        self._counts = [heads.count * tp.size * spec.head_dim for heads in both]
 
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None:
         squares_T2 = torch.stack([x.float().square().sum(dim=(1, 2)) for x in (q_THD, k_TKD)], dim=1)

@@ -46,11 +46,11 @@ class Rotary:
 
 
 def rotate(x_THD: Tensor, angles: Angles) -> None:
-    """Rotates the first R numbers of each head in place: each becomes itself times cosine plus its partner times signed sine."""
+    """Rotates the first R numbers of each head in place: itself times cosine plus its partner times the signed sine."""
     num_rotated = angles.cos_T1R.shape[-1]
     x_THR = x_THD[..., :num_rotated]
     if angles.interleaved:
-        partner_THR = x_THR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partner_THR = x_THR.reshape(*x_THR.shape[:-1], -1, 2).flip(-1).flatten(-2)
     else:
         partner_THR = x_THR.roll(num_rotated // 2, dims=-1)
     x_THR.mul_(angles.cos_T1R).addcmul_(partner_THR, angles.sin_T1R)
