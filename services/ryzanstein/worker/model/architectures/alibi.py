@@ -109,9 +109,17 @@ BLOOM = Architecture(
 )
 FALCON = Architecture(
     model_type="falcon",
-    title="Falcon RW, 7B, 40B and 180B",
+    title="Falcon, all generations",
     names=replace(_BLOOM_NAMES, embedding_norm=None),
-    choices=Choices(norm="layer", norm_bias=True, qkv_bias="bias", out_bias="bias", mlp_bias="bias"),
+    choices=Choices(
+        norm="layer",
+        norm_bias=True,
+        qkv_layout="grouped",
+        parallel="parallel_attn",
+        qkv_bias="bias",
+        out_bias="bias",
+        mlp_bias="bias",
+    ),
     renamed={
         "rms_norm_eps": "layer_norm_epsilon",
         "num_key_value_heads": "num_kv_heads",
@@ -127,6 +135,7 @@ FALCON = Architecture(
         "parallel_attn": True,
     },
     refine=_falcon,
+    refined="ALiBi where `alibi`, one key-value head where `multi_query`, groups where `new_decoder_architecture`",
 )
 MPT = Architecture(
     model_type="mpt",
@@ -157,4 +166,5 @@ MPT = Architecture(
     defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "gelu"},
     required={"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "norm_type": "low_precision_layernorm"},
     refine=_mpt,
+    refined="queries, keys and values clipped",
 )

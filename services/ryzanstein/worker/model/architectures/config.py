@@ -22,7 +22,7 @@ from ryzanstein.worker.model.architectures.spec import (
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError
 
-_ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -68,7 +68,8 @@ class Architecture:
     """A row of the table: `model_type` as config.json has it, the checkpoint's names, and what differs from Llama.
 
     `renamed` has Llama's keys by what this architecture calls them, `defaults` what an absent key means to transformers,
-    `required` the only value that is served of an option which would change the model. `refine` adds what no table says.
+    `required` the only value that is served of an option which would change the model. `refine` adds what no table says; in
+    words that is `refined`.
     """
 
     model_type: str
@@ -79,6 +80,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     refine: Callable[[DecoderSpec, Values], DecoderSpec] | None = None
+    refined: str = ""
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """The decoder that `config` describes. Raises CheckpointError naming the key that is missing, wrong or unknown."""
@@ -177,6 +179,6 @@ def _divisor(num_kv_heads: int, num_heads: int) -> int:
 
 def _activation(values: Values) -> Activation:
     name = values.optional("hidden_act") or "silu"
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise CheckpointError(f"config.json: {values.name('hidden_act')} {name!r} is not known, only {sorted(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: {values.name('hidden_act')} {name!r} is not known, only {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -32,7 +32,7 @@ def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> Deco
     """One in `decoder_sparse_step` layers has experts, but for those listed as dense."""
     width = values.count("moe_intermediate_size")
     experts = replace(_experts(values, values.flag("norm_topk_prob"), width), shared_width=shared_width)
-    step, dense = values.count("decoder_sparse_step", 1), values.optional("mlp_only_layers") or []
+    step, dense = values.count("decoder_sparse_step", 1), values.indices("mlp_only_layers")
     layers = (
         replace(layer, experts=experts if (index + 1) % step == 0 and index not in dense else None)
         for index, layer in enumerate(spec.layers)
@@ -74,6 +74,7 @@ QWEN2_MOE = Architecture(
     choices=Choices(qkv_bias="qkv_bias", windowed=windows.even_layers_below),
     defaults={**WINDOW_DEFAULTS, "qkv_bias": True},
     refine=_qwen2_moe,
+    refined="dense layers among those with experts",
 )
 QWEN3_MOE = Architecture(
     model_type="qwen3_moe",
@@ -85,4 +86,5 @@ QWEN3_MOE = Architecture(
     renamed={"num_experts": "num_local_experts"},
     defaults={**WINDOW_DEFAULTS, "num_key_value_heads": 4},
     refine=_qwen3_moe,
+    refined="dense layers among those with experts",
 )

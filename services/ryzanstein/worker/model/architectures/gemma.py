@@ -73,6 +73,7 @@ GEMMA = Architecture(
     defaults={**_DEFAULTS, "num_key_value_heads": None},
     required=_REQUIRED,
     refine=_gemma,
+    refined="embeddings scaled",
 )
 GEMMA2 = Architecture(
     model_type="gemma2",
@@ -83,6 +84,7 @@ GEMMA2 = Architecture(
     defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     required=_REQUIRED,
     refine=_gemma2,
+    refined="embeddings scaled, scores and logits capped",
 )
 GEMMA3_TEXT = Architecture(
     model_type="gemma3_text",
@@ -93,4 +95,5 @@ GEMMA3_TEXT = Architecture(
     defaults=_DEFAULTS,
     required=_REQUIRED,
     refine=_gemma3,
+    refined="embeddings scaled, layers with windows rotate by another base",
 )

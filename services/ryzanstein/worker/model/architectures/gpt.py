@@ -61,6 +61,7 @@ GPT2 = Architecture(
     },
     required={"add_cross_attention": False},
     refine=_gpt2,
+    refined="scores scaled by layer where `scale_attn_by_inverse_layer_idx`",
 )
 GPT_NEOX = Architecture(
     model_type="gpt_neox",

@@ -115,6 +115,7 @@ GRANITE = Architecture(
     names=LLAMA_NAMES,
     choices=LLAMA.choices,
     refine=_granite,
+    refined="factors for embeddings, scores, residuals and logits",
 )
 SMOLLM3 = Architecture(
     model_type="smollm3",
@@ -123,6 +124,7 @@ SMOLLM3 = Architecture(
     choices=replace(LLAMA.choices, windowed=windows.every_layer_if_used),
     defaults={"tie_word_embeddings": True, "num_key_value_heads": 4, "rope_theta": 2000000.0},
     refine=_smollm3,
+    refined="layers without positions",
 )
 OLMO = Architecture(
     model_type="olmo",
@@ -131,6 +133,7 @@ OLMO = Architecture(
     choices=Choices(norm="layer", norm_weight=False, qkv_bias="attention_bias", out_bias="attention_bias"),
     defaults={"rms_norm_eps": 1e-5},
     refine=_clipped,
+    refined="queries, keys and values clipped",
 )
 OLMO2 = Architecture(
     model_type="olmo2",
@@ -171,6 +174,7 @@ COHERE = Architecture(
     renamed={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0},
     refine=_cohere,
+    refined="logits scaled",
 )
 STARCODER2 = Architecture(
     model_type="starcoder2",

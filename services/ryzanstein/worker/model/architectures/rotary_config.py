@@ -27,15 +27,19 @@ def rotary(values: Values, head_dim: int, *, interleaved: bool) -> RotarySpec:
     """The one rotation of a decoder. Raises CheckpointError naming what is missing or not known."""
     table = rotary_table(values)
     theta = table.number("rope_theta", values.number("rope_theta", 10000.0))
-    return RotarySpec(theta, _dim(values, table, head_dim), interleaved, scaling(values, table))
+    dim = _dim(values, table, head_dim)
+    stretched = scaling(values, table)
+    if isinstance(stretched, LongScaling) and len(stretched.factors) != dim // 2:
+        raise CheckpointError(f"config.json: {table.where}short_factor must have {dim // 2} numbers")
+    return RotarySpec(theta, dim, interleaved, stretched)
 
 
 def scaling(values: Values, table: Values) -> RotaryScaling | None:
     """How `table` stretches the wavelengths, None for not at all."""
     kind = _kind(table)
-    if kind not in _SCALINGS:
-        raise CheckpointError(f"config.json: {table.where}rope_type {kind!r} is not known, only {', '.join(_SCALINGS)}")
-    return _SCALINGS[kind](values, table)
+    if kind not in SCALINGS:
+        raise CheckpointError(f"config.json: {table.where}rope_type {kind!r} is not known, only {', '.join(SCALINGS)}")
+    return SCALINGS[kind](values, table)
 
 
 def served_context(values: Values) -> int:
@@ -118,7 +122,7 @@ def _long(values: Values, table: Values) -> LongScaling:
     return LongScaling(table.numbers("short_factor"), table.number("attention_factor", usual))
 
 
-_SCALINGS: Mapping[str, Callable[[Values, Values], RotaryScaling | None]] = {
+SCALINGS: Mapping[str, Callable[[Values, Values], RotaryScaling | None]] = {
     "default": _none,
     "dynamic": _none,
     "linear": _linear,

@@ -28,7 +28,7 @@ class Values:
 
     def _key(self, key: str) -> str:
         own = self.renamed.get(key, key)
-        return key if own not in self.config and key in self.config else own
+        return key if self.config.get(own) is None and self.config.get(key) is not None else own
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
@@ -60,6 +60,12 @@ class Values:
             raise CheckpointError(f"config.json: {self.name(key)} must be a list of numbers, got {value!r}")
         return tuple(map(float, value))
 
+    def indices(self, key: str) -> tuple[int, ...]:
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
+            raise CheckpointError(f"config.json: {self.name(key)} must be a list of whole numbers, got {value!r}")
+        return tuple(value)
+
     def per_layer(self, key: str, num_layers: int) -> list[Any] | None:
         """A list with an entry for each layer, or None where there is none."""
         value = self.optional(key)
@@ -79,8 +85,8 @@ class Values:
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.config.get(self._key(key))
-        if value is None:
-            value = self.defaults.get(key, default)
+        value = self.defaults.get(key) if value is None else value
+        value = default if value is None else value
         if value is None:
             raise CheckpointError(f"config.json: {self.name(key)} is missing")
         return value
