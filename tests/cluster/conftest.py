@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,22 @@ class Harness:
         lines = self.cluster.services[name].log_path.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
+    def start_again(self, node_id: str) -> None:
+        """Starts a killed node and does not wait for it: the others can be killed meanwhile."""
+        self.cluster.services[node_id].kill()
+        self.cluster.services[node_id].start()
+
+    def wait_at_least(self, count: int) -> None:
+        """Returns when the router sees so many ready nodes."""
+        deadline = time.monotonic() + 60
+        while self._ready_nodes() < count:
+            assert time.monotonic() < deadline, f"there are not {count} ready nodes"
+            time.sleep(0.05)
+
+    def _ready_nodes(self) -> int:
+        models = self.client.inference.ListModels(inference.ListModelsRequest(), timeout=5).models
+        return max((model.ready_nodes for model in models), default=0)
+
     def new_client(self) -> Client:
         """For when the router was restarted and its channel with it."""
         self.client.close()
@@ -171,7 +188,6 @@ def pair() -> Iterator[Harness]:
 @pytest.fixture
 def holds() -> Callable[[Callable[[], bool], float], bool]:
     """Waits, bounded, until a condition holds; returns whether it does."""
-    import time
 
     def wait(condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -74,6 +74,14 @@ def test_a_prompt_beyond_the_context_names_the_numbers(calm: Any) -> None:
     assert int(error.metadata["prompt_tokens"]) > 0
 
 
+def test_a_token_id_outside_the_vocabulary_is_refused_and_no_rank_is_lost(calm: Any) -> None:
+    request = inference.CompleteRequest(token_ids=inference.TokenIds(ids=[5, 1_000_000]))
+    with pytest.raises(grpc.RpcError) as caught:
+        calm.client.inference.Complete(request, timeout=30)
+    assert status.error_from_rpc(caught.value).code is Code.INVALID_ARGUMENT  # type: ignore[arg-type]
+    assert all(calm.status(node).rank_restarts == 0 for node in calm.cluster.node_ids)
+
+
 def test_unknown_things_are_not_found_by_name(calm: Any) -> None:
     stubs = calm.client
     calls = [

@@ -58,12 +58,12 @@ def test_a_node_killed_at_any_index_changes_nothing(stormy: Any, params: dict[st
     assert len(undisturbed.token_ids) == 90
     moved = 0
     for index in (0, 1, 2, 3, 7, 15, 16, 31, 47, 64, 80):
-        stormy.cluster.wait_nodes(3)
+        stormy.wait_at_least(2)
         strike = Strike(stormy, index, signal.SIGKILL)
         answer = stormy.client.chat(QUESTION, user=f"victim-{index}", on_delta=strike, **params)
         assert_equal(answer, undisturbed)
         moved += len(answer.nodes) == 2
-        stormy.cluster.restart(strike.victim)
+        stormy.start_again(strike.victim)
     assert moved >= 8, "the node must have died before its last token in most runs"
     stormy.cluster.wait_nodes(3)
 

@@ -42,6 +42,14 @@ def test_a_larger_number_is_several_tokens_with_the_same_digits() -> None:
     assert "".join(tokens) == "Ġ4711"
 
 
+@pytest.mark.parametrize("number", ["201", "831", "912", "4711", "36195"])
+def test_a_larger_number_is_cut_alike_with_and_without_a_space(number: str) -> None:
+    assert TOKENIZER.encode(f" {number}").tokens == [
+        "Ġ" + TOKENIZER.encode(number).tokens[0],
+        *TOKENIZER.encode(number).tokens[1:],
+    ]
+
+
 def test_the_vocabulary_has_the_size_the_model_has() -> None:
     assert TOKENIZER.get_vocab_size() == VOCAB_SIZE == json.loads((MODEL_DIR / "config.json").read_text())["vocab_size"]
 

@@ -128,6 +128,8 @@ class ScriptedNode(WorkerServiceServicer):
             self.connections.remove(running)
 
     async def CountPromptTokens(self, request: worker.CountPromptTokensRequest, context: Any) -> Any:
+        if self.refuse is not None:
+            raise self.refuse
         text = request.text or "".join(message.content for message in request.messages.messages)
         return worker.CountPromptTokensResponse(tokens=len(text.split()))
 

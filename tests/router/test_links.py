@@ -151,6 +151,18 @@ async def test_a_node_that_comes_back_under_another_name_is_one_node(start_node:
     assert (tokens, nodes) == (WHOLE, ["b"])
 
 
+async def test_an_address_that_leaves_and_comes_back_at_once_is_linked_again(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a")
+    await node.die()
+    client = await start_router(node, ready_nodes=0)
+    client.router.links.follow([])
+    client.router.links.follow([node.address])
+    await node.start()
+    await until(lambda: client.router.core.ready)
+
+
 async def test_many_generations_move_at_once_and_stay_whole(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node("a", step_s=0.01), await start_node("b", step_s=0.01)]
     client = await start_router(*nodes)

@@ -81,6 +81,31 @@ async def test_models_and_token_counts_come_from_the_nodes(client: Any) -> None:
     assert (await client.inference.CountTokens(inference.CountTokensRequest(messages=messages))).tokens == 2
 
 
+async def test_what_a_node_says_to_a_count_reaches_the_client(start_node: Any, start_router: Any, until: Any) -> None:
+    node = await start_node(
+        "a", refuse=RyzansteinError("no template", Code.INVALID_ARGUMENT, "NO_TEMPLATE", {"field": "messages"})
+    )
+    client = await start_router(node)
+    error = await refused(client.inference.CountTokens(inference.CountTokensRequest(text="x")))
+    assert (error.code, error.reason, error.metadata) == (Code.INVALID_ARGUMENT, "NO_TEMPLATE", {"field": "messages"})
+    error = await refused(client.inference.CountTokens(inference.CountTokensRequest()))
+    assert error.violations[0].field == "prompt"
+    node.state = worker.NODE_STATE_DRAINING
+    await until(lambda: not client.router.core.ready)
+    assert (await refused(client.inference.CountTokens(inference.CountTokensRequest(text="x")))).reason == "NO_NODES"
+
+
+async def test_an_error_of_a_node_carries_the_details_that_its_code_asks_for(start_node: Any, start_router: Any) -> None:
+    node = await start_node("a")
+    client = await start_router(node)
+    node.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"prompt_tokens": "9"})
+    assert (await refused(client.inference.Chat(chat()))).violations[0].field == "sampling.max_tokens"
+    node.refuse = RyzansteinError("gone", Code.NOT_FOUND, "MODEL_NOT_FOUND", {"model": "demo"})
+    assert (await refused(client.inference.Chat(chat()))).resource == ("model", "demo")
+    node.refuse = RyzansteinError("?", 99, "ODD")  # type: ignore[arg-type]
+    assert (await refused(client.inference.Chat(chat()))).code is Code.INTERNAL
+
+
 async def test_the_node_is_told_model_seed_deadline_and_ids_that_the_client_left_out(
     start_node: Any, start_router: Any
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -106,3 +108,27 @@ async def test_a_taken_port_is_an_os_error(server: RpcServer) -> None:
     second = RpcServer("127.0.0.1", server.port, [])
     with pytest.raises(OSError, match="cannot listen"):
         await second.start()
+
+
+PROGRAM = """
+import asyncio, sys
+from ryzanstein.rpc.server import RpcServer
+
+async def main():
+    try:
+        await RpcServer("127.0.0.1", int(sys.argv[1]), []).start()
+    except OSError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_whose_port_is_taken_ends_without_a_stray_traceback(server: RpcServer) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, str(server.port), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert out.decode().startswith("cannot listen on 127.0.0.1:")
+    assert "Traceback" not in err.decode()
+    assert process.returncode == 0

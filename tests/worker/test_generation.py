@@ -191,6 +191,13 @@ async def test_a_bad_submit_fails_with_its_reason_and_is_not_the_nodes_fault(lin
     assert await blocks_held(stub) == 0
 
 
+async def test_a_continuation_with_nothing_to_run_is_refused(link, attempt):
+    handle = await link.submit(attempt(known=[ChoiceProgress((5,), finished=True)]))
+    stream = await link.wait(handle, lambda s: s.failed is not None)
+    assert (stream.failed.code, stream.failed.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert "at least one choice" in stream.failed.message
+
+
 async def test_a_model_that_is_not_served_here_may_be_asked_for_elsewhere(link, attempt):
     handle = await link.submit(attempt(), model="another")
     stream = await link.wait(handle, lambda s: s.failed is not None)

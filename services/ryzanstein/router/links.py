@@ -50,6 +50,7 @@ class Links:
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[NodeLink, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._nodes: dict[str, NodeLink] = {}
         self._breakers: dict[str, Breaker] = {}
         self._draining: frozenset[str] = frozenset()
@@ -58,7 +59,7 @@ class Links:
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
         """Links exactly these addresses; links to others end when their stream does. `draining`: node ids."""
         self._draining = frozenset(draining)
-        known = {link.address: link for link in self._tasks}
+        known = {link.address: link for link, task in self._tasks.items() if not task.done()}
         for address in addresses:
             link = known.pop(address, None)
             if link is None:
@@ -68,17 +69,24 @@ class Links:
         for link in known.values():
             link.departed = True
             if not link.connected:
-                self._tasks[link].cancel()
+                self._close(link)
         self._notify()
 
     def _open(self, address: str) -> None:
         link = NodeLink(address, self._router_id, self._thresholds, self)
         task = self._loop.create_task(link.run())
         self._tasks[link] = task
-        task.add_done_callback(lambda _: self._gone(link))
+        task.add_done_callback(lambda task: self._gone(link, task))
 
-    def _gone(self, link: NodeLink) -> None:
-        del self._tasks[link]
+    def _close(self, link: NodeLink) -> None:
+        """Closing takes a moment; an address that comes back meanwhile gets a link of its own."""
+        task = self._tasks.pop(link)
+        task.cancel()
+        self._closing.add(task)
+
+    def _gone(self, link: NodeLink, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(link, None)
+        self._closing.discard(task)
         self._forget_names(link, but="")
 
     def _forget_names(self, link: NodeLink, but: str) -> None:
@@ -89,10 +97,9 @@ class Links:
             self._telemetry.forget_node(node_id)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in list(self._tasks):
+            self._close(link)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def snapshot(self) -> list[NodeView]:
         """The linked nodes at this moment."""

@@ -107,26 +107,25 @@ class ClusterView:
 
     async def _watch(self, stub: Any) -> bool:
         """One watch to its end. False: nothing came."""
-        epoch, came = self._view.epoch, False
-        self._view = View()
+        view, came = View(), False
         try:
             async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
                 came = True
-                self._view.apply(message)
-                if message.HasField("snapshot") and epoch:
-                    self._count_resync(epoch)
-                    epoch = self._view.epoch
+                view.apply(message)
+                if message.HasField("snapshot"):
+                    self._count_resync(view)
+                    self._view = view
                 await self._changed()
         except grpc.aio.AioRpcError as error:
             log.debug("orchestrator gone", code=error.code().name)
         except GapError as gap:
             log.warning("view has a gap", what=str(gap))
-        self._view.epoch = self._view.epoch or epoch
         return came
 
-    def _count_resync(self, epoch: str) -> None:
-        cause = "gap" if epoch == self._view.epoch else "epoch"
-        self._telemetry.view_resyncs.labels(cause).inc()
+    def _count_resync(self, taken: View) -> None:
+        """The first snapshot is none; one of another epoch means that the orchestrator restarted."""
+        if self._view.epoch:
+            self._telemetry.view_resyncs.labels("gap" if taken.epoch == self._view.epoch else "epoch").inc()
 
     async def _changed(self) -> None:
         addresses = self._view.addresses | self._fixed

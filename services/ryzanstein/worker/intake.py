@@ -31,6 +31,8 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
     _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
     for choice in attempt.generated:
         _check_ids("generated", choice.token_ids, model.vocab_size)
+    if all(choice.finished for choice in attempt.generated):
+        raise errors.invalid("generated", "must leave at least one choice to run")
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else model.eos_token_ids)
     return SubmitGroup(
         group=group,

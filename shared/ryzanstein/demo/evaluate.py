@@ -1,6 +1,6 @@
 """Measures a model directory on held-out dialogues: exactly right answers per kind of turn, and perplexity.
 
-    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--long] [--json]
+    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--first 0] [--long] [--json]
 
 Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly when the gold token is
 the most likely one at each of its positions, so one forward pass judges all turns of a dialogue.
@@ -56,9 +56,9 @@ class Report:
         return [*rows, total]
 
 
-def held_out(num_dialogues: int = NUM_DIALOGUES, mix: Mix | None = None) -> list[Dialogue]:
-    """The first dialogues of the held-out split."""
-    return [dialogue(Split.HELD_OUT, seed, mix) for seed in range(num_dialogues)]
+def held_out(num_dialogues: int = NUM_DIALOGUES, mix: Mix | None = None, first: int = 0) -> list[Dialogue]:
+    """Dialogues of the held-out split, from a first seed on."""
+    return [dialogue(Split.HELD_OUT, seed, mix) for seed in range(first, first + num_dialogues)]
 
 
 @torch.inference_mode()
@@ -107,13 +107,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--dialogues", type=int, default=NUM_DIALOGUES)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first dialogue")
     parser.add_argument("--long", action="store_true", help="longer dialogues with more and longer counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers too")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(arguments.model)  # in evaluation mode
-    report = evaluate(model, tokenizer, held_out(arguments.dialogues, LONG if arguments.long else None))
+    dialogues = held_out(arguments.dialogues, LONG if arguments.long else None, arguments.first)
+    report = evaluate(model, tokenizer, dialogues)
     print(as_json(report) if arguments.json else as_table(report))
     if arguments.wrong:
         print(*report.wrong, sep="\n")

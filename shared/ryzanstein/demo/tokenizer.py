@@ -16,8 +16,11 @@ SPECIAL_TOKENS = (END, PAD, SYSTEM, USER, ASSISTANT)
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 2048
 
-PIECES = r" ?\p{L}+| ?\d+| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+"
-"""A piece is a word, a number or punctuation with the space before it; no merge crosses two pieces."""
+PIECES = r" ?\p{L}+| ?(?:1\d\d|200)(?!\d)| ?\d{1,2}| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+"
+"""A piece is a word, a number or punctuation with the space before it; no merge crosses two pieces.
+
+Numbers above 200 are cut from the left, so that a copy without the space before it has the same digits per token.
+"""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"

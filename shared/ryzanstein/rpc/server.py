@@ -52,6 +52,7 @@ class RpcServer:
         try:
             self.port = self.server.add_insecure_port(self._address)
         except RuntimeError as error:
+            await self.server.stop(None)
             raise OSError(f"cannot listen on {self._address}: {error}") from None
         await self._health.set("", _SERVING)
         await self.set_ready(False)

@@ -88,6 +88,7 @@ def collectives(
         Path | None,
         typer.Option(help="a checkpoint: also its decode steps' share of communication", exists=True, file_okay=False),
     ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="decode steps of each batch and round")] = 128,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
     """Latency and bandwidth of what ranks compute together, and its share in a model's decode steps."""
@@ -95,7 +96,7 @@ def collectives(
         chosen = choose_backends(backends, ranks)
         survey = Survey(_names("ops", ops, OPS), choose_sizes(sizes, ranks), chosen, rounds, seconds)
         specs = {name: RankSpec(model="", tp=ranks, collectives=name, threads=threads, pin=pin) for name in chosen}
-        load = None if model is None else decode_share.DecodeLoad.plan(model, specs, rounds)
+        load = None if model is None else decode_share.DecodeLoad.plan(model, specs, steps, rounds)
         results = asyncio.run(measure(survey, specs, people))
         document: dict[str, Any] = {"results": [asdict(result) for result in results]}
         tables = [table(results)]

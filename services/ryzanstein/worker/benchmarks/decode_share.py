@@ -21,7 +21,6 @@ from ryzanstein.worker.text.model_files import ModelFiles
 
 _BATCHES = (1, 8)
 _PROMPT_TOKENS = 1  # then the prefill is a step like all others
-_NEW_TOKENS = 128
 _HOST_BACKENDS = ("shm", "gloo")
 
 
@@ -45,13 +44,14 @@ class DecodeLoad:
     vocab_size: int
 
     @classmethod
-    def plan(cls, model: Path, specs: Mapping[str, RankSpec], rounds: int) -> DecodeLoad:
-        """`specs` by backend. NCCL's are left out: the host's clock sees a collective queued, not run.
+    def plan(cls, model: Path, specs: Mapping[str, RankSpec], steps: int, rounds: int) -> DecodeLoad:
+        """So many steps a round. `specs` by backend; NCCL's are left out: the host's clock sees a collective queued, not run.
 
-        Raises INVALID_ARGUMENT when nothing remains, and what reading the model raises.
+        Raises INVALID_ARGUMENT when nothing remains or the steps exceed the context, and what reading the model raises.
         """
         files = ModelFiles.read(model)
-        workload = Workload(_BATCHES, _PROMPT_TOKENS, min(_NEW_TOKENS, files.context_length - _PROMPT_TOKENS), rounds)
+        workload = Workload(_BATCHES, _PROMPT_TOKENS, steps, rounds)
+        workload.check(files.context_length)
         chosen = {backend: spec for backend, spec in specs.items() if backend in _HOST_BACKENDS}
         if not chosen:
             raise errors.invalid("backends", f"the decode share is measured with {' or '.join(_HOST_BACKENDS)}")

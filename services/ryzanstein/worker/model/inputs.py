@@ -18,7 +18,10 @@ from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import Batch, Segment, Span
 
-_VIEW_KEYS = 128  # a single new token with that many keys in adjacent blocks is quicker as a view than in a padded batch
+# Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
+# the call that it costs of its own against the copy. Threads share the copy, not the calls.
+_VIEW_BYTES = 96 * 2**10
+_VIEW_BYTES_THREADS = 384 * 2**10
 
 Integers = npt.NDArray[np.int64]
 
@@ -47,17 +50,24 @@ class _Keys:
     adjacent_S: npt.NDArray[np.bool_]
 
 
+def view_keys(slot_bytes: int, num_threads: int) -> int:
+    """The `view_keys` that is quickest for a cache of so many bytes per token and layer."""
+    return (_VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS) // slot_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
-    `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
+    `view_keys`: single new tokens with that many keys in adjacent slots are not batched. `windows` are those that the model's
+    layers have, None for all keys; `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
     block_size: int
     device: torch.device
     dtype: torch.dtype
+    view_keys: int
     windows: tuple[int | None, ...] = (None,)
     bias: AlibiBias | None = None
 
@@ -99,7 +109,7 @@ class InputBuilder:
 
     def _segments(self, keys: _Keys) -> list[Segment]:
         num_keys_S = keys.length_S - keys.begin_S
-        alone_S = (keys.num_new_S > 1) | (keys.adjacent_S & (num_keys_S >= _VIEW_KEYS))
+        alone_S = (keys.num_new_S > 1) | (keys.adjacent_S & (num_keys_S >= self.view_keys))
         together = np.flatnonzero(~alone_S)
         if len(together) == 1:
             alone_S[together] = True

@@ -35,6 +35,11 @@ class KVCache:
         return self._pages_LNC[index]
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token in one layer."""
+        return self._pages_LNC[0, 0].nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
         return self._pages_LNC[:, :-1].nbytes

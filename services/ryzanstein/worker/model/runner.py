@@ -15,7 +15,7 @@ from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, nee
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.loading import load_model
 from ryzanstein.worker.model.options import RunnerOptions
@@ -30,7 +30,13 @@ class ModelRunner:
         self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
         device, dtype = options.torch_device, options.torch_dtype
         self._inputs = InputBuilder(
-            cache.num_blocks, options.block_size, device, dtype, spec.windows, alibi_bias(spec, tp, dtype, device)
+            cache.num_blocks,
+            options.block_size,
+            device,
+            dtype,
+            view_keys(cache.slot_bytes, torch.get_num_threads()),
+            spec.windows,
+            alibi_bias(spec, tp, dtype, device),
         )
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.layers.linear import by_inputs, product
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
@@ -48,6 +49,7 @@ class VocabParallelHead:
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._shard, self._tp, self._vocab_size = shard, tp, spec.vocab_size
+        self._weight_EW = by_inputs(shard.weight_WE)
         self._scale, self._cap = spec.logit_scale, spec.logit_cap
         self._bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
         if self._bias_W is not None:
@@ -76,7 +78,7 @@ class VocabParallelHead:
 
     def _local(self, x_SE: Tensor) -> Tensor:
         """The logits of this rank's shard. A greedy token needs scale and cap as well: a cap makes equals of great logits."""
-        local_SW = F.linear(x_SE, self._shard.weight_WE, self._bias_W)
+        local_SW = product(x_SE, self._weight_EW, self._bias_W)
         if self._scale != 1:
             local_SW.mul_(self._scale)
         return local_SW if self._cap is None else local_SW.div_(self._cap).tanh_().mul_(self._cap)
