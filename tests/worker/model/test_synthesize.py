@@ -96,7 +96,7 @@ def test_the_command_writes_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [[], ["--preset", "S", "--params", "1M"], ["--preset", "X"], ["--params", "many"], ["--params", "1M", "--arch", "mamba"]],
+    [[], ["--preset", "S", "--params", "1M"], ["--preset", "X"], ["--params", "many"], ["--params", "1M", "--arch", "mixtral"]],
 )
 def test_wrong_arguments_exit_with_2_and_write_nothing(tmp_path: Path, args: list[str]) -> None:
     code, _ = run(tmp_path / "model", *args)

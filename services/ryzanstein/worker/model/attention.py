@@ -12,8 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How products of queries and keys become scores: times `scale`, then squeezed between -`cap` and `cap`."""
+
+    scale: float
+    cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +30,13 @@ class Span:
     """One sequence: its new tokens are `num_new` rows of the step from `first` on.
 
     Its keys are the slots of `keys`: a slice where its blocks lie one after the other, which makes them a view and no copy.
-    `mask_nL` is None for a single token, which sees everything.
+    `mask` is added to the scores: [n, L] or [G, K, n, L]; of a single token [1, K, G, L], or None where it sees all keys alike.
     """
 
     first: int
     num_new: int
     keys: slice | Tensor
-    mask_nL: Tensor | None
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +49,55 @@ class Batch:
     rows_S: Tensor | None
     num_sequences: int
     slots_SP: Tensor  # flat
-    mask_S11P: Tensor
+    mask: Tensor  # [S, 1, 1, P] or [S, K, G, P]
 
 
 Segment = Span | Batch
 
 
-def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], out_TKGD: Tensor) -> None:
+def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
     """Fills `out_TKGD`; every token belongs to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Batch):
-            _attend_batch(q_TKGD, pages_NC, segment, out_TKGD)
+            _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
         else:
-            _attend_span(q_TKGD, pages_NC, segment, out_TKGD)
+            _attend_span(q_TKGD, pages_NC, segment, scoring, out_TKGD)
 
 
-def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, out_TKGD: Tensor) -> None:
+def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring, out_TKGD: Tensor) -> None:
     rows = slice(span.first, span.first + span.num_new)
     if isinstance(span.keys, slice):
         k_1KLD, v_1KLD = _keys_values(pages_NC, span.keys.start, (1, span.keys.stop - span.keys.start), q_TKGD)
     else:
         k_1KLD, v_1KLD = _keys_values(pages_NC.index_select(0, span.keys), 0, (1, len(span.keys)), q_TKGD)
-    if span.mask_nL is None:
-        out_TKGD[rows] = F.scaled_dot_product_attention(q_TKGD[rows], k_1KLD, v_1KLD)
+    if span.num_new == 1:
+        out_TKGD[rows] = _attention(q_TKGD[rows], k_1KLD, v_1KLD, span.mask, scoring)
         return
     q_GKnD = q_TKGD[rows].permute(2, 1, 0, 3)
     k_GKLD, v_GKLD = (shared.expand(len(q_GKnD), -1, -1, -1) for shared in (k_1KLD, v_1KLD))
-    out_GKnD = F.scaled_dot_product_attention(q_GKnD, k_GKLD, v_GKLD, attn_mask=span.mask_nL)
+    out_GKnD = _attention(q_GKnD, k_GKLD, v_GKLD, span.mask, scoring)
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 
-def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, out_TKGD: Tensor) -> None:
+def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, scoring: Scoring, out_TKGD: Tensor) -> None:
     gathered = pages_NC.index_select(0, batch.slots_SP)
     lengths = batch.num_sequences, len(gathered) // batch.num_sequences
     k_SKPD, v_SKPD = _keys_values(gathered, 0, lengths, q_TKGD)
     if batch.rows_S is None:
-        out_TKGD.copy_(F.scaled_dot_product_attention(q_TKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
+        out_TKGD.copy_(_attention(q_TKGD, k_SKPD, v_SKPD, batch.mask, scoring))
         return
     q_SKGD = q_TKGD.index_select(0, batch.rows_S)
-    out_TKGD.index_copy_(0, batch.rows_S, F.scaled_dot_product_attention(q_SKGD, k_SKPD, v_SKPD, attn_mask=batch.mask_S11P))
+    out_TKGD.index_copy_(0, batch.rows_S, _attention(q_SKGD, k_SKPD, v_SKPD, batch.mask, scoring))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """Softmax over keys, [.., rows, D]. The fused kernel knows no cap."""
+    if scoring.cap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
+    scores = (q @ k.transpose(-1, -2)).mul_(scoring.scale / scoring.cap).tanh_().mul_(scoring.cap)
+    if mask is not None:
+        scores = scores.add_(mask)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 def _keys_values(slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor) -> tuple[Tensor, Tensor]:

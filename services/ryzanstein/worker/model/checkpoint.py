@@ -75,7 +75,8 @@ class MappedWeights:
         stop = min(start + out.shape[dim], shape[dim])
         if stop <= start:
             return
-        stored = self._open(self._entries[name].file).get_slice(name)
+        entry = self._entries[name]
+        stored = self._open(entry.file).get_slice(entry.name)
         part = stored[start:stop] if dim == 0 else stored[:, start:stop]
         out.narrow(dim, 0, stop - start).copy_(part)
 

@@ -1,9 +1,13 @@
-"""One decoder for all architectures: embedding, layers of attention and MLP, final norm, head. Two all-reduces a layer.
+"""One decoder for all architectures: embedding, layers of attention and MLP, final norm, head.
+
+A layer costs two all-reduces, one where its halves run in parallel.
 
 Legend: T new tokens, R sampled rows, E hidden size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -11,27 +15,42 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.inputs import StepInputs
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layers.attention import Attention
-from ryzanstein.worker.model.layers.mlp import GatedMLP
-from ryzanstein.worker.model.layers.norm import RMSNorm
-from ryzanstein.worker.model.layers.rotary import Rotary
+from ryzanstein.worker.model.layers.embedding import Embedding
+from ryzanstein.worker.model.layers.experts import feed_forward
+from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
+from ryzanstein.worker.model.layers.rotary import Angles, Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabParallelHead, VocabularyShard
+from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
 from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class DecoderLayer:
-    """Attention, then MLP, each behind a norm and added to what came in."""
+    """Attention and MLP, each between the norms that the architecture has and added to what came in."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
-        prefix = spec.names.layer.format(layer=index)
-        self._attention_norm = RMSNorm(source, prefix + spec.names.attention_norm, spec.hidden_size, spec.norm_eps)
-        self._attention = Attention(source, tp, spec, prefix)
-        self._mlp_norm = RMSNorm(source, prefix + spec.names.mlp_norm, spec.hidden_size, spec.norm_eps)
-        self._mlp = GatedMLP(source, tp, spec, prefix)
+        names, prefix = spec.names, spec.names.layer.format(layer=index)
+        self._attention_norm, self._attention_post_norm, self._mlp_norm, self._mlp_post_norm = (
+            optional_norm(source, prefix, name, spec.hidden_size, spec.norm)
+            for name in (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
+        )
+        self._attention = Attention(source, tp, spec, index)
+        self._mlp = feed_forward(source, tp, spec, index)
+        self._collectives, self._scale = tp.collectives, spec.residual_scale
+        self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: tuple[Tensor, Tensor], pages_NC: Tensor) -> Tensor:
-        x_TE = self._attention(self._attention_norm(x_TE), inputs, angles, pages_NC).add_(x_TE)
-        return self._mlp(self._mlp_norm(x_TE)).add_(x_TE)
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+        normed_TE = self._attention_norm(x_TE)
+        attended_TE = self._attention(normed_TE, inputs, angles, pages_NC)
+        if self._parallel:
+            mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
+            return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
+        x_TE = self._added(x_TE, attended_TE, self._attention_post_norm)
+        return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
+
+    def _added(self, x_TE: Tensor, part_TE: Tensor, post_norm: Norm) -> Tensor:
+        """Sums the ranks' parts of what a half of the layer made, and adds that to the residual."""
+        out_TE = post_norm(self._collectives.all_reduce(part_TE))
+        return (out_TE if self._scale == 1 else out_TE.mul_(self._scale)).add_(x_TE)
 
 
 class Decoder:
@@ -39,18 +58,18 @@ class Decoder:
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec) -> None:
         names = spec.names
-        embedding = VocabularyShard(source, tp, names.embedding, spec.vocab_size, spec.hidden_size)
-        self._embedding = VocabParallelEmbedding(embedding, tp)
+        shard = VocabularyShard(source, tp, names.embedding, spec.vocab_size, spec.hidden_size)
+        self._embedding = Embedding(source, shard, tp, spec)
         self._layers = [DecoderLayer(source, tp, spec, index) for index in range(spec.num_layers)]
-        self._final_norm = RMSNorm(source, names.final_norm, spec.hidden_size, spec.norm_eps)
-        head = embedding if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
-        self.head = VocabParallelHead(head, tp, spec.vocab_size)
-        self._rotary = Rotary(spec.rotary, spec.head_dim, embedding.weight_WE.device)
+        self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
+        head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
+        self.head = VocabParallelHead(source, head, tp, spec)
+        self._rotaries = [Rotary(rotary, shard.weight_WE.device) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Runs the step, fills the cache, and returns what the head reads, [R, E]."""
-        x_TE = self._embedding(inputs.ids_T)
-        angles = self._rotary.angles(inputs.positions_T, x_TE.dtype)
+        x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
+        angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         for index, layer in enumerate(self._layers):
             x_TE = layer(x_TE, inputs, angles, cache.layer(index))
         return self._final_norm(x_TE[inputs.last_R])

@@ -6,7 +6,7 @@ one sequence, R sampled rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import Batch, Segment, Span
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
@@ -27,13 +28,26 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the layers read. `last_R` are the rows of T whose logits are wanted."""
+    """What the layers read: `segments` by the layer's window. `last_R` are the rows of T whose logits are wanted."""
 
     ids_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
     last_R: Tensor
-    segments: Sequence[Segment]
+    segments: Mapping[int | None, Sequence[Segment]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys that one kind of layer reads, for each sequence: positions `begin_S` up to `length_S` of it."""
+
+    window: int | None
+    table_SB: Integers
+    first_S: Integers  # row of T
+    num_new_S: Integers
+    begin_S: Integers
+    length_S: Integers
+    adjacent_S: npt.NDArray[np.bool_]
 
 
 def view_keys(slot_bytes: int, num_threads: int) -> int:
@@ -45,7 +59,8 @@ def view_keys(slot_bytes: int, num_threads: int) -> int:
 class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
-    `view_keys`: single new tokens with that many keys in adjacent slots are not batched.
+    `view_keys`: single new tokens with that many keys in adjacent slots are not batched. `windows` are those that the model's
+    layers have, None for all keys; `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
@@ -53,6 +68,8 @@ class InputBuilder:
     device: torch.device
     dtype: torch.dtype
     view_keys: int
+    windows: tuple[int | None, ...] = (None,)
+    bias: AlibiBias | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
@@ -67,56 +84,81 @@ class InputBuilder:
             positions_T=self._tensor(position_T),
             slots_T=self._tensor(self._slots(table_SB, sequence_T, position_T)),
             last_R=self._tensor((first_S + num_new_S - 1)[np.array(plan.sampled, np.int64)]),
-            segments=self._segments(table_SB, num_new_S, context_S + num_new_S, first_S),
+            segments=self._by_window(table_SB, num_new_S, context_S, first_S),
         )
 
     def _slots(self, table_SB: Integers, sequence: Integers, position: Integers) -> Integers:
         """The slots of positions in sequences; the arguments broadcast."""
         return np.asarray(table_SB[sequence, position // self.block_size] * self.block_size + position % self.block_size)
 
-    def _segments(self, table_SB: Integers, num_new_S: Integers, length_S: Integers, first_S: Integers) -> list[Segment]:
+    def _by_window(
+        self, table_SB: Integers, num_new_S: Integers, context_S: Integers, first_S: Integers
+    ) -> Mapping[int | None, Sequence[Segment]]:
+        length_S = context_S + num_new_S
         adjacent_S = _adjacent(table_SB, -(-length_S // self.block_size))
-        alone_S = (num_new_S > 1) | (adjacent_S & (length_S >= self.view_keys))
+        segments: dict[int | None, Sequence[Segment]] = {}
+        for window in self.windows:
+            narrow = window if window is not None and window < length_S.max() else None
+            begin_S = np.zeros_like(context_S) if narrow is None else np.maximum(0, context_S + 1 - narrow)
+            if narrow is None and None in segments:
+                segments[window] = segments[None]
+                continue
+            keys = _Keys(narrow, table_SB, first_S, num_new_S, begin_S, length_S, adjacent_S)
+            segments[narrow] = segments[window] = self._segments(keys)
+        return segments
+
+    def _segments(self, keys: _Keys) -> list[Segment]:
+        num_keys_S = keys.length_S - keys.begin_S
+        alone_S = (keys.num_new_S > 1) | (keys.adjacent_S & (num_keys_S >= self.view_keys))
         together = np.flatnonzero(~alone_S)
         if len(together) == 1:
             alone_S[together] = True
         spans: list[Segment] = [
-            Span(
-                int(first_S[s]),
-                int(num_new_S[s]),
-                self._keys(table_SB, s, length_S, adjacent_S),
-                self._causal(num_new_S[s], length_S[s]),
-            )
+            Span(int(keys.first_S[s]), int(keys.num_new_S[s]), self._slots_of(keys, s), self._mask(keys, s))
             for s in np.flatnonzero(alone_S).tolist()
         ]
-        return [*spans, self._batch(table_SB, together, length_S, first_S)] if len(together) > 1 else spans
+        return [*spans, self._batch(keys, together)] if len(together) > 1 else spans
 
-    def _keys(self, table_SB: Integers, s: int, length_S: Integers, adjacent_S: npt.NDArray[np.bool_]) -> slice | Tensor:
-        if adjacent_S[s]:
-            first_slot = int(table_SB[s, 0]) * self.block_size
-            return slice(first_slot, first_slot + int(length_S[s]))
-        return self._tensor(self._slots(table_SB, np.array(s), np.arange(length_S[s])))
+    def _slots_of(self, keys: _Keys, s: int) -> slice | Tensor:
+        begin, end = int(keys.begin_S[s]), int(keys.length_S[s])
+        if keys.adjacent_S[s]:
+            first_slot = int(keys.table_SB[s, 0]) * self.block_size
+            return slice(first_slot + begin, first_slot + end)
+        return self._tensor(self._slots(keys.table_SB, np.array(s), np.arange(begin, end)))
 
-    def _causal(self, num_new: int, length: int) -> Tensor | None:
-        """Row i is the token at position length - num_new + i: it sees that position and those before."""
-        if num_new == 1:
-            return None
-        mask_nL = torch.full((num_new, length), -torch.inf, dtype=self.dtype, device=self.device)
-        return mask_nL.triu_(length - num_new + 1)
+    def _mask(self, keys: _Keys, s: int) -> Tensor | None:
+        causal_nL = self._causal(keys, s) if keys.num_new_S[s] > 1 else None
+        if self.bias is None:
+            return causal_nL
+        positions_L = torch.arange(int(keys.begin_S[s]), int(keys.length_S[s]), device=self.device)
+        bias_KGL = self.bias.at(positions_L)
+        return bias_KGL[None] if causal_nL is None else bias_KGL.transpose(0, 1).unsqueeze(2) + causal_nL
 
-    def _batch(self, table_SB: Integers, together: Integers, length_S: Integers, first_S: Integers) -> Batch:
-        length_S1 = length_S[together, None]
-        position_P = np.arange(length_S1.max())
-        absent_SP = position_P >= length_S1
+    def _causal(self, keys: _Keys, s: int) -> Tensor:
+        """Row i is the i-th of the last tokens: it sees itself and those before, as far as the window reaches."""
+        begin, length, num_new = int(keys.begin_S[s]), int(keys.length_S[s]), int(keys.num_new_S[s])
+        own = length - num_new - begin  # the column of row 0's own key
+        hidden_nL = torch.full((num_new, length - begin), -torch.inf, dtype=self.dtype, device=self.device)
+        if keys.window is None:
+            return hidden_nL.triu_(own + 1)
+        return hidden_nL.triu(own + 1).add_(hidden_nL.tril_(own - keys.window))
+
+    def _batch(self, keys: _Keys, together: Integers) -> Batch:
+        length_S1 = keys.length_S[together, None]
+        begin_S1 = keys.begin_S[together, None]
+        position_SP = begin_S1 + np.arange((length_S1 - begin_S1).max())
+        absent_SP = position_SP >= length_S1
         padding = self.num_blocks * self.block_size
-        slots_SP = np.where(absent_SP, padding, self._slots(table_SB, together[:, None], position_P))
-        mask_SP = torch.zeros(absent_SP.shape, dtype=self.dtype, device=self.device)
-        whole_step = len(together) == len(table_SB)
+        present_SP = np.where(absent_SP, 0, position_SP)
+        slots_SP = np.where(absent_SP, padding, self._slots(keys.table_SB, together[:, None], present_SP))
+        mask_S11P = torch.zeros(absent_SP.shape, dtype=self.dtype, device=self.device)
+        mask_S11P = mask_S11P.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None]
+        whole_step = len(together) == len(keys.table_SB)
         return Batch(
-            rows_S=None if whole_step else self._tensor(first_S[together]),
+            rows_S=None if whole_step else self._tensor(keys.first_S[together]),
             num_sequences=len(together),
             slots_SP=self._tensor(slots_SP.reshape(-1)),
-            mask_S11P=mask_SP.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None],
+            mask=mask_S11P if self.bias is None else mask_S11P + self.bias.at(self._tensor(position_SP)),
         )
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ryzanstein.worker.model.architectures.registry import read_spec
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
@@ -68,7 +68,7 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
     spec = read_spec(model_dir)
-    entries = read_tensor_files(model_dir)
+    entries = _with_prefix(read_tensor_files(model_dir), spec.names)
     weights = CheckedWeights(entries, model_dir, options.torch_dtype)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
@@ -76,6 +76,13 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     num_blocks = _num_blocks(spec, options, bytes_per_block)
     _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
     return _Checked(spec, entries, num_blocks)
+
+
+def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:
+    """Checkpoints of a bare model, as GPT-2's on the hub, lack the first part of every name."""
+    if not names.prefix or any(name.startswith(names.prefix) for name in entries):
+        return entries
+    return {names.prefix + name: entry for name, entry in entries.items()}
 
 
 def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
@@ -27,12 +28,15 @@ class ModelRunner:
 
     def __init__(self, spec: DecoderSpec, decoder: Decoder, cache: KVCache, tp: TensorParallel, options: RunnerOptions) -> None:
         self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
+        device, dtype = options.torch_device, options.torch_dtype
         self._inputs = InputBuilder(
             cache.num_blocks,
             options.block_size,
-            options.torch_device,
-            options.torch_dtype,
+            device,
+            dtype,
             view_keys(cache.slot_bytes, torch.get_num_threads()),
+            spec.windows,
+            alibi_bias(spec, tp, dtype, device),
         )
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size

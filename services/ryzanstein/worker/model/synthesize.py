@@ -21,7 +21,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, spec_of
+from ryzanstein.worker.model.architectures.registry import spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import Decoder
@@ -31,6 +31,7 @@ from ryzanstein.worker.model.shapes import PRESETS, Shape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
 _STD = 0.02
+_WRITTEN = ("llama",)  # a shape has no numbers for what other architectures need
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def main(
     model_dir: Annotated[Path, typer.Argument(help="Directory to write; made if it is not there.")],
     *,
     preset: Annotated[str | None, typer.Option(help=f"A fixed shape: {', '.join(PRESETS)}.")] = None,
-    arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(ARCHITECTURES)}.")] = "llama",
+    arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(_WRITTEN)}.")] = "llama",
     params: Annotated[str | None, typer.Option(help="Number of parameters, as 25M or 1.1B; a usual shape is found.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
     dtype: Annotated[str, typer.Option(help=f"auto (float32 below 100M parameters) or {', '.join(DTYPES)}.")] = "auto",
@@ -151,8 +152,8 @@ def main(
     """Write a random checkpoint in the Hugging Face layout."""
     if (preset is None) == (params is None):
         raise typer.BadParameter("give one of --preset and --params")
-    if arch not in ARCHITECTURES:
-        raise typer.BadParameter(f"--arch {arch!r} is not known, only {sorted(ARCHITECTURES)}")
+    if arch not in _WRITTEN:
+        raise typer.BadParameter(f"--arch {arch!r} is not known, only {', '.join(_WRITTEN)}")
     try:
         shape = shape_of(preset, params)
     except ValueError as error:

@@ -21,8 +21,9 @@ _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor."""
+    """One stored tensor, with the name that its file has for it."""
 
+    name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
@@ -84,7 +85,7 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_bytes: int) ->
         raise CheckpointError(f"{path}: truncated in tensor {name}: it ends at byte {end} of the data, there are {data_bytes}")
     if dtype in _ITEM_BYTES and end - start != _ITEM_BYTES[dtype] * math.prod(shape):
         raise CheckpointError(f"{path}: tensor {name} has {end - start} bytes, {dtype} {list(shape)} needs another number")
-    return TensorEntry(path, shape, dtype)
+    return TensorEntry(name, path, shape, dtype)
 
 
 def is_float(dtype: str) -> bool:

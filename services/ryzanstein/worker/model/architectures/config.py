@@ -3,93 +3,172 @@ could change a logit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from ryzanstein.worker.model.architectures.rotary_config import rotary, served_context
 from ryzanstein.worker.model.architectures.spec import (
     Activation,
+    AlibiSpec,
     DecoderSpec,
-    LinearScaling,
-    Llama3Scaling,
+    LayerSpec,
+    NormSpec,
+    QkNormSpec,
+    QkvLayout,
     RotarySpec,
     WeightNames,
 )
+from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError
 
-_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+_WINDOWED = {"full_attention": False, "sliding_attention": True}
+
+Flag = bool | str
+"""A choice that all checkpoints of an architecture share, or the key of config.json that makes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What distinguishes an architecture from Llama, whose choices are the defaults."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = False
+    norm_plus_one: bool = False
+    qk_norm: Literal["shared", "heads", "head_list", "width"] | None = None
+    qk_norm_bias: bool = False
+    qk_normed: Flag = True
+    positions: Literal["rotary", "alibi", "learned"] = "rotary"
+    position_offset: int = 0
+    interleaved: bool = False
+    qkv_layout: QkvLayout = "split"
+    transposed: bool = False
+    parallel: Flag = False
+    qkv_bias: Flag = False
+    out_bias: Flag = False
+    mlp_bias: Flag = False
+    head_bias: bool = False
+    windowed: Callable[[Values, int], bool] | None = None
+    """Whether a layer has the window of config.json, where that has no layer_types. None: no layer of the architecture has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row of the table: `model_type` as config.json has it and the checkpoint's names."""
+    """A row of the table: `model_type` as config.json has it, the checkpoint's names, and what differs from Llama.
+
+    `renamed` has Llama's keys by what this architecture calls them, `defaults` what an absent key means to transformers,
+    `required` the only value that is served of an option which would change the model. `refine` adds what no table says; in
+    words that is `refined`.
+    """
 
     model_type: str
+    title: str
     names: WeightNames
+    choices: Choices = field(default_factory=Choices)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    refine: Callable[[DecoderSpec, Values], DecoderSpec] | None = None
+    refined: str = ""
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """The decoder that `config` describes. Raises CheckpointError naming the key that is missing, wrong or unknown."""
-        values = _Values(config)
+        values = Values(config, renamed=self.renamed, defaults=self.defaults)
         if config.get("quantization_config"):
             raise CheckpointError("config.json: quantization_config is not known")
+        for key, only in self.required.items():
+            if config.get(key, only) not in (only, None):
+                raise CheckpointError(f"config.json: {key} {config[key]!r} is not known, only {only!r}")
+        spec = self._spec(values)
+        return spec if self.refine is None else self.refine(spec, values)
+
+    def _spec(self, values: Values) -> DecoderSpec:
+        choices = self.choices
         hidden_size, num_heads = values.count("hidden_size"), values.count("num_attention_heads")
+        head_dim = values.count("head_dim", max(1, hidden_size // num_heads))
+        norm = self._norm(values)
+        rotaries = _rotaries(values, head_dim, choices)
         return DecoderSpec(
             model_type=self.model_type,
             names=self.names,
-            num_layers=values.count("num_hidden_layers"),
+            layers=_layers(values, choices, 0 if rotaries else None, head_dim**-0.5),
             hidden_size=hidden_size,
             num_heads=num_heads,
             num_kv_heads=_divisor(values.count("num_key_value_heads", num_heads), num_heads),
-            head_dim=values.count("head_dim", hidden_size // num_heads),
-            intermediate_size=values.count("intermediate_size"),
+            head_dim=head_dim,
+            intermediate_size=values.count("intermediate_size", 4 * hidden_size if self._quadruple else None),
             vocab_size=values.count("vocab_size"),
-            context_length=values.count("max_position_embeddings"),
-            norm_eps=values.number("rms_norm_eps", 1e-6),
-            rotary=_rotary(values),
-            activation=_activation(config.get("hidden_act", "silu")),
-            attention_bias=values.flag("attention_bias"),
-            mlp_bias=values.flag("mlp_bias"),
+            context_length=served_context(values),
+            norm=norm,
+            activation=_activation(values),
+            rotaries=rotaries,
+            alibi=AlibiSpec() if choices.positions == "alibi" else None,
+            position_offset=choices.position_offset,
+            qk_norm=self._qk_norm(values, norm),
+            qkv_layout=choices.qkv_layout,
+            transposed=choices.transposed,
+            parallel=_chosen(values, choices.parallel),
+            qkv_bias=_chosen(values, choices.qkv_bias),
+            out_bias=_chosen(values, choices.out_bias),
+            mlp_bias=_chosen(values, choices.mlp_bias),
+            head_bias=choices.head_bias,
             tied_head=values.flag("tie_word_embeddings"),
         )
 
+    @property
+    def _quadruple(self) -> bool:
+        """Whether an MLP is four times as wide as the model where config.json does not say: all that have no gate."""
+        return self.names.gate is None
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """Typed access to an untyped mapping; `where` leads to it from the top of config.json. Null counts as absent."""
+    def _norm(self, values: Values) -> NormSpec:
+        choices = self.choices
+        eps = values.number("rms_norm_eps", 1e-6)
+        return NormSpec(choices.norm, eps, choices.norm_weight, choices.norm_bias, choices.norm_plus_one)
 
-    config: Mapping[str, Any]
-    where: str = ""
+    def _qk_norm(self, values: Values, norm: NormSpec) -> QkNormSpec | None:
+        choices = self.choices
+        if choices.qk_norm is None or not _chosen(values, choices.qk_normed):
+            return None
+        return QkNormSpec(NormSpec(norm.kind, norm.eps, True, choices.qk_norm_bias, norm.plus_one), choices.qk_norm)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"config.json: {self.where}{key} must be a whole number above 0, got {value!r}")
-        return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise CheckpointError(f"config.json: {self.where}{key} must be a number above 0, got {value!r}")
-        return float(value)
+def _chosen(values: Values, flag: Flag) -> bool:
+    return values.flag(flag) if isinstance(flag, str) else flag
 
-    def flag(self, key: str) -> bool:
-        value = self._get(key, False)
-        if not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {self.where}{key} must be true or false, got {value!r}")
-        return value
 
-    def table(self, key: str) -> _Values:
-        value = self._get(key, {})
-        if not isinstance(value, dict):
-            raise CheckpointError(f"config.json: {self.where}{key} must be an object, got {value!r}")
-        return _Values(value, f"{self.where}{key}.")
+def _rotaries(values: Values, head_dim: int, choices: Choices) -> tuple[RotarySpec, ...]:
+    return (rotary(values, head_dim, interleaved=choices.interleaved),) if choices.positions == "rotary" else ()
 
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.config.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise CheckpointError(f"config.json: {self.where}{key} is missing")
-        return value
+
+def _layers(values: Values, choices: Choices, rotary_index: int | None, scale: float) -> tuple[LayerSpec, ...]:
+    num_layers = values.count("num_hidden_layers")
+    return tuple(
+        LayerSpec(window=values.count("sliding_window") if windowed else None, rotary=rotary_index, attention_scale=scale)
+        for windowed in _windowed(values, choices, num_layers)
+    )
+
+
+def _windowed(values: Values, choices: Choices, num_layers: int) -> list[bool]:
+    if choices.windowed is None:
+        return [False] * num_layers
+    kinds = values.per_layer("layer_types", num_layers)
+    if kinds is None:
+        return [choices.windowed(values, index) for index in range(num_layers)]
+    unknown = sorted({str(kind) for kind in kinds} - set(_WINDOWED))
+    if unknown:
+        raise CheckpointError(f"config.json: {values.name('layer_types')} {unknown[0]!r} is not known, only {list(_WINDOWED)}")
+    return [_WINDOWED[kind] for kind in kinds[:num_layers]]
 
 
 def _divisor(num_kv_heads: int, num_heads: int) -> int:
@@ -98,30 +177,8 @@ def _divisor(num_kv_heads: int, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _activation(name: object) -> Activation:
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise CheckpointError(f"config.json: hidden_act {name!r} is not known, only {sorted(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
-def _rotary(values: _Values) -> RotarySpec:
-    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before)."""
-    table = values.table("rope_parameters" if "rope_parameters" in values.config else "rope_scaling")
-    theta = table.number("rope_theta", values.number("rope_theta", 10000.0))
-    kind = table.config.get("rope_type", table.config.get("type", "default"))
-    if kind == "default":
-        return RotarySpec(theta)
-    if kind == "linear":
-        return RotarySpec(theta, LinearScaling(table.number("factor")))
-    if kind == "llama3":
-        return RotarySpec(theta, _llama3(table))
-    raise CheckpointError(f"config.json: {table.where}rope_type {kind!r} is not known, only default, linear and llama3")
-
-
-def _llama3(table: _Values) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=table.number("factor"),
-        low_freq_factor=table.number("low_freq_factor"),
-        high_freq_factor=table.number("high_freq_factor"),
-        original_context=table.count("original_max_position_embeddings"),
-    )
+def _activation(values: Values) -> Activation:
+    name = values.optional("hidden_act") or "silu"
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: {values.name('hidden_act')} {name!r} is not known, only {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -7,12 +7,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.worker.model.architectures import alibi, experts, gemma, gpt, llama_like
 from ryzanstein.worker.model.architectures.config import Architecture
-from ryzanstein.worker.model.architectures.llama import LLAMA
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.refusal import CheckpointError
 
-ARCHITECTURES: Mapping[str, Architecture] = {architecture.model_type: architecture for architecture in (LLAMA,)}
+ARCHITECTURES: Mapping[str, Architecture] = {
+    architecture.model_type: architecture
+    for architecture in (
+        llama_like.LLAMA,
+        llama_like.MISTRAL,
+        llama_like.QWEN2,
+        llama_like.QWEN3,
+        llama_like.GRANITE,
+        llama_like.SMOLLM3,
+        llama_like.OLMO,
+        llama_like.OLMO2,
+        llama_like.STABLELM,
+        llama_like.COHERE,
+        llama_like.STARCODER2,
+        llama_like.PHI3,
+        gemma.GEMMA,
+        gemma.GEMMA2,
+        gemma.GEMMA3_TEXT,
+        gpt.GPT2,
+        gpt.GPT_NEOX,
+        gpt.GPTJ,
+        gpt.PHI,
+        gpt.OPT,
+        alibi.BLOOM,
+        alibi.FALCON,
+        alibi.MPT,
+        experts.MIXTRAL,
+        experts.QWEN2_MOE,
+        experts.QWEN3_MOE,
+    )
+}
 
 
 def read_spec(model_dir: Path) -> DecoderSpec:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
+QkvLayout = Literal["split", "stacked", "grouped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +27,147 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): as Llama 3.1's with the ramp over dimensions; scores grow by `attention_factor` squared."""
+
+    factor: float
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    original_context: int
+    whole_dimensions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE (Ding et al. 2024) up to the original context: each wavelength times its factor."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
+@dataclass(frozen=True, slots=True)
 class RotarySpec:
-    """Rotary position embedding (Su et al. 2021) over the whole head, halves rotated."""
+    """Rotary position embedding (Su et al. 2021) of the first `dim` numbers of a head.
+
+    A pair is number i of each half, or two neighbours where `interleaved`.
+    """
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+    dim: int
+    interleaved: bool = False
+    scaling: RotaryScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlibiSpec:
+    """Attention with linear biases (Press et al. 2022). Scores get slope x position x `scale`.
+
+    `rounded` is Falcon's: slopes and biases are bfloat16, whatever the model's dtype.
+    """
+
+    scale: float = 1.0
+    rounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016). `plus_one`: the scale is one more than is stored."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    weight: bool = True
+    bias: bool = False
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QkNormSpec:
+    """A norm of queries and keys before they are rotated.
+
+    Over each head with one weight for all ("shared"), or one for each head, stored as one tensor ("heads") or as many
+    ("head_list"); or over all heads together ("width").
+    """
+
+    norm: NormSpec
+    scope: Literal["shared", "heads", "head_list", "width"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts: a token runs through `top_k`, weighted by the softmax over all, or over those where `normalized`.
+
+    A shared expert of `shared_width` columns sees every token, through a gate of its own.
+    """
+
+    num_experts: int
+    top_k: int
+    normalized: bool
+    width: int
+    shared_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ between layers. A token sees itself and `window` - 1 before; `rotary` is an index of the decoder's."""
+
+    window: int | None = None
+    rotary: int | None = None
+    experts: MoeSpec | None = None
+    attention_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
     """What a checkpoint calls its tensors, without `.weight` and `.bias`; those of a layer follow `layer`, which has `{layer}`.
 
-    Tensors that end in one of `ignored` may be there and are not read.
+    A part that an architecture lacks is None. Projections that a checkpoint stores in one tensor have the same name. `expert`
+    and `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors that end in one of `ignored` may be there and are
+    not read. Where no tensor begins with `prefix`, the names are without it.
     """
 
     embedding: str
     final_norm: str
     head: str
     layer: str
-    attention_norm: str
+    attention_norm: str | None
     query: str
     key: str
     value: str
     attention_out: str
-    mlp_norm: str
-    gate: str
+    mlp_norm: str | None
+    gate: str | None
     up: str
     down: str
+    embedding_norm: str | None = None
+    position: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+    attention_post_norm: str | None = None
+    mlp_post_norm: str | None = None
+    router: str | None = None
+    expert: str = ""
+    expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_expert: str = ""
+    shared_gate: str | None = None
+    prefix: str = ""
     ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """One decoder, complete: every number and choice that its layers need."""
+    """One decoder, complete: every number and choice that its layers need.
+
+    `transposed`: linear weights of the layers are stored as [inputs, outputs]. `parallel`: attention and MLP of a layer read
+    the same input and are added together. `position_offset` is the row of position 0 in the table of learned positions.
+    """
 
     model_type: str
     names: WeightNames
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -70,9 +175,32 @@ class DecoderSpec:
     intermediate_size: int
     vocab_size: int
     context_length: int
-    norm_eps: float
-    rotary: RotarySpec
+    norm: NormSpec
     activation: Activation
-    attention_bias: bool
+    rotaries: tuple[RotarySpec, ...]
+    alibi: AlibiSpec | None
+    position_offset: int
+    qk_norm: QkNormSpec | None
+    qkv_layout: QkvLayout
+    transposed: bool
+    parallel: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
+    head_bias: bool
     tied_head: bool
+    qkv_clip: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers."""
+        return tuple({layer.window: None for layer in self.layers})

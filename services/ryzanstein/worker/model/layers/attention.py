@@ -1,4 +1,4 @@
-"""The attention half of a layer: one stacked product, rotation, the cache, attention, one product with the all-reduce.
+"""The attention half of a layer: one stacked product, rotation, the cache, attention, one product that awaits its all-reduce.
 
 Legend: T tokens, E hidden size, H query heads of this rank, K its key-value heads, G query heads of one group (H / K),
 D head dimension, N cache slots, C = 2 K D columns of a slot.
@@ -6,39 +6,70 @@ D head dimension, N cache slots, C = 2 K D columns of a slot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.attention import attend
+from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs import StepInputs
-from ryzanstein.worker.model.layers.linear import RowParallelLinear, qkv_linear
-from ryzanstein.worker.model.layers.rotary import rotate
+from ryzanstein.worker.model.layers.fused import qkv_rows
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
+from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
+from ryzanstein.worker.model.layers.rotary import Angles, rotate
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Attention:
-    """Writes the step's keys and values into the cache, then lets every query look at its sequence."""
+    """Writes the step's keys and values into the cache, then lets every query look at its sequence, or at its window of it."""
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
-        names = (prefix + spec.names.query, prefix + spec.names.key, prefix + spec.names.value)
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
+        prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        self._head_dim = spec.head_dim
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._qkv = qkv_linear(source, names, spec.hidden_size, heads, self._share, bias=spec.attention_bias)
-        width = spec.num_heads * spec.head_dim
+        self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
+        self._window, self._rotary = layer.window, layer.rotary
+        self._scoring = Scoring(layer.attention_scale, spec.score_cap)
+        self._qkv = ColumnParallelLinear(
+            source,
+            spec.hidden_size,
+            qkv_rows(spec, self._share, prefix),
+            bias=spec.qkv_bias,
+            transposed=spec.transposed,
+        )
+        self._qk_norm = new_qk_norm(source, tp, spec, prefix)
         self._out = RowParallelLinear(
-            source, tp, prefix + spec.names.attention_out, width, spec.hidden_size, bias=spec.attention_bias
+            source,
+            tp,
+            prefix + spec.names.attention_out,
+            spec.num_heads * spec.head_dim,
+            spec.hidden_size,
+            bias=spec.out_bias,
+            transposed=spec.transposed,
         )
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: tuple[Tensor, Tensor], pages_NC: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+        """This rank's part of a sum over all ranks."""
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
         qkv_T = self._qkv(x_TE)
-        query_width, rotated_width = num_heads * self._head_dim, (num_heads + num_kv_heads) * self._head_dim
-        rotate(qkv_T[:, :rotated_width].view(num_tokens, -1, self._head_dim), *angles)
+        query_width = num_heads * self._head_dim
+        self._prepare(qkv_T, angles)
         pages_NC.index_copy_(0, inputs.slots_T, qkv_T[:, query_width:])
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
-        attend(q_TKGD, pages_NC, inputs.segments, out_TKGD)
+        attend(q_TKGD, pages_NC, inputs.segments[self._window], self._scoring, out_TKGD)
         return self._out(out_TKGD.view(num_tokens, query_width))
+
+    def _prepare(self, qkv_T: Tensor, angles: Sequence[Angles]) -> None:
+        """Clips, norms and rotates queries and keys in place, as far as the architecture does."""
+        num_heads, num_kv_heads = self._share.num_heads, self._share.num_kv_heads
+        if self._clip is not None:
+            qkv_T.clamp_(-self._clip, self._clip)
+        if self._qk_norm is None and self._rotary is None:
+            return
+        qk_THD = qkv_T[:, : (num_heads + num_kv_heads) * self._head_dim].view(len(qkv_T), -1, self._head_dim)
+        if self._qk_norm is not None:
+            self._qk_norm(qk_THD[:, :num_heads], qk_THD[:, num_heads:])
+        if self._rotary is not None:
+            rotate(qk_THD, angles[self._rotary])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
+from ryzanstein.worker.model.parallel import TensorParallel
 
 _TRANSPOSED_BYTES = 4 * 2**20
 
@@ -36,72 +36,76 @@ def product(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Te
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """This rank's rows of one projection: `count` from `start` on, of `total`."""
+    """This rank's rows of one stored projection of `total` rows: pieces (start, count), one after the other."""
 
     name: str
     total: int
-    start: int
-    count: int
+    pieces: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, count in self.pieces)
 
 
 class ColumnParallelLinear:
-    """One or several projections of the same input, stacked in memory: one matrix product for all of them."""
+    """One or several projections of the same input, stacked in memory: one matrix product for all of them.
 
-    def __init__(self, source: WeightSource, num_inputs: int, projections: Sequence[Rows], *, bias: bool) -> None:
-        counts = [rows.count for rows in projections]
-        weight_OI = source.new(sum(counts), num_inputs)
-        self._bias_O = source.new(sum(counts)) if bias else None
-        for rows, part_OI in zip(projections, torch.split(weight_OI, counts), strict=True):
-            source.read(f"{rows.name}.weight", (rows.total, num_inputs), part_OI, start=rows.start)
-        if self._bias_O is not None:
-            for rows, part_O in zip(projections, torch.split(self._bias_O, counts), strict=True):
-                source.read(f"{rows.name}.bias", (rows.total,), part_O, start=rows.start)
+    `transposed` weights are stored as [inputs, outputs].
+    """
+
+    def __init__(
+        self, source: WeightSource, num_inputs: int, projections: Sequence[Rows], *, bias: bool, transposed: bool = False
+    ) -> None:
+        num_outputs = sum(rows.count for rows in projections)
+        weight_OI = source.new(num_outputs, num_inputs)
+        self._bias_O = source.new(num_outputs) if bias else None
+        first = 0
+        for name, total, start, count in _pieces(projections):
+            part_OI = weight_OI.narrow(0, first, count)
+            _read_weight(source, name, (total, num_inputs), part_OI, start=start, transposed=transposed)
+            if self._bias_O is not None:
+                source.read(f"{name}.bias", (total,), self._bias_O.narrow(0, first, count), start=start)
+            first += count
         self._weight_IO = by_inputs(weight_OI)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return product(x_TI, self._weight_IO, self._bias_O)
 
 
-def qkv_linear(
-    source: WeightSource,
-    names: tuple[str, str, str],
-    num_inputs: int,
-    heads: tuple[int, int, int],
-    share: HeadShare,
-    *,
-    bias: bool,
-) -> ColumnParallelLinear:
-    """Query, key and value in one product. `heads` are all query heads, all key-value heads and the dimension of one."""
-    num_heads, num_kv_heads, head_dim = heads
-    query = Rows(names[0], num_heads * head_dim, share.first_head * head_dim, share.num_heads * head_dim)
-    key, value = (
-        Rows(name, num_kv_heads * head_dim, share.first_kv_head * head_dim, share.num_kv_heads * head_dim) for name in names[1:]
-    )
-    return ColumnParallelLinear(source, num_inputs, (query, key, value), bias=bias)
+def _pieces(projections: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
+    return [(rows.name, rows.total, start, count) for rows in projections for start, count in rows.pieces]
 
 
-def gate_up_linear(
-    source: WeightSource, tp: TensorParallel, names: tuple[str, str], num_inputs: int, num_outputs: int, *, bias: bool
-) -> ColumnParallelLinear:
-    """The gate and the up projection of an MLP in one product: this rank's gates first, then its ups."""
-    count = tp.split(num_outputs, "MLP columns")
-    projections = [Rows(name, num_outputs, tp.rank * count, count) for name in names]
-    return ColumnParallelLinear(source, num_inputs, projections, bias=bias)
+def _read_weight(
+    source: WeightSource, name: str, shape: tuple[int, int], out_OI: Tensor, *, dim: int = 0, start: int, transposed: bool
+) -> None:
+    if transposed:
+        source.read(f"{name}.weight", shape[::-1], out_OI.t(), dim=1 - dim, start=start)
+    else:
+        source.read(f"{name}.weight", shape, out_OI, dim=dim, start=start)
 
 
 class RowParallelLinear:
-    """A projection of which each rank holds some input columns; the sum over ranks is its one all-reduce.
+    """A projection of which each rank holds some input columns. What it returns is this rank's part of a sum over all ranks.
 
     The bias is added by rank 0 only, so that the sum has it once.
     """
 
     def __init__(
-        self, source: WeightSource, tp: TensorParallel, name: str, num_inputs: int, num_outputs: int, *, bias: bool
+        self,
+        source: WeightSource,
+        tp: TensorParallel,
+        name: str,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
     ) -> None:
         count = tp.split(num_inputs, f"inputs of {name}")
-        self._collectives = tp.collectives
         weight_OI = source.new(num_outputs, count)
-        source.read(f"{name}.weight", (num_outputs, num_inputs), weight_OI, dim=1, start=tp.rank * count)
+        shape, start = (num_outputs, num_inputs), tp.rank * count
+        _read_weight(source, name, shape, weight_OI, dim=1, start=start, transposed=transposed)
         self._weight_IO = by_inputs(weight_OI)
         bias_O = source.new(num_outputs) if bias else None
         if bias_O is not None:
@@ -109,4 +113,4 @@ class RowParallelLinear:
         self._bias_O = bias_O if tp.rank == 0 else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._collectives.all_reduce(product(x_TI, self._weight_IO, self._bias_O))
+        return product(x_TI, self._weight_IO, self._bias_O)

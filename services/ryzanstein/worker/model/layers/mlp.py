@@ -1,38 +1,78 @@
-"""The gated MLP of a layer: one stacked product, one gate, one product with the all-reduce.
+"""The MLP of a layer: with a gate, one stacked product, one gate, one product; without, a product, an activation, a product.
 
-Legend: T tokens, E hidden size, G gated columns of this rank.
+Legend: T tokens, E hidden size, G columns of this rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import Activation, DecoderSpec
-from ryzanstein.worker.model.layers.linear import RowParallelLinear, gate_up_linear
+from ryzanstein.worker.model.layers.fused import gate_up_rows
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
 }
 
 
-class GatedMLP:
-    """down(activation(gate(x)) * up(x))."""
+class FeedForward(Protocol):
+    """Works on each token by itself; returns this rank's part of a sum over all ranks."""
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
-        names = (prefix + spec.names.gate, prefix + spec.names.up)
-        self._gate_up = gate_up_linear(source, tp, names, spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
-        self._down = RowParallelLinear(
-            source, tp, prefix + spec.names.down, spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias
+    def __call__(self, x_TE: Tensor) -> Tensor: ...
+
+
+def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> FeedForward:
+    """The MLP of a layer without experts."""
+    names = spec.names
+    if names.gate is None:
+        return PlainMLP(source, tp, spec, prefix)
+    return GatedMLP(source, tp, spec, (prefix + names.gate, prefix + names.up, prefix + names.down), spec.intermediate_size)
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020). `names` are those of gate, up and down."""
+
+    def __init__(
+        self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, names: tuple[str, str, str], width: int
+    ) -> None:
+        gate, up, down = names
+        self._gate_up = ColumnParallelLinear(
+            source, spec.hidden_size, gate_up_rows(tp, gate, up, width), bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._activate = _ACTIVATIONS[spec.activation]
+        self._down = RowParallelLinear(
+            source, tp, down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
+        )
+        self._activate = ACTIVATIONS[spec.activation]
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         gate_TG, up_TG = self._gate_up(x_TE).chunk(2, dim=-1)
         return self._down(self._activate(gate_TG).mul_(up_TG))
+
+
+class PlainMLP:
+    """down(activation(up(x)))."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
+        width, names = spec.intermediate_size, spec.names
+        count = tp.split(width, "MLP columns")
+        rows = Rows(prefix + names.up, width, ((tp.rank * count, count),))
+        self._up = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.mlp_bias, transposed=spec.transposed)
+        self._down = RowParallelLinear(
+            source, tp, prefix + names.down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
+        )
+        self._activate = ACTIVATIONS[spec.activation]
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        return self._down(self._activate(self._up(x_TE)))

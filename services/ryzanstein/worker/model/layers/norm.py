@@ -1,20 +1,65 @@
-"""RMS norm (Zhang and Sennrich 2019), the same on every rank."""
+"""RMS norm (Zhang and Sennrich 2019) and layer norm (Ba et al. 2016), the same on every rank."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ryzanstein.worker.model.architectures.spec import NormSpec
 from ryzanstein.worker.model.layers.source import WeightSource
 
 
-class RMSNorm:
-    """Divides by the root of the mean square over the hidden size, then scales by a weight."""
+class Norm(Protocol):
+    """Makes vectors comparable in size; keeps the shape and does not change its input."""
 
-    def __init__(self, source: WeightSource, name: str, hidden_size: int, eps: float) -> None:
-        self._eps = eps
-        self._weight_E = source.new(hidden_size)
-        source.read(f"{name}.weight", (hidden_size,), self._weight_E)
+    def __call__(self, x_TE: Tensor) -> Tensor: ...
+
+
+def new_norm(source: WeightSource, name: str, size: int, spec: NormSpec) -> Norm:
+    """A norm over the last dimension, of `size` numbers."""
+    return (RMSNorm if spec.kind == "rms" else LayerNorm)(source, name, size, spec)
+
+
+def optional_norm(source: WeightSource, prefix: str, name: str | None, size: int, spec: NormSpec) -> Norm:
+    """The norm `prefix` + `name`, or none where `name` is None."""
+    return Unchanged() if name is None else new_norm(source, prefix + name, size, spec)
+
+
+class Unchanged:
+    """Stands where an architecture has no norm."""
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return F.rms_norm(x_TE, self._weight_E.shape, self._weight_E, self._eps)
+        return x_TE
+
+
+class RMSNorm:
+    """Divides by the root of the mean square, then scales by a weight, or by one more than it."""
+
+    def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
+        self._eps, self._plus_one = spec.eps, spec.plus_one
+        self._weight_E = source.new(size)
+        source.read(f"{name}.weight", (size,), self._weight_E)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        if not self._plus_one:
+            return F.rms_norm(x_TE, self._weight_E.shape, self._weight_E, self._eps)
+        normed_TE = F.rms_norm(x_TE, self._weight_E.shape, None, self._eps)  # 1 + weight would lose the weight's low bits
+        return torch.addcmul(normed_TE, normed_TE, self._weight_E)
+
+
+class LayerNorm:
+    """Subtracts the mean, divides by the deviation; then scale and shift, as far as the architecture has them."""
+
+    def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
+        self._eps, self._shape = spec.eps, (size,)
+        self._weight_E = source.new(size) if spec.weight else None
+        self._bias_E = source.new(size) if spec.bias else None
+        for part, suffix in ((self._weight_E, "weight"), (self._bias_E, "bias")):
+            if part is not None:
+                source.read(f"{name}.{suffix}", (size,), part)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        return F.layer_norm(x_TE, self._shape, self._weight_E, self._bias_E, self._eps)

@@ -1,53 +1,98 @@
-"""Rotary position embedding (Su et al. 2021): query and key halves are rotated by angles that grow with the position.
+"""Rotary position embedding (Su et al. 2021): pairs of a query or key are rotated by angles that grow with the position.
 
-Legend: T tokens, H heads, D head dimension.
+Legend: T tokens, H heads, R rotated numbers of a head, P = R / 2 pairs.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import LinearScaling, Llama3Scaling, RotarySpec
+from ryzanstein.worker.model.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """What a step's tokens are rotated by. The sine is signed so that `rotate` needs no negation."""
+
+    cos_T1R: Tensor
+    sin_T1R: Tensor
+    interleaved: bool
 
 
 class Rotary:
     """Angles are computed once a step, for the step's positions; a table for a long context would not be small."""
 
-    def __init__(self, spec: RotarySpec, head_dim: int, device: torch.device) -> None:
+    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
+        self._interleaved = spec.interleaved
+        self._magnitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongScaling) else 1.0
+        frequencies_P = inverse_frequencies(spec)
         # Repeated before it moves: on the meta device `repeat` imports sympy, a second of every start.
-        self._frequencies_D = inverse_frequencies(spec, head_dim).repeat(2).to(device)
+        repeated_R = frequencies_P.repeat_interleave(2) if spec.interleaved else frequencies_P.repeat(2)
+        self._frequencies_R = repeated_R.to(device)
 
-    def angles(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, [T, 1, D] each; the sine is signed so that `rotate` needs no negation."""
-        angles_T1D = (positions_T.float().unsqueeze(1) * self._frequencies_D).unsqueeze(1)
-        sin_T1D = angles_T1D.sin()
-        sin_T1D[..., : sin_T1D.shape[-1] // 2].neg_()
-        return angles_T1D.cos().to(dtype), sin_T1D.to(dtype)
-
-
-def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
-    """Rotates in place: each half becomes itself times cosine plus the other half times the signed sine."""
-    swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
-    x_THD.mul_(cos_T1D).addcmul_(swapped_THD, sin_T1D)
+    def angles(self, positions_T: Tensor, dtype: torch.dtype) -> Angles:
+        """Cosine and signed sine of every token."""
+        angles_T1R = (positions_T.float().unsqueeze(1) * self._frequencies_R).unsqueeze(1)
+        cos_T1R, sin_T1R = angles_T1R.cos(), angles_T1R.sin()
+        if self._magnitude != 1:
+            cos_T1R, sin_T1R = cos_T1R * self._magnitude, sin_T1R * self._magnitude
+        negative = sin_T1R[..., ::2] if self._interleaved else sin_T1R[..., : sin_T1R.shape[-1] // 2]
+        negative.neg_()
+        return Angles(cos_T1R.to(dtype), sin_T1R.to(dtype), self._interleaved)
 
 
-def inverse_frequencies(spec: RotarySpec, head_dim: int) -> Tensor:
-    """Radians per position for each pair of a head, [D / 2] in float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def rotate(x_THD: Tensor, angles: Angles) -> None:
+    """Rotates the first R numbers of each head in place: itself times cosine plus its partner times the signed sine."""
+    num_rotated = angles.cos_T1R.shape[-1]
+    x_THR = x_THD[..., :num_rotated]
+    if angles.interleaved:
+        partner_THR = x_THR.reshape(*x_THR.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partner_THR = x_THR.roll(num_rotated // 2, dims=-1)
+    x_THR.mul_(angles.cos_T1R).addcmul_(partner_THR, angles.sin_T1R)
+
+
+def inverse_frequencies(spec: RotarySpec) -> Tensor:
+    """Radians per position for each pair of a head, [P] in float32."""
+    exponents = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
     frequencies = 1.0 / (spec.theta**exponents)
-    if isinstance(spec.scaling, LinearScaling):
-        return frequencies / spec.scaling.factor
-    if isinstance(spec.scaling, Llama3Scaling):
-        return _llama3(frequencies, spec.scaling)
+    scaling = spec.scaling
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
+    if isinstance(scaling, LongScaling):
+        return 1.0 / (torch.tensor(scaling.factors) * spec.theta**exponents)
+    if isinstance(scaling, Llama3Scaling):
+        return _between(frequencies, _llama3_kept(frequencies, scaling), scaling.factor)
+    if isinstance(scaling, YarnScaling):
+        return _between(frequencies, _yarn_kept(spec, scaling), scaling.factor)
     return frequencies
 
 
-def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _between(frequencies: Tensor, kept: Tensor, factor: float) -> Tensor:
+    """Where `kept` is 1 as they are, where it is 0 divided by `factor`."""
+    return kept * frequencies + (1 - kept) * frequencies / factor
+
+
+def _llama3_kept(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Llama 3.1: `turns` of the original context decide; below low_freq_factor divided, above high_freq_factor kept."""
     turns = scaling.original_context * frequencies / (2 * math.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = ramp.clamp(0, 1)
-    return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+    return ramp.clamp(0, 1)
+
+
+def _yarn_kept(spec: RotarySpec, scaling: YarnScaling) -> Tensor:
+    """YaRN: a ramp over pairs, from where the original context has beta_fast turns to where it has beta_slow."""
+
+    def pair(turns: float) -> float:
+        return spec.dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.whole_dimensions:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.dim - 1)
+    width = high - low if high != low else 0.001
+    return 1 - ((torch.arange(spec.dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)

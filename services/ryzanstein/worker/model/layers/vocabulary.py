@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.layers.linear import by_inputs, product
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -46,13 +47,17 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Logits, gathered on rank 0 in whole or as far as an argmax needs them."""
 
-    def __init__(self, shard: VocabularyShard, tp: TensorParallel, vocab_size: int) -> None:
-        self._shard, self._tp, self._vocab_size = shard, tp, vocab_size
+    def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
+        self._shard, self._tp, self._vocab_size = shard, tp, spec.vocab_size
         self._weight_EW = by_inputs(shard.weight_WE)
+        self._scale, self._cap = spec.logit_scale, spec.logit_cap
+        self._bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
+        if self._bias_W is not None:
+            source.read(f"{spec.names.head}.bias", (spec.vocab_size,), self._bias_W, start=shard.first)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
         """All logits [S, V] in float32 on rank 0; None elsewhere."""
-        local_SW = product(x_SE, self._weight_EW).float()
+        local_SW = self._local(x_SE).float()
         gathered = self._tp.collectives.gather_to_root(local_SW)
         return None if gathered is None else gathered[:, : self._vocab_size]
 
@@ -61,7 +66,7 @@ class VocabParallelHead:
 
         Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
         """
-        local_SW = product(x_SE, self._weight_EW)[:, : self._shard.num_valid]
+        local_SW = self._local(x_SE)[:, : self._shard.num_valid]
         best_S2 = self._best(local_SW)
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:
@@ -70,6 +75,13 @@ class VocabParallelHead:
         best_S, rank_S = pairs_SR2[:, :, 0].max(dim=1)
         ids_S = pairs_SR2[:, :, 1].gather(1, rank_S.unsqueeze(1)).squeeze(1)
         return best_S, ids_S.long()
+
+    def _local(self, x_SE: Tensor) -> Tensor:
+        """The logits of this rank's shard. A greedy token needs scale and cap as well: a cap makes equals of great logits."""
+        local_SW = product(x_SE, self._weight_EW, self._bias_W)
+        if self._scale != 1:
+            local_SW.mul_(self._scale)
+        return local_SW if self._cap is None else local_SW.div_(self._cap).tanh_().mul_(self._cap)
 
     def _best(self, local_SW: Tensor) -> Tensor:
         if local_SW.shape[1] == 0:

@@ -1,0 +1,46 @@
+"""Attention with linear biases (Press et al. 2022): instead of rotating, each head prefers near keys by a slope of its own.
+
+Legend: H all query heads, K key-value heads of this rank, G query heads of a group, L keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import AlibiSpec, DecoderSpec
+from ryzanstein.worker.model.parallel import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class AlibiBias:
+    """What is added to the scores of this rank's heads. Only differences count within a row of scores: it needs no query."""
+
+    spec: AlibiSpec
+    slopes_KG1: Tensor
+    dtype: torch.dtype
+
+    def at(self, positions_L: Tensor) -> Tensor:
+        """The biases of keys at these positions: [..., L] gives [..., K, G, L]."""
+        positions_11L = positions_L[..., None, None, :]
+        slopes_KG1 = self.slopes_KG1.bfloat16() if self.spec.rounded else self.slopes_KG1
+        return (slopes_KG1 * positions_11L).to(self.dtype) * self.spec.scale
+
+
+def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device) -> AlibiBias | None:
+    """The biases of `spec` for this rank, None where it has none."""
+    if spec.alibi is None:
+        return None
+    share = tp.heads(spec.num_heads, spec.num_kv_heads)
+    own = slopes(spec.num_heads)[share.first_head : share.first_head + share.num_heads]
+    return AlibiBias(spec.alibi, own.view(share.num_kv_heads, -1, 1).to(device), dtype)
+
+
+def slopes(num_heads: int) -> Tensor:
+    """Powers of two from 2^(-8 / n) down to 2^-8, n heads rounded up to a power of two; every second first where n is more."""
+    rounded = 2 ** math.ceil(math.log2(num_heads))
+    powers = 2.0 ** (-8 / rounded * torch.arange(1, rounded + 1, dtype=torch.float32))
+    return powers if rounded == num_heads else torch.cat([powers[1::2], powers[::2]])[:num_heads]

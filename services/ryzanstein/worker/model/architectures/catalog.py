@@ -1,0 +1,138 @@
+"""What can be served, as a page for people. Everything on it comes from the tables that the decoder is built from.
+
+python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ryzanstein.worker.model.architectures.config import ACTIVATIONS, Architecture, Flag
+from ryzanstein.worker.model.architectures.registry import ARCHITECTURES
+from ryzanstein.worker.model.architectures.rotary_config import SCALINGS
+
+_HEADER = (
+    "`model_type`",
+    "Models",
+    "Positions",
+    "Attention",
+    "Norms",
+    "Halves of a layer",
+    "MLP",
+    "Besides",
+    "Served only with",
+)
+_QK_NORMS = {
+    "shared": "query and key norms",
+    "heads": "query and key norms, one for each head",
+    "head_list": "query and key norms, one for each head",
+    "width": "query and key norms over all heads",
+}
+_INTRODUCTION = """# Models
+
+Generated from `services/ryzanstein/worker/model/architectures`; do not edit: `python -m
+ryzanstein.worker.model.architectures.catalog > docs/models.md`.
+
+A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
+a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    rows = [_row(architecture) for _, architecture in sorted(ARCHITECTURES.items())]
+    table = [_line(_HEADER), _line("---" for _ in _HEADER), *map(_line, rows)]
+    return "\n".join([_INTRODUCTION, *table, "", *_notes(), ""])
+
+
+def _notes() -> list[str]:
+    return [
+        "## Options",
+        "",
+        f"- Activations: {_list(ACTIVATIONS)}.",
+        f"- Scaling of rotary positions: {_list(SCALINGS)}.",
+        "  Both spellings of config.json load, `rope_parameters` and `rope_theta` with `rope_scaling`.",
+        "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
+        "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
+        "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
+        "  Vocabularies and experts need not.",
+        "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
+    ]
+
+
+def _row(architecture: Architecture) -> tuple[str, ...]:
+    return (
+        f"`{architecture.model_type}`",
+        architecture.title,
+        _positions(architecture),
+        _attention(architecture),
+        _norms(architecture),
+        _halves(architecture),
+        _mlp(architecture),
+        architecture.refined,
+        ", ".join(f"`{key}` {_value(only)}" for key, only in architecture.required.items()),
+    )
+
+
+def _positions(architecture: Architecture) -> str:
+    choices = architecture.choices
+    if choices.positions == "rotary":
+        return "rotary, neighbours paired" if choices.interleaved else "rotary"
+    return "ALiBi" if choices.positions == "alibi" else "learned"
+
+
+def _attention(architecture: Architecture) -> str:
+    choices = architecture.choices
+    parts = [
+        {"split": "", "stacked": "fused", "grouped": "fused by group"}[choices.qkv_layout],
+        _where("biases", choices.qkv_bias),
+        _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
+        "windows" if choices.windowed else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _norms(architecture: Architecture) -> str:
+    choices = architecture.choices
+    if choices.norm == "rms":
+        return "RMS, scale less one" if choices.norm_plus_one else "RMS"
+    return f"layer{'' if choices.norm_weight else ', no scale'}{', biases' if choices.norm_bias else ''}"
+
+
+def _halves(architecture: Architecture) -> str:
+    names, parallel = architecture.names, architecture.choices.parallel
+    if parallel:
+        return _where("in parallel", parallel)
+    if names.attention_post_norm is None:
+        return "norm before"
+    return "norm after" if names.attention_norm is None else "norm before and after"
+
+
+def _mlp(architecture: Architecture) -> str:
+    names = architecture.names
+    if names.router is not None:
+        return "experts and a shared one" if names.shared_gate else "experts"
+    return ", ".join(
+        filter(None, ["no gate" if names.gate is None else "gated", _where("biases", architecture.choices.mlp_bias)])
+    )
+
+
+def _where(what: str, flag: Flag) -> str:
+    """Nothing for what an architecture never has, a condition for what config.json decides."""
+    return f"{what} where `{flag}`" if isinstance(flag, str) else what if flag else ""
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else f"`{value}`"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

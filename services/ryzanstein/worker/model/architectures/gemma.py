@@ -1,0 +1,99 @@
+"""Gemma 1 to 3: norms whose scale is stored less one, embeddings scaled by the root of the width, from the second on norms
+around each half of a layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ryzanstein.worker.model.architectures import windows
+from ryzanstein.worker.model.architectures.config import Architecture, Choices
+from ryzanstein.worker.model.architectures.llama_like import LLAMA_NAMES
+from ryzanstein.worker.model.architectures.rotary_config import rotary_table, scaling
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, RotarySpec
+from ryzanstein.worker.model.architectures.values import Values
+
+_NAMES = replace(
+    LLAMA_NAMES,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+_CHOICES = Choices(norm_plus_one=True, qkv_bias="attention_bias", out_bias="attention_bias")
+_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "num_key_value_heads": 4,
+}
+_REQUIRED = {"use_bidirectional_attention": False}
+
+
+def _gemma(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
+
+
+def _gemma2(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    scale = values.number("query_pre_attn_scalar") ** -0.5
+    return replace(
+        _gemma(spec, values),
+        layers=tuple(replace(layer, attention_scale=scale) for layer in spec.layers),
+        score_cap=values.optional_number("attn_logit_softcapping"),
+        logit_cap=values.optional_number("final_logit_softcapping"),
+    )
+
+
+def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Layers with a window rotate by positions of their own: another base, and no scaling but what is said for them."""
+    spec = _gemma2(spec, values)
+    kinds = _rotary(values, spec, "full_attention", "rope_theta", 1e6), _local(values, spec)
+    layers = tuple(replace(layer, rotary=0 if layer.window is None else 1) for layer in spec.layers)
+    return replace(spec, rotaries=kinds, layers=layers)
+
+
+def _local(values: Values, spec: DecoderSpec) -> RotarySpec:
+    if "sliding_attention" in rotary_table(values).config:
+        return _rotary(values, spec, "sliding_attention", "rope_local_base_freq", 1e4)
+    return RotarySpec(values.number("rope_local_base_freq", 1e4), spec.head_dim)
+
+
+def _rotary(values: Values, spec: DecoderSpec, kind: str, key: str, theta: float) -> RotarySpec:
+    settings = rotary_table(values)
+    own = settings.table(kind) if kind in settings.config else settings
+    return RotarySpec(own.number("rope_theta", values.number(key, theta)), spec.head_dim, scaling=scaling(values, own))
+
+
+GEMMA = Architecture(
+    model_type="gemma",
+    title="Gemma 1",
+    names=LLAMA_NAMES,
+    choices=_CHOICES,
+    defaults={**_DEFAULTS, "num_key_value_heads": None},
+    required=_REQUIRED,
+    refine=_gemma,
+    refined="embeddings scaled",
+)
+GEMMA2 = Architecture(
+    model_type="gemma2",
+    title="Gemma 2",
+    names=_NAMES,
+    choices=replace(_CHOICES, windowed=windows.even_layers),
+    renamed={"hidden_act": "hidden_activation"},
+    defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    required=_REQUIRED,
+    refine=_gemma2,
+    refined="embeddings scaled, scores and logits capped",
+)
+GEMMA3_TEXT = Architecture(
+    model_type="gemma3_text",
+    title="Gemma 3, text only",
+    names=replace(_NAMES, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
+    choices=replace(_CHOICES, qk_norm="shared", windowed=windows.all_but_each_sixth),
+    renamed={"hidden_act": "hidden_activation"},
+    defaults=_DEFAULTS,
+    required=_REQUIRED,
+    refine=_gemma3,
+    refined="embeddings scaled, layers with windows rotate by another base",
+)

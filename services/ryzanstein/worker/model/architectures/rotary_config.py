@@ -1,0 +1,132 @@
+"""Reads the rotary settings of a config.json, in both spellings: `rope_parameters` (transformers 5) and `rope_theta` with
+`rope_scaling` (before)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from ryzanstein.worker.model.architectures.spec import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RotaryScaling,
+    RotarySpec,
+    YarnScaling,
+)
+from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.refusal import CheckpointError
+
+
+def rotary_table(values: Values) -> Values:
+    """The object with the settings of all layers, or of each kind of layer."""
+    return values.table("rope_parameters" if "rope_parameters" in values.config else "rope_scaling")
+
+
+def rotary(values: Values, head_dim: int, *, interleaved: bool) -> RotarySpec:
+    """The one rotation of a decoder. Raises CheckpointError naming what is missing or not known."""
+    table = rotary_table(values)
+    theta = table.number("rope_theta", values.number("rope_theta", 10000.0))
+    dim = _dim(values, table, head_dim)
+    stretched = scaling(values, table)
+    if isinstance(stretched, LongScaling) and len(stretched.factors) != dim // 2:
+        raise CheckpointError(f"config.json: {table.where}short_factor must have {dim // 2} numbers")
+    return RotarySpec(theta, dim, interleaved, stretched)
+
+
+def scaling(values: Values, table: Values) -> RotaryScaling | None:
+    """How `table` stretches the wavelengths, None for not at all."""
+    kind = _kind(table)
+    if kind not in SCALINGS:
+        raise CheckpointError(f"config.json: {table.where}rope_type {kind!r} is not known, only {', '.join(SCALINGS)}")
+    return SCALINGS[kind](values, table)
+
+
+def served_context(values: Values) -> int:
+    """LongRoPE has another set of factors beyond the original context.
+
+    Keys in a cache cannot change theirs when a sequence grows past it, and the same tokens would have other keys in a longer
+    prompt: the context ends where the first set does.
+    """
+    context = values.count("max_position_embeddings")
+    table = rotary_table(values)
+    return min(context, _original_context(values, table)) if _kind(table) == "longrope" else context
+
+
+def _kind(table: Values) -> str:
+    """Phi 3 once called LongRoPE "su" and "yarn"; its factors tell."""
+    if "short_factor" in table.config:
+        return "longrope"
+    return str(table.config.get("rope_type", table.config.get("type", "default")))
+
+
+def _dim(values: Values, table: Values, head_dim: int) -> int:
+    dim = int(head_dim * table.number("partial_rotary_factor", values.number("partial_rotary_factor", 1.0)))
+    dim = dim if values.optional("rotary_dim") is None else values.count("rotary_dim")
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise CheckpointError(f"config.json: {dim} of the {head_dim} numbers of a head cannot be rotated in pairs")
+    return dim
+
+
+def _original_context(values: Values, table: Values) -> int:
+    outside = values.optional("original_max_position_embeddings")
+    if outside is not None:
+        return values.count("original_max_position_embeddings")
+    return table.count("original_max_position_embeddings", values.count("max_position_embeddings"))
+
+
+def _none(values: Values, table: Values) -> None:
+    """Also dynamic scaling: it changes nothing before max_position_embeddings, and that is where the context ends."""
+
+
+def _linear(values: Values, table: Values) -> LinearScaling:
+    return LinearScaling(table.number("factor"))
+
+
+def _llama3(values: Values, table: Values) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=table.number("factor"),
+        low_freq_factor=table.number("low_freq_factor"),
+        high_freq_factor=table.number("high_freq_factor"),
+        original_context=_original_context(values, table),
+    )
+
+
+def _yarn(values: Values, table: Values) -> YarnScaling:
+    original_context = _original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
+    whole = table.config.get("truncate", True)
+    return YarnScaling(
+        factor=factor,
+        attention_factor=table.number("attention_factor", _yarn_attention_factor(table, factor)),
+        beta_fast=table.number("beta_fast", 32),
+        beta_slow=table.number("beta_slow", 1),
+        original_context=original_context,
+        whole_dimensions=bool(whole),
+    )
+
+
+def _yarn_attention_factor(table: Values, factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if table.config.get("mscale") and table.config.get("mscale_all_dim"):
+        return magnitude(table.number("mscale")) / magnitude(table.number("mscale_all_dim"))
+    return magnitude(1.0)
+
+
+def _long(values: Values, table: Values) -> LongScaling:
+    original_context = _original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
+    return LongScaling(table.numbers("short_factor"), table.number("attention_factor", usual))
+
+
+SCALINGS: Mapping[str, Callable[[Values, Values], RotaryScaling | None]] = {
+    "default": _none,
+    "dynamic": _none,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _long,
+}

@@ -1,0 +1,39 @@
+"""From token ids to what the first layer reads: the vocabulary's vectors, scaled, with learned positions, normed.
+
+Legend: T tokens, E hidden size, P positions.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.layers.norm import optional_norm
+from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
+from ryzanstein.worker.model.parallel import TensorParallel
+
+
+class Embedding:
+    """The same on every rank."""
+
+    def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
+        self._lookup = VocabParallelEmbedding(shard, tp)
+        # Gemma's root of the width is a number of the model's dtype, not more exact.
+        self._scale = torch.tensor(spec.embedding_scale, dtype=shard.weight_WE.dtype).item()
+        self._norm = optional_norm(source, "", spec.names.embedding_norm, spec.hidden_size, spec.norm)
+        self._offset, self._position_PE = spec.position_offset, None
+        if spec.names.position is not None:
+            shape = (spec.context_length + spec.position_offset, spec.hidden_size)
+            self._position_PE = source.new(*shape)
+            source.read(f"{spec.names.position}.weight", shape, self._position_PE)
+
+    def __call__(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        x_TE = self._lookup(ids_T)
+        if self._scale != 1:
+            x_TE.mul_(self._scale)
+        if self._position_PE is not None:
+            x_TE.add_(F.embedding(positions_T + self._offset, self._position_PE))
+        return self._norm(x_TE)

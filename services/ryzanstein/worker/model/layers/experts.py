@@ -1,0 +1,88 @@
+"""A mixture of experts (Shazeer et al. 2017). Whole experts live on one rank each; the sum over ranks brings them together.
+
+Every rank routes every token, which is cheap and needs no exchange, and computes the experts that it has.
+
+Legend: T tokens, t those of one expert, E hidden size, X experts, k experts of a token, W columns of an expert.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
+from ryzanstein.worker.model.layers.mlp import ACTIVATIONS, FeedForward, GatedMLP, dense_mlp
+from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.parallel import TensorParallel
+
+
+def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward:
+    """The second half of layer `index`."""
+    prefix, experts = spec.names.layer.format(layer=index), spec.layers[index].experts
+    return dense_mlp(source, tp, spec, prefix) if experts is None else Mixture(source, tp, spec, prefix, experts)
+
+
+class Mixture:
+    """Routes each token to its experts, and through the shared one where there is one."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
+        self._top_k, self._normalized = moe.top_k, moe.normalized
+        router = f"{prefix}{spec.names.router}.weight"
+        self._router_XE = source.new(moe.num_experts, spec.hidden_size)
+        source.read(router, (moe.num_experts, spec.hidden_size), self._router_XE)
+        width = -(-moe.num_experts // tp.size)
+        own = range(tp.rank * width, min((tp.rank + 1) * width, moe.num_experts))
+        experts = {
+            index: _Expert(source, spec, prefix + spec.names.expert.format(expert=index), moe.width, here=index in own)
+            for index in range(moe.num_experts)
+        }
+        self._experts = {index: experts[index] for index in own}
+        self._shared = None if moe.shared_width is None else _SharedExpert(source, tp, spec, prefix, moe.shared_width)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        weights_Tk, chosen_Tk = self._route(x_TE)
+        out_TE = torch.zeros_like(x_TE) if self._shared is None else self._shared(x_TE)
+        for index, expert in self._experts.items():
+            row_t, rank_t = (chosen_Tk == index).nonzero(as_tuple=True)
+            if len(row_t):
+                out_TE.index_add_(0, row_t, expert(x_TE[row_t]).mul_(weights_Tk[row_t, rank_t].unsqueeze(1)))
+        return out_TE
+
+    def _route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities_TX = F.linear(x_TE, self._router_XE).softmax(dim=-1, dtype=torch.float32)
+        weights_Tk, chosen_Tk = probabilities_TX.topk(self._top_k, dim=-1)
+        if self._normalized:
+            weights_Tk = weights_Tk / weights_Tk.sum(dim=-1, keepdim=True)
+        return weights_Tk.to(x_TE.dtype), chosen_Tk
+
+
+class _Expert:
+    """One whole gated MLP. That of another rank is read into nothing, so that its tensors are checked everywhere."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, width: int, *, here: bool) -> None:
+        gate, up, down = (prefix + name for name in spec.names.expert_projections)
+        projections = [Rows(name, width, ((0, width if here else 0),)) for name in (gate, up)]
+        self._gate_up = ColumnParallelLinear(source, spec.hidden_size, projections, bias=False)
+        down_rows = Rows(down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
+        self._down = ColumnParallelLinear(source, width, [down_rows], bias=False)
+        self._activate = ACTIVATIONS[spec.activation]
+
+    def __call__(self, x_tE: Tensor) -> Tensor:
+        gate_tW, up_tW = self._gate_up(x_tE).chunk(2, dim=-1)
+        return self._down(self._activate(gate_tW).mul_(up_tW))
+
+
+class _SharedExpert:
+    """An MLP for every token, split over the ranks as in a dense layer, times a gate that each rank computes."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> None:
+        expert = prefix + spec.names.shared_expert
+        gate, up, down = (expert + name for name in spec.names.expert_projections)
+        self._mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
+        self._gate_1E = source.new(1, spec.hidden_size)
+        source.read(f"{prefix}{spec.names.shared_gate}.weight", (1, spec.hidden_size), self._gate_1E)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        return self._mlp(x_TE).mul_(F.linear(x_TE, self._gate_1E).sigmoid())

@@ -1,0 +1,157 @@
+"""What config.json means: the defaults are transformers' own, every spelling means the same, the unknown is refused by name."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ryzanstein.worker.model.architectures.catalog import page
+from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, spec_of
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, LongScaling
+from ryzanstein.worker.model.refusal import CheckpointError
+
+REPOSITORY = Path(__file__).parents[4]
+SHAPE_KEYS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+SHORT = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+
+
+@pytest.fixture(scope="module")
+def defaults() -> dict[str, dict[str, Any]]:
+    """transformers' config of each model_type with nothing set, as JSON."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import CONFIG_MAPPING, logging
+
+        logging.set_verbosity_error()
+        return {
+            name: json.loads(CONFIG_MAPPING[name]().to_json_string(use_diff=False)) | {"model_type": name}
+            for name in ARCHITECTURES
+        }
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_an_absent_key_means_what_transformers_takes_it_for(defaults: dict[str, dict[str, Any]], model_type: str) -> None:
+    config, renamed = defaults[model_type], ARCHITECTURES[model_type].renamed
+    names = {name for key in SHAPE_KEYS for name in (key, renamed.get(key, key))}
+    shape = {name: config[name] for name in names if config.get(name) is not None}
+    assert spec_of({"model_type": model_type, **shape}) == spec_of(config)
+
+
+def changed(config: dict[str, Any], **changes: Any) -> DecoderSpec:
+    """The decoder with keys changed; `...` removes one."""
+    return spec_of({key: value for key, value in {**config, **changes}.items() if value is not ...})
+
+
+GEMMA3_NEW = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+}
+GEMMA3_OLD = {
+    "rope_parameters": ...,
+    "rope_theta": 2e6,
+    "rope_local_base_freq": 5e3,
+    "rope_scaling": {"type": "linear", "factor": 8.0},
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("gemma3_text", {"rope_parameters": GEMMA3_NEW}, GEMMA3_OLD),
+    ("gemma3_text", {"layer_types": ...}, {"layer_types": ..., "sliding_window_pattern": 6}),
+    ("gemma2", {"layer_types": ["sliding_attention", "full_attention"] * 13}, {"layer_types": ...}),
+    (
+        "llama",
+        {"rope_parameters": {**YARN, "rope_theta": 5e5}},
+        {"rope_parameters": ..., "rope_theta": 5e5, "rope_scaling": YARN},
+    ),
+    (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": ..., "rotary_emb_base": 2e4, "rotary_pct": 0.5},
+    ),
+    ("stablelm", {"rope_parameters": ..., "rope_theta": 1e4}, {}),
+    ("qwen3_moe", {"num_local_experts": ..., "num_experts": 128}, {"num_local_experts": 128, "num_experts": ...}),
+    ("bloom", {"hidden_size": 64}, {"hidden_size": ..., "n_embed": 64}),
+    (
+        "phi3",
+        {"rope_parameters": {"rope_type": "longrope", **SHORT}},
+        {"rope_scaling": {"type": "su", **SHORT}, "rope_parameters": ...},
+    ),
+    (
+        "phi3",
+        {"rope_parameters": {"rope_type": "longrope", **SHORT}},
+        {"rope_scaling": {"type": "yarn", **SHORT}, "rope_parameters": ...},
+    ),
+    ("gpt2", {}, {"n_embd": ..., "hidden_size": 768}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "one", "other"), SPELLINGS)
+def test_both_spellings_mean_the_same(
+    defaults: dict[str, dict[str, Any]], model_type: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert changed(defaults[model_type], **one) == changed(defaults[model_type], **other)
+
+
+def test_longrope_ends_where_its_first_factors_do(defaults: dict[str, dict[str, Any]]) -> None:
+    rope = {"rope_parameters": {"rope_type": "longrope", **SHORT}, "max_position_embeddings": 131072}
+    spec = changed(defaults["phi3"], **rope)
+    assert spec.context_length == 4096
+    assert isinstance(spec.rotaries[0].scaling, LongScaling)
+    assert spec.rotaries[0].scaling.attention_factor == pytest.approx(1.190238)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"hidden_act": "mish"}, "hidden_act 'mish' is not known"),
+    ("gpt2", {"activation_function": "mish"}, "activation_function 'mish' is not known"),
+    ("gemma2", {"hidden_activation": 3}, "hidden_activation 3 is not known"),
+    ("llama", {"rope_parameters": {"rope_type": "mrope"}}, "rope_parameters.rope_type 'mrope' is not known"),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": {"rope_type": "x"}}},
+        "rope_parameters.full_attention.rope_type 'x'",
+    ),
+    ("llama", {"rope_parameters": {**YARN, "factor": -1}}, "rope_parameters.factor must be a number above 0"),
+    ("phi3", {"rope_parameters": {"rope_type": "longrope", "short_factor": "1"}}, "short_factor must be a list of numbers"),
+    ("phi3", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor must have 48 numbers"),
+    ("phi", {"rope_parameters": {"partial_rotary_factor": 0.52}}, "33 of the 64 numbers of a head cannot be rotated in pairs"),
+    ("qwen2", {"layer_types": ["chunked_attention"] * 32}, "layer_types 'chunked_attention' is not known"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must be a list of 32 entries"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not known, only False"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not known, only False"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not known, only True"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm True is not known"),
+    ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln True is not known, only False"),
+    ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max 16 is not known, only 8"),
+    ("mpt", {"no_bias": False}, "no_bias False is not known, only True"),
+    ("falcon", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn 3 is not known"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, there are 8 experts"),
+    ("qwen3_moe", {"mlp_only_layers": "none"}, "mlp_only_layers must be a list of whole numbers"),
+    ("granite", {"residual_multiplier": "1"}, "residual_multiplier must be a number above 0"),
+    ("deepseek_v3", {}, "model_type 'deepseek_v3' is not known"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "named"), REFUSED)
+def test_what_is_not_known_is_refused_by_name(
+    defaults: dict[str, dict[str, Any]], model_type: str, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        changed(defaults.get(model_type, {"model_type": model_type}), **changes)
+    assert str(caught.value).startswith("config.json: ")
+    assert named in str(caught.value)
+
+
+def test_the_page_of_models_is_fresh() -> None:
+    assert (REPOSITORY / "docs" / "models.md").read_text() == page()
