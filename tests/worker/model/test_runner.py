@@ -168,10 +168,12 @@ def test_a_model_whose_numbers_broke_fails_its_rows_only(model_dir: Path, runner
 
 
 def test_what_a_block_held_before_never_reaches_its_next_sequence(model_dir: Path, runner: Callable[..., Any]) -> None:
-    """Neither through the rest of its last block nor through the padding of a batch."""
+    """Neither through the rest of its last block nor through the padding of a batch nor from the staging place."""
     clean, dirty = runner(model_dir), runner(model_dir)
+    zero_slot = dirty._cache.num_slots
     for layer in (0, 1):
-        dirty._cache.layer(layer)[:-1].fill_(torch.nan)
+        dirty._cache.layer(layer)[:zero_slot].fill_(torch.nan)
+        dirty._cache.layer(layer)[zero_slot + 1 :].fill_(torch.nan)
     tables = [[3, 1], [0, 2, 5, 7], [8, 9]]
     for loaded in (clean, dirty):
         loaded.hidden_logits(StepPlan(1, prompt(4 + 13 + 5), [4, 13, 5], [0, 0, 0], tables, [0]))

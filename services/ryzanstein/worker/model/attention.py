@@ -40,16 +40,27 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """The batch lies side by side from `first_slot` on, `stride` slots apart; what is read goes to the slots `to_N`."""
+
+    first_slot: int
+    stride: int
+    to_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Several sequences with one new token each, in one padded call. `rows_S` is None when they are the whole step.
 
-    Padding names a slot that is always zero: a masked key that is NaN would still spoil the sum.
+    `slots_N` are read: every key of the padded batch, or where it is staged what the staging place does not have yet. Padding
+    names a slot that is always zero: a masked key that is NaN would still spoil the sum.
     """
 
     rows_S: Tensor | None
     num_sequences: int
-    slots_SP: Tensor  # flat
+    slots_N: Tensor
     mask: Tensor  # [S, 1, 1, P] or [S, K, G, P]
+    staged: Staged | None
 
 
 Segment = Span | Batch
@@ -80,14 +91,21 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring,
 
 
 def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, scoring: Scoring, out_TKGD: Tensor) -> None:
-    gathered = pages_NC.index_select(0, batch.slots_SP)
-    lengths = batch.num_sequences, len(gathered) // batch.num_sequences
-    k_SKPD, v_SKPD = _keys_values(gathered, 0, lengths, q_TKGD)
+    k_SKPD, v_SKPD = _batch_keys_values(q_TKGD, pages_NC, batch)
     if batch.rows_S is None:
         out_TKGD.copy_(_attention(q_TKGD, k_SKPD, v_SKPD, batch.mask, scoring))
         return
     q_SKGD = q_TKGD.index_select(0, batch.rows_S)
     out_TKGD.index_copy_(0, batch.rows_S, _attention(q_SKGD, k_SKPD, v_SKPD, batch.mask, scoring))
+
+
+def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    read_NC = pages_NC.index_select(0, batch.slots_N)
+    lengths = batch.num_sequences, batch.mask.shape[-1]
+    if batch.staged is None:
+        return _keys_values(read_NC, 0, lengths, q_TKGD)
+    pages_NC.index_copy_(0, batch.staged.to_N, read_NC)
+    return _keys_values(pages_NC, batch.staged.first_slot, lengths, q_TKGD, batch.staged.stride)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
@@ -100,13 +118,17 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Sc
     return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _keys_values(slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor) -> tuple[Tensor, Tensor]:
-    """Views [S, K, P, D] of S x P adjacent slots (`lengths`) from `first` on; a slot holds its keys first, then its values.
+def _keys_values(
+    slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor, apart: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Views [S, K, P, D] of S x P slots (`lengths`) from `first` on; a slot holds its keys first, then its values.
+
+    The sequences follow one another, or begin so many slots `apart`.
 
     One call each instead of a chain of slices: for a short sequence the chain costs as much as its attention.
     """
     (num_sequences, length), width = lengths, slots_NC.shape[1]
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]
-    size, stride = (num_sequences, num_kv_heads, length, head_dim), (length * width, head_dim, width, 1)
+    size, stride = (num_sequences, num_kv_heads, length, head_dim), ((apart or length) * width, head_dim, width, 1)
     offset = slots_NC.storage_offset() + first * width
     return slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + width // 2)

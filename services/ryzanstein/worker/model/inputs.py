@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import Batch, Segment, Span
+from ryzanstein.worker.model.attention import Batch, Segment, Span, Staged
+from ryzanstein.worker.model.staging import Placement, Staging
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
 # the call that it costs of its own against the copy. Threads share the copy, not the calls.
@@ -59,8 +60,8 @@ def view_keys(slot_bytes: int, num_threads: int) -> int:
 class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
-    `view_keys`: single new tokens with that many keys in adjacent slots are not batched. `windows` are those that the model's
-    layers have, None for all keys; `bias` is added to the scores of every layer.
+    `view_keys`: single new tokens with that many keys in adjacent slots are not batched, unless the batch can be staged.
+    `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
@@ -70,6 +71,7 @@ class InputBuilder:
     view_keys: int
     windows: tuple[int | None, ...] = (None,)
     bias: AlibiBias | None = None
+    staging: Staging | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
@@ -108,16 +110,23 @@ class InputBuilder:
         return segments
 
     def _segments(self, keys: _Keys) -> list[Segment]:
-        num_keys_S = keys.length_S - keys.begin_S
-        alone_S = (keys.num_new_S > 1) | (keys.adjacent_S & (num_keys_S >= self.view_keys))
-        together = np.flatnonzero(~alone_S)
-        if len(together) == 1:
-            alone_S[together] = True
+        single_S = keys.num_new_S == 1
+        staging = self._staging_for(keys, single_S)
+        viewed_S = keys.adjacent_S & (keys.length_S - keys.begin_S >= self.view_keys)
+        together_S = single_S if staging is not None else single_S & ~viewed_S
+        together = np.flatnonzero(together_S)
+        alone_S = ~together_S if len(together) > 1 else np.ones_like(together_S)
         spans: list[Segment] = [
             Span(int(keys.first_S[s]), int(keys.num_new_S[s]), self._slots_of(keys, s), self._mask(keys, s))
             for s in np.flatnonzero(alone_S).tolist()
         ]
-        return [*spans, self._batch(keys, together)] if len(together) > 1 else spans
+        return [*spans, self._batch(keys, together, staging)] if len(together) > 1 else spans
+
+    def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
+        """The staging place, if there is one and the step's single tokens can use it."""
+        if self.staging is None or self.windows != (None,) or single_S.sum() < 2:
+            return None
+        return self.staging if self.staging.fits(keys.length_S[single_S]) else None
 
     def _slots_of(self, keys: _Keys, s: int) -> slice | Tensor:
         begin, end = int(keys.begin_S[s]), int(keys.length_S[s])
@@ -143,23 +152,46 @@ class InputBuilder:
             return hidden_nL.triu_(own + 1)
         return hidden_nL.triu(own + 1).add_(hidden_nL.tril_(own - keys.window))
 
-    def _batch(self, keys: _Keys, together: Integers) -> Batch:
-        length_S1 = keys.length_S[together, None]
-        begin_S1 = keys.begin_S[together, None]
+    def _batch(self, keys: _Keys, together: Integers, staging: Staging | None) -> Batch:
+        length_S1, begin_S1 = keys.length_S[together, None], keys.begin_S[together, None]
         position_SP = begin_S1 + np.arange((length_S1 - begin_S1).max())
         absent_SP = position_SP >= length_S1
-        padding = self.num_blocks * self.block_size
-        present_SP = np.where(absent_SP, 0, position_SP)
-        slots_SP = np.where(absent_SP, padding, self._slots(keys.table_SB, together[:, None], present_SP))
         mask_S11P = torch.zeros(absent_SP.shape, dtype=self.dtype, device=self.device)
         mask_S11P = mask_S11P.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None]
         whole_step = len(together) == len(keys.table_SB)
+        slots_N, staged = self._to_read(keys, together, position_SP, staging)
         return Batch(
             rows_S=None if whole_step else self._tensor(keys.first_S[together]),
             num_sequences=len(together),
-            slots_SP=self._tensor(slots_SP.reshape(-1)),
+            slots_N=self._tensor(slots_N),
             mask=mask_S11P if self.bias is None else mask_S11P + self.bias.at(self._tensor(position_SP)),
+            staged=staged,
         )
+
+    def _to_read(
+        self, keys: _Keys, together: Integers, position_SP: Integers, staging: Staging | None
+    ) -> tuple[Integers, Staged | None]:
+        """The slots of a batch's keys, flat: all of them, or those that are not staged yet."""
+        if staging is None:
+            return self._padded_slots(keys, together, position_SP), None
+        length_S = keys.length_S[together]
+        place = staging.place(keys.table_SB[together], length_S)
+        if place.fresh:
+            position_1P = np.arange(place.stride)[None]
+            to_N = place.first_slot + np.arange(len(together) * place.stride)
+            return self._padded_slots(keys, together, position_1P), self._staged(place, to_N)
+        to_S = place.first_slot + np.arange(len(together)) * place.stride + length_S - 1
+        return self._slots(keys.table_SB, together, length_S - 1), self._staged(place, to_S)
+
+    def _staged(self, place: Placement, to_N: Integers) -> Staged:
+        return Staged(place.first_slot, place.stride, self._tensor(to_N))
+
+    def _padded_slots(self, keys: _Keys, together: Integers, position_SP: Integers) -> Integers:
+        """Positions that a sequence does not have are padding."""
+        absent_SP = position_SP >= keys.length_S[together, None]
+        present_SP = np.where(absent_SP, 0, position_SP)
+        slots_SP = self._slots(keys.table_SB, together[:, None], present_SP)
+        return np.where(absent_SP, self.num_blocks * self.block_size, slots_SP).reshape(-1)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -17,18 +17,25 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.staging import staging_slots
 
 _ALIGNMENT = 64  # bytes of a cache line
 
 
 class KVCache:
-    """Memory that the scheduler hands out by block number. One more slot, the last, stays zero: padding points there."""
+    """Memory that the scheduler hands out by block number.
+
+    Behind the blocks of each layer one slot stays zero, for padding to point at; behind it, on CPUs, is the staging place.
+    """
 
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, width: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._pages_LNC = _zeros((num_layers, num_blocks * block_size + 1, width), dtype, device)
+        self.num_slots = num_blocks * block_size
+        on_cpu = device.type == "cpu"
+        self.num_staging = staging_slots(num_layers, width * dtype.itemsize, self.num_slots) if on_cpu else 0
+        self._pages_LNC = _zeros((num_layers, self.num_slots + 1 + self.num_staging, width), dtype, device)
 
     def layer(self, index: int) -> Tensor:
         """The layer's slots [N, C]."""
@@ -42,7 +49,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
-        return self._pages_LNC[:, :-1].nbytes
+        return self._pages_LNC[:, : self.num_slots].nbytes
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from ryzanstein.worker.model.loading import load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.sampler import refuse_invalid, sample
+from ryzanstein.worker.model.staging import Staging
 
 
 class ModelRunner:
@@ -37,6 +38,7 @@ class ModelRunner:
             view_keys(cache.slot_bytes, torch.get_num_threads()),
             spec.windows,
             alibi_bias(spec, tp, dtype, device),
+            Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
         )
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
