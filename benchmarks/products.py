@@ -42,9 +42,8 @@ def main() -> None:
     for num_outputs, num_inputs in SHAPES:
         for batch in BATCHES:
             linear_s, mm_s = compare(num_outputs, num_inputs, batch)
-            print(
-                f"{num_outputs} x {num_inputs}, batch {batch}: {linear_s * 1e6:.1f} / {mm_s * 1e6:.1f} us ({mm_s / linear_s:.2f})"
-            )
+            microseconds = f"{linear_s * 1e6:.1f} / {mm_s * 1e6:.1f} us"
+            print(f"{num_outputs} x {num_inputs}, batch {batch}: {microseconds} ({mm_s / linear_s:.2f})")
 
 
 if __name__ == "__main__":
