@@ -4,6 +4,7 @@ from pydantic_settings import CliApp
 
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.host import ModelChoice
+from ryzanstein.worker.ranks.process import openmp_environment
 
 
 def test_flags_win_over_the_environment(monkeypatch):
@@ -23,6 +24,11 @@ def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
     assert WorkerSettings(tp=2).rank_spec("/m").threads == 4
     assert WorkerSettings(tp=64).rank_spec("/m").threads == 1
     assert WorkerSettings(tp=2, threads_per_rank=3).rank_spec("/m").threads == 3
+
+
+def test_ranks_are_told_how_long_to_spin_before_their_runtime_starts():
+    spec = WorkerSettings(tp=2, threads_per_rank=3, openmp_spins=7).rank_spec("/m")
+    assert openmp_environment(spec) == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
 
 
 @pytest.mark.parametrize(

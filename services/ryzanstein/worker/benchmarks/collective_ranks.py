@@ -16,7 +16,7 @@ from ryzanstein.worker.benchmarks.collective_messages import (
 )
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.messages import RankCrashed, RankSpec
-from ryzanstein.worker.ranks.process import RankProcess, end, exit_text
+from ryzanstein.worker.ranks.process import RankProcess, end, exit_text, openmp_environment
 from ryzanstein.worker.ranks.wiring import Wiring
 
 _COMMAND = (sys.executable, "-m", "ryzanstein.worker.benchmarks.collective_rank")
@@ -78,7 +78,7 @@ class CollectiveRanks:
         raise errors.failed_precondition("RANKS_FAILED", f"{self._spec.collectives}: rank {answer.rank}: {text}")
 
     async def _spawn(self) -> None:
-        environment = {name: str(self._spec.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = openmp_environment(self._spec)
         with Wiring(self._spec) as wiring:
             for wires in wiring.ranks:
                 process = RankProcess(wires.start.rank, wires.rank_end.fileno(), wires.more_fds, environment, _COMMAND)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,7 @@ from ryzanstein import errors
 from ryzanstein.generation import MAX_CHOICES
 from ryzanstein.worker.benchmarks.flight import Engines, Round, losses_as_errors
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
-from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.messages import OPENMP_SPINS, RankSpec
 from ryzanstein.worker.text.model_files import ModelFiles
 
 _BLOCK_SIZE = 16
@@ -152,11 +153,13 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(min=0, help="of each rank; 0: the cores divided by the ranks")] = 0,
     max_tokens_per_step: Annotated[int, typer.Option(min=1, help="token budget of a step; at least the batch")] = 512,
+    openmp_spins: Annotated[int, typer.Option(min=0, help="looks of a thread before it sleeps")] = OPENMP_SPINS,
 ) -> None:
     """Tokens per second of the engine and its ranks on this machine."""
     with refusals_as_exit() as people:
         workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds)
         spec = rank_spec(model, workload, tp, threads, max_tokens_per_step)
+        spec = msgspec.structs.replace(spec, openmp_spins=openmp_spins)
         results = run_engine(model, workload, spec, people)
         document = {"model": str(model), "results": [asdict(result) for result in results]}
         publish(document, [table(results)], json_path)

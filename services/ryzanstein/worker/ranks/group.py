@@ -28,7 +28,7 @@ from ryzanstein.worker.ranks.messages import (
     RankRefused,
     RankSpec,
 )
-from ryzanstein.worker.ranks.process import PEER_LOST, RANK_COMMAND, RankProcess, end, exit_text
+from ryzanstein.worker.ranks.process import PEER_LOST, RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.ranks.wiring import Wiring
 
@@ -139,7 +139,7 @@ class RankGroup:
         self._board.close()
 
     async def _spawn(self) -> None:
-        environment = {name: str(self._spec.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = openmp_environment(self._spec)
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank

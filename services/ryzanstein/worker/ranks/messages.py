@@ -13,7 +13,8 @@ from ryzanstein.worker.engine.plan import StepPlan
 
 class RankSpec(msgspec.Struct, frozen=True):
     """What all ranks of a node are started with. `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold;
-    `kv_bytes` 0: a share that the rank finds sensible. `device`, `dtype` and `collectives` may be "auto"."""
+    `kv_bytes` 0: a share that the rank finds sensible. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how
+    often a thread looks before it sleeps at the end of a parallel region; 0: libgomp's own, about a millisecond."""
 
     model: str  # directory
     tp: int = 1
@@ -21,6 +22,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     dtype: str = "auto"
     collectives: str = "auto"
     threads: int = 1
+    openmp_spins: int = 0
     pin: bool = False
     block_size: int = 16
     num_blocks: int = 0

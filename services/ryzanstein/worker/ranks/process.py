@@ -12,11 +12,20 @@ from collections.abc import Mapping, Sequence
 import psutil
 import structlog
 
+from ryzanstein.worker.ranks.messages import RankSpec
+
 log = structlog.get_logger(__name__)
 
 RANK_COMMAND = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
 PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
 _KILL_WAIT_S = 10.0
+
+
+def openmp_environment(spec: RankSpec) -> dict[str, str]:
+    """What the OpenMP runtime of a rank reads before anything else runs."""
+    threads = str(spec.threads)
+    spins = {"GOMP_SPINCOUNT": str(spec.openmp_spins)} if spec.openmp_spins else {}
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **spins}
 
 
 class RankProcess:
