@@ -29,6 +29,7 @@ def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
 def test_ranks_are_told_how_long_to_spin_before_their_runtime_starts():
     spec = WorkerSettings(tp=2, threads_per_rank=3, openmp_spins=7).rank_spec("/m")
     assert openmp_environment(spec) == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
+    assert "GOMP_SPINCOUNT" not in openmp_environment(WorkerSettings().rank_spec("/m"))
 
 
 @pytest.mark.parametrize(

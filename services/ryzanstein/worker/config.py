@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
 from ryzanstein.worker.ranks.group import GroupBounds
-from ryzanstein.worker.ranks.messages import OPENMP_SPINS, RankSpec
+from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.supervisor import Backoff
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
@@ -31,9 +31,7 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
-    openmp_spins: int = Field(
-        OPENMP_SPINS, ge=0, description="looks of a thread at the end of a parallel region before it sleeps"
-    )
+    openmp_spins: int = Field(0, ge=0, description="looks of a thread before it sleeps; 0: many. 1500 where cores are shared")
     pin: bool = Field(False, description="bind each rank to cores of its own")
 
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")

@@ -23,7 +23,7 @@ from ryzanstein import errors
 from ryzanstein.generation import MAX_CHOICES
 from ryzanstein.worker.benchmarks.flight import Engines, Round, losses_as_errors
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
-from ryzanstein.worker.ranks.messages import OPENMP_SPINS, RankSpec
+from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.text.model_files import ModelFiles
 
 _BLOCK_SIZE = 16
@@ -153,7 +153,7 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(min=0, help="of each rank; 0: the cores divided by the ranks")] = 0,
     max_tokens_per_step: Annotated[int, typer.Option(min=1, help="token budget of a step; at least the batch")] = 512,
-    openmp_spins: Annotated[int, typer.Option(min=0, help="looks of a thread before it sleeps")] = OPENMP_SPINS,
+    openmp_spins: Annotated[int, typer.Option(min=0, help="looks of a thread before it sleeps; 0: many")] = 0,
 ) -> None:
     """Tokens per second of the engine and its ranks on this machine."""
     with refusals_as_exit() as people:
