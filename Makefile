@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
+RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup run test up bench lint types protos manifests clean
@@ -29,8 +30,8 @@ test: setup ## Pass the tests
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-bench: setup ## Measure the engine with the embedded model
-	$(BIN)/ryzanstein bench engine --model shared/ryzanstein/demo
+bench: setup ## Time what must not become slower, into benchmarks/results/<host>.json (RESULT=FILE: there)
+	$(BIN)/ryzanstein bench suite --json $(RESULT)
 
 lint: setup ## ruff, import contracts, buf lint
 	$(BIN)/ruff check .

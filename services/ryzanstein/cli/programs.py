@@ -19,7 +19,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
         "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
-        "bench": ("ryzanstein.worker.benchmarks", "Measure: `bench engine | collectives`."),
+        "bench": ("ryzanstein.worker.benchmarks", "Measure: `bench engine | collectives | machine | suite | compare`."),
     }
 )
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import typer
 
 from ryzanstein.worker.benchmarks.collectives import collectives
+from ryzanstein.worker.benchmarks.compare import compare
 from ryzanstein.worker.benchmarks.engine import engine
+from ryzanstein.worker.benchmarks.reference_ceilings import machine
+from ryzanstein.worker.benchmarks.suite import suite
 
 app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
 app.command()(engine)
 app.command()(collectives)
+app.command()(machine)
+app.command()(suite)
+app.command()(compare)
 
 if __name__ == "__main__":
     app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,23 @@ def publish(document: Mapping[str, Any], tables: Sequence[Table], json_path: str
     if json_path == "-":
         print(text)
     elif json_path:
-        Path(json_path).write_text(text + "\n")
+        _replace(Path(json_path), text + "\n")
     else:
         for table in tables:
             Console().print(table)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Written beside and renamed: a reader never sees half a document, nor is an older one lost to a full disk. A device or a
+    pipe is written as it is."""
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    beside.write_text(text)
+    os.replace(beside, target)
 
 
 @contextmanager
