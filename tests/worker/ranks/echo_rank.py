@@ -14,8 +14,7 @@ from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, StepEvents
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
 from ryzanstein.worker.ranks.lifeline import die_with
-from ryzanstein.worker.ranks.messages import AgentMessage, RankReady, RankRefused
-from ryzanstein.worker.ranks.process import PEER_LOST
+from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankReady, RankRefused
 
 STEP_S = 0.002
 

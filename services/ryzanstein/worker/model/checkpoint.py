@@ -6,19 +6,31 @@ holds shapes and no numbers, `load` builds it in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from ryzanstein.worker.model.memory import zeros
+from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import CheckpointError
-from ryzanstein.worker.model.tensor_files import TensorEntry, is_float
+from ryzanstein.worker.model.tensor_files import TensorEntry
+
+STORED_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_WINDOW_BYTES = 8 * 2**20
 
 
 class CheckedWeights:
@@ -27,8 +39,10 @@ class CheckedWeights:
     Raises CheckpointError naming tensor and file.
     """
 
-    def __init__(self, entries: Mapping[str, TensorEntry], model_dir: Path, dtype: torch.dtype) -> None:
-        self._entries, self._model_dir, self._dtype = entries, model_dir, dtype
+    def __init__(
+        self, entries: Mapping[str, TensorEntry], model_dir: Path, dtype: torch.dtype, weight_format: WeightFormat
+    ) -> None:
+        self._entries, self._model_dir, self._dtype, self._format = entries, model_dir, dtype, weight_format
         self._read: set[str] = set()
         self.nbytes = 0
 
@@ -43,9 +57,13 @@ class CheckedWeights:
             raise CheckpointError(f"{self._model_dir}: tensor {name} is missing")
         if entry.shape != shape:
             raise CheckpointError(f"{entry.file}: tensor {name} has shape {list(entry.shape)}, config.json needs {list(shape)}")
-        if not is_float(entry.dtype):
+        if entry.dtype not in STORED_DTYPES:
             raise CheckpointError(f"{entry.file}: tensor {name} has dtype {entry.dtype}, which is not known")
         self._read.add(name)
+
+    def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
+        self.nbytes += self._format.packed_bytes(weight_OI) - (0 if kept and self._format.copies else weight_OI.nbytes)
+        return _no_product
 
     def refuse_unread(self, ignored: Iterable[str]) -> None:
         """A tensor that no layer reads means another architecture: served without it, the model would be wrong."""
@@ -54,11 +72,22 @@ class CheckedWeights:
                 raise CheckpointError(f"{entry.file}: tensor {name} is not one of this architecture's")
 
 
-class MappedWeights:
-    """A WeightSource over memory-mapped files, for a checkpoint that `CheckedWeights` found whole. A context manager."""
+def _no_product(x_TI: Tensor) -> Tensor:
+    raise AssertionError("a decoder that was only checked has no numbers")
 
-    def __init__(self, entries: Mapping[str, TensorEntry], dtype: torch.dtype, device: torch.device) -> None:
+
+class MappedWeights:
+    """A WeightSource over memory-mapped files, for a checkpoint that `CheckedWeights` found whole. A context manager.
+
+    A window of a few rows is mapped at a time: mapped pages count as this process's memory until they are unmapped, and a
+    tensor mapped whole would be there twice. What is read meanwhile is only the rank's slice.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, TensorEntry], dtype: torch.dtype, device: torch.device, weight_format: WeightFormat
+    ) -> None:
         self._entries, self._dtype, self._device = entries, dtype, device
+        self.product = weight_format.product
         self._files = ExitStack()
         self._open = cache(self._open_file)
 
@@ -69,16 +98,38 @@ class MappedWeights:
         self._files.close()
 
     def new(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return zeros(shape, self._dtype, self._device)
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
-        stop = min(start + out.shape[dim], shape[dim])
-        if stop <= start:
+        count = min(out.shape[dim], shape[dim] - start)
+        if count <= 0:
             return
-        entry = self._entries[name]
-        stored = self._open(entry.file).get_slice(entry.name)
-        part = stored[start:stop] if dim == 0 else stored[:, start:stop]
-        out.narrow(dim, 0, stop - start).copy_(part)
+        target, first_row = out.narrow(dim, 0, count), start if dim == 0 else 0
+        for row, rows in self._windows(self._entries[name], first_row, len(target)):
+            part = rows if dim == 0 else rows.narrow(dim, start, count)
+            target.narrow(0, row - first_row, len(rows)).copy_(part)
 
-    def _open_file(self, path: Path) -> Any:
-        return self._files.enter_context(safe_open(path, framework="pt"))
+    def _windows(self, entry: TensorEntry, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
+        """So many rows from the first on, window by window: the number of each one's first row, and the rows."""
+        file, dtype = self._open(entry.file), STORED_DTYPES[entry.dtype]
+        row_bytes = math.prod(entry.shape[1:]) * dtype.itemsize
+        # The disk reads on while the first windows are converted; costs nothing where the page cache has it all.
+        os.posix_fadvise(file, entry.offset + first * row_bytes, count * row_bytes, os.POSIX_FADV_WILLNEED)
+        step = max(1, _WINDOW_BYTES // row_bytes)
+        for row in range(first, first + count, step):
+            num_rows = min(step, first + count - row)
+            begin = entry.offset + row * row_bytes
+            yield row, _mapped(file, begin, num_rows * row_bytes, dtype).view(num_rows, *entry.shape[1:])
+
+    def _open_file(self, path: Path) -> int:
+        return self._files.enter_context(path.open("rb")).fileno()
+
+
+def _mapped(file: int, begin: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+    """Bytes of a file as numbers, unmapped with the last tensor that looks at them. Copy-on-write, as torch wants to be able to
+    write; nobody does."""
+    skip = begin % mmap.ALLOCATIONGRANULARITY
+    window = mmap.mmap(file, skip + num_bytes, access=mmap.ACCESS_COPY, offset=begin - skip)
+    if skip % dtype.itemsize:  # a header of odd length
+        return torch.frombuffer(bytearray(window[skip:]), dtype=dtype)
+    return torch.frombuffer(window, dtype=dtype, offset=skip)

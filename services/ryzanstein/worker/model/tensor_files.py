@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,25 @@ _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor, with the name that its file has for it."""
+    """One stored tensor, with the name that its file has for it. It begins `offset` bytes into the file."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int
 
 
 def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
     """Every tensor of the checkpoint by name. Raises CheckpointError naming the file, and the tensor that it breaks off in."""
-    index = model_dir / "model.safetensors.index.json"
-    if not index.exists():
+    index_file = model_dir / "model.safetensors.index.json"
+    if not index_file.exists():
         return _read_header(model_dir / "model.safetensors")
-    weight_map = _read_index(index)
+    weight_map = _read_index(index_file)
     headers = {file: _read_header(model_dir / file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in headers[file]:
-            raise CheckpointError(f"{model_dir / file}: tensor {name} is missing, {index.name} places it there")
+            raise CheckpointError(f"{model_dir / file}: tensor {name} is missing, {index_file.name} places it there")
     return {name: headers[file][name] for name, file in weight_map.items()}
 
 
@@ -73,21 +75,19 @@ def _entries(path: Path, header: bytes, data_start: int, file_bytes: int) -> dic
     try:
         table = json.loads(header)
         table.pop("__metadata__", None)
-        return {name: _entry(path, name, fields, file_bytes - data_start) for name, fields in table.items()}
+        return {name: _entry(path, name, fields, data_start, file_bytes) for name, fields in table.items()}
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
 
 
-def _entry(path: Path, name: str, fields: Mapping[str, Any], data_bytes: int) -> TensorEntry:
-    start, end = fields["data_offsets"]
-    shape, dtype = tuple(fields["shape"]), fields["dtype"]
+def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, file_bytes: int) -> TensorEntry:
+    start, end = map(index, fields["data_offsets"])
+    shape, dtype = tuple(map(index, fields["shape"])), fields["dtype"]
+    data_bytes = file_bytes - data_start
+    if not 0 <= start <= end:
+        raise CheckpointError(f"{path}: tensor {name} lies from byte {start} to {end}, which is no range")
     if end > data_bytes:
         raise CheckpointError(f"{path}: truncated in tensor {name}: it ends at byte {end} of the data, there are {data_bytes}")
     if dtype in _ITEM_BYTES and end - start != _ITEM_BYTES[dtype] * math.prod(shape):
         raise CheckpointError(f"{path}: tensor {name} has {end - start} bytes, {dtype} {list(shape)} needs another number")
-    return TensorEntry(name, path, shape, dtype)
-
-
-def is_float(dtype: str) -> bool:
-    """Whether a weight of this stored dtype can be converted to the model's."""
-    return dtype in _ITEM_BYTES
+    return TensorEntry(name, path, shape, dtype, data_start + start)

@@ -20,6 +20,7 @@ from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.board import Board, RankProgress
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.messages import (
+    PEER_LOST,
     AgentMessage,
     ProfileTrace,
     RankCrashed,
@@ -28,7 +29,7 @@ from ryzanstein.worker.ranks.messages import (
     RankRefused,
     RankSpec,
 )
-from ryzanstein.worker.ranks.process import PEER_LOST, RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
+from ryzanstein.worker.ranks.process import RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.ranks.wiring import Wiring
 

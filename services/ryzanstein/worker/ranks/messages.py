@@ -10,6 +10,8 @@ import msgspec
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
 
+PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
+
 
 class RankSpec(msgspec.Struct, frozen=True):
     """What all ranks of a node are started with. `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold;
@@ -59,7 +61,8 @@ AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfi
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
-    """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up)."""
+    """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up). Of the rank's
+    memory what was resident when a phase ended, and the most that had been until then."""
 
     rank: int
     context_length: int
@@ -67,6 +70,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     block_size: int
     max_sequences: int
     startup_phases: dict[str, float]
+    resident_bytes: dict[str, int] = {}
+    peak_bytes: dict[str, int] = {}
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):

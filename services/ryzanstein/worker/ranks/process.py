@@ -17,7 +17,6 @@ from ryzanstein.worker.ranks.messages import RankSpec
 log = structlog.get_logger(__name__)
 
 RANK_COMMAND = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
-PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
 _KILL_WAIT_S = 10.0
 
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
-import structlog
-
-from ryzanstein import log
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
 from ryzanstein.worker.ranks.lifeline import die_with
-from ryzanstein.worker.ranks.messages import AgentMessage, RankCommand, RankCrashed, RankRefused, StartRank
-from ryzanstein.worker.ranks.process import PEER_LOST
+from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankCommand, RankCrashed, RankRefused, RankSpec, StartRank
 
-_log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    import structlog
 
 
 def main() -> int:
@@ -34,18 +31,36 @@ def main() -> int:
     try:
         (start,) = agent.wait()
         assert isinstance(start, StartRank)
-        log.setup("worker", start.spec.log_level, node_id=start.spec.node_id, rank=start.rank)
+        return _run(agent, start)
+    except ChannelClosed:
+        return PEER_LOST
+
+
+def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
+    """Serves until that ends, and says why it did. Returns the exit code."""
+    try:
         _serve(agent, start)
     except (ChannelClosed, CollectiveTimeout) as error:
-        _log.warning("peer lost", reason=str(error))
+        _log(start.spec, start.rank).warning("peer lost", reason=str(error))
         return PEER_LOST
     except ModelRefused as refusal:
         agent.send(RankRefused(str(refusal)))
         return 0
     except Exception as error:
-        _log.exception("rank failed")
-        agent.send(RankCrashed(arguments.rank, f"{type(error).__name__}: {error}"[:1024]))
+        _log(start.spec, start.rank).exception("rank failed")
+        agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024]))
         return 1
+
+
+def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
+    """Set up when there is something to say: a tenth of a second that a rank which serves never needs."""
+    import structlog
+
+    from ryzanstein import log
+
+    log.setup("worker", spec.log_level, node_id=spec.node_id, rank=rank)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+    return logger
 
 
 def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:

@@ -14,32 +14,42 @@ from typing import TYPE_CHECKING
 
 from ryzanstein.worker.ranks.board import IDLE, RankBoard
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec, StartRank
+from ryzanstein.worker.ranks.resident import resident
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.collectives import Collectives
     from ryzanstein.worker.model.options import RunnerOptions
+    from ryzanstein.worker.model.parallel import TensorParallel
     from ryzanstein.worker.model.runner import ModelRunner
 
 
 class Phases:
-    """Seconds by phase; the board shows the phase that runs."""
+    """Seconds by phase, and the memory at its end; the board shows the phase that runs."""
 
     def __init__(self, board: RankBoard) -> None:
         self._board = board
         self.seconds: dict[str, float] = {}
+        self.resident_bytes: dict[str, int] = {}
+        self.peak_bytes: dict[str, int] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._board.enter(name)
         began = time.monotonic()
         yield
-        self.seconds[name] = time.monotonic() - began
+        self.end(name, time.monotonic() - began)
+
+    def end(self, name: str, duration_s: float) -> None:
+        """Takes down what the phase cost."""
+        memory = resident()
+        self.seconds[name] = duration_s
+        self.resident_bytes[name], self.peak_bytes[name] = memory.now_bytes, memory.peak_bytes
 
 
 def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     """The model, loaded and warm, and what to tell the agent. Raises ModelRefused."""
     spec, phases = start.spec, Phases(board)
-    phases.seconds["spawn"] = time.monotonic() - start.spawned_s
+    phases.end("spawn", time.monotonic() - start.spawned_s)
     if spec.pin:
         os.sched_setaffinity(0, cores(sorted(os.sched_getaffinity(0)), start.rank, spec.threads))
     with phases.phase("import"):
@@ -48,6 +58,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     device = _device(spec.device, start.rank)
     with phases.phase("group"):
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
+        _meet(tp, device)
     with phases.phase("load"):
         runner = ModelRunner.load(Path(spec.model), tp, _options(spec, device))
     with phases.phase("warm_up"):
@@ -56,7 +67,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     # A sequence may fill the whole cache but no more, whatever the model's own context.
     context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
-    return runner, RankReady(start.rank, *numbers, phases.seconds)
+    return runner, RankReady(start.rank, *numbers, phases.seconds, phases.resident_bytes, phases.peak_bytes)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
@@ -80,6 +91,13 @@ def _collectives(start: StartRank, device: str, board: RankBoard) -> Collectives
     backend = default_backend(device) if spec.collectives == "auto" else spec.collectives
     store = Path(f"/proc/self/fd/{start.store_fd}")
     return open_collectives(GroupAddress(backend, start.segment_fd, store), start.rank, spec.tp, board)
+
+
+def _meet(tp: TensorParallel, device: str) -> None:
+    """Waits for all ranks: how much later the slowest was imported belongs to the group's phase, not to loading."""
+    import torch
+
+    tp.collectives.all_reduce(torch.zeros(1, device=device))
 
 
 def _options(spec: RankSpec, device: str) -> RunnerOptions:
