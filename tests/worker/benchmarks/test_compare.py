@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.benchmarks.__main__ import app
 from ryzanstein.worker.benchmarks.compare_documents import Rule, compare_documents
-from ryzanstein.worker.benchmarks.suite_document import SCHEMA, Figure, Sample, SuiteDocument
+from ryzanstein.worker.benchmarks.suite_document import SCHEMA, Figure, KernelTimes, Sample, SuiteDocument
 from ryzanstein.worker.benchmarks.suite_machine import Machine
 
 NAMES = [f"engine/demo/batch{batch}" for batch in range(1, 13)]
@@ -43,7 +43,7 @@ def document(seed: int, *, slower: Mapping[str, float] | None = None, rounds: in
     pace = choose.uniform(1, 1.3)  # this run's machine, all of it
     figures = [figure(name, choose, rounds, cost_s=pace * 0.1 * (slower or {}).get(name, 1.0), **noisy) for name in NAMES]
     figures = [msgspec.structs.replace(f, rounds=[paced(sample, pace) for sample in f.rounds]) for f in figures]
-    return SuiteDocument(SCHEMA, MACHINE, [], {"small": "50 products, 2 threads"}, figures)
+    return SuiteDocument(SCHEMA, MACHINE, [], {"small": KernelTimes("50 products, 2 threads", [pace] * rounds)}, figures)
 
 
 def paced(sample: Sample, pace: float) -> Sample:
@@ -91,6 +91,15 @@ def test_a_slowdown_below_the_least_effect_is_no_alarm_however_clear_it_is() -> 
     assert comparison.rows[0].verdict == "same"
 
 
+def test_how_much_slower_the_machine_itself_was_is_told_and_is_no_alarm() -> None:
+    before, after = document(1), document(2)
+    before = msgspec.structs.replace(before, kernels={"small": KernelTimes("50 products, 2 threads", [1.0, 9.0, 1.0])})
+    after = msgspec.structs.replace(after, kernels={"small": KernelTimes("50 products, 2 threads", [2.0, 2.0, 2.0])})
+    comparison = compare_documents(before, after, RULE)
+    assert comparison.kernel_factors == {"small": 2.0}
+    assert not comparison.named("slower")
+
+
 def test_figures_that_are_new_and_facts_that_changed_are_told() -> None:
     before, after = document(1), document(2)
     before = msgspec.structs.replace(before, figures=before.figures[1:])
@@ -114,7 +123,10 @@ def first_figure(**changes: Any) -> Callable[[SuiteDocument], SuiteDocument]:
         (first_figure(name="other"), f"figures[{NAMES[0]}]: is missing in the later document"),
         (first_figure(workload="a page"), f"figures[{NAMES[0]}].workload: must be the same"),
         (first_figure(reference="loop"), f"figures[{NAMES[0]}].reference: must be the same"),
-        (lambda d: msgspec.structs.replace(d, kernels={"small": "7 products"}), "kernels[small]: must be the same"),
+        (
+            lambda d: msgspec.structs.replace(d, kernels={"small": KernelTimes("7 products", [1.0])}),
+            "kernels[small]: must be the same",
+        ),
         (lambda d: msgspec.structs.replace(d, machine=msgspec.structs.replace(MACHINE, cpu="other")), "machine.cpu: must be"),
         (lambda d: msgspec.structs.replace(d, machine=msgspec.structs.replace(MACHINE, cores=64)), "machine.cores: must be"),
         (

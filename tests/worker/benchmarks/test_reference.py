@@ -8,7 +8,7 @@ from ryzanstein.worker.benchmarks.reference_ceilings import choose_buffer_bytes
 
 def test_each_kernel_gives_a_time_and_says_what_it_is() -> None:
     references = References.build(buffer_bytes=2**20)
-    assert set(references.definitions) == {"matmul", "read", "small", "loop"}
+    assert set(references.definitions) == {"matmul", "read", "read-1", "small", "loop"}
     assert min(references.time(references.definitions).values()) > 0
     assert set(references.time(["loop"])) == {"loop"}
 

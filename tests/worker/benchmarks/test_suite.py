@@ -28,6 +28,7 @@ def test_every_figure_of_every_round_is_written_beside_its_reference_kernel(tmp_
     names = [figure.name for figure in document.figures]
     assert names[:3] == [f"engine/demo/tp1/{what}" for what in ("start", "batch1/first-tokens", "batch1/decode")]
     assert {name.split("/")[0] for name in names} == {"engine", "collectives", "parts"}
+    assert {len(kernel.rounds_s) for kernel in document.kernels.values()} == {2}
     for figure in document.figures:
         assert figure.reference in document.kernels
         assert len(figure.rounds) == 2

@@ -37,6 +37,7 @@ def as_document(before: SuiteDocument, after: SuiteDocument, rule: Rule, compari
         "faster": [row.name for row in comparison.named("faster")],
         "added": list(comparison.added),
         "notes": list(comparison.notes),
+        "kernel_factors": dict(comparison.kernel_factors),
         "changes": [_as_row(row) for row in comparison.rows],
     }
 
@@ -89,5 +90,7 @@ def compare(
 def _tell(comparison: Comparison, people: Console) -> None:
     for note in (*comparison.notes, *(f"{name} is new" for name in comparison.added)):
         people.print(note)
+    factors = ", ".join(f"{name} {factor:.2f}" for name, factor in comparison.kernel_factors.items())
+    people.print(f"the machine itself, later over earlier: {factors}")
     counts = ((verdict, comparison.named(verdict)) for verdict in ("slower", "faster", "same", "unclear"))
     people.print(", ".join(f"{len(rows)} {verdict}" for verdict, rows in counts))

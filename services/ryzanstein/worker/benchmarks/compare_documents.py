@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ryzanstein import errors
@@ -35,9 +36,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`added` are figures that only the later document has, `notes` what differs and may be the reason."""
+    """`added` are figures that only the later document has, `notes` what differs and may be the reason, `kernel_factors` how
+    much slower the machine was."""
 
     rows: tuple[Row, ...]
+    kernel_factors: Mapping[str, float]
     added: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -51,12 +54,27 @@ def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -
     _same("machine.cpu", before.machine.cpu, after.machine.cpu)
     _same("machine.cores", before.machine.cores, after.machine.cores)
     for kernel in sorted({figure.reference for figure in before.figures}):
-        _same(f"kernels[{kernel}]", before.kernels.get(kernel), after.kernels.get(kernel))
+        _same(f"kernels[{kernel}]", _definition(before, kernel), _definition(after, kernel))
     later = {figure.name: figure for figure in after.figures}
     error = rule.false_alarms / len(before.figures)
     rows = tuple(_row(figure, _partner(figure, later), error, rule.min_effect) for figure in before.figures)
     known = {figure.name for figure in before.figures}
-    return Comparison(rows, tuple(name for name in later if name not in known), _notes(before, after))
+    return Comparison(
+        rows, _kernel_factors(before, after), tuple(name for name in later if name not in known), _notes(before, after)
+    )
+
+
+def _kernel_factors(before: SuiteDocument, after: SuiteDocument) -> dict[str, float]:
+    """How much slower the machine itself was, by each reference kernel that is the same in both: ratios of medians."""
+    return {
+        kernel: statistics.median(after.kernels[kernel].rounds_s) / statistics.median(times.rounds_s)
+        for kernel, times in before.kernels.items()
+        if times.definition == _definition(after, kernel)
+    }
+
+
+def _definition(document: SuiteDocument, kernel: str) -> str | None:
+    return document.kernels[kernel].definition if kernel in document.kernels else None
 
 
 def _partner(figure: Figure, later: dict[str, Figure]) -> Figure:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 MATMUL_SIZE = 1024
 SMALL_SHAPE = (32, 288, 768)  # rows, inputs, outputs: a product of a decode step of the S preset
-_SMALL_CALLS = 50
+_SMALL_CALLS = 20
 _LOOP_TURNS = 20_000
 _SAMPLES = 5
 _FLOAT_BYTES = 4
@@ -56,11 +56,13 @@ class References:
     @classmethod
     def build(cls, buffer_bytes: int) -> References:
         """`matmul` is bound by arithmetic, `read` by memory, `small` by operators and the joining of threads, each with all
-        cores of this process; `loop` by one thread of Python. `buffer_bytes` is what `read` reads."""
+        cores of this process; `loop` by Python and `read-1` by memory, with one thread. `buffer_bytes` is what is read."""
+        read = read_kernel(buffer_bytes)
         return cls(
             {
                 "matmul": matmul_kernel(),
-                "read": read_kernel(buffer_bytes),
+                "read": read,
+                "read-1": replace(read, threads=1),
                 "small": _small_kernel(),
                 "loop": Kernel(f"{_LOOP_TURNS} turns of a Python loop over a list and a dict", 1, _loop),
             }

@@ -62,10 +62,9 @@ def run_suite(plan: Plan, console: Console) -> SuiteDocument:
         parts = _parts(plan, Path(directory))
         console.print("machine")
         ceilings = measure_ceilings(_CEILING_ROUNDS, plan.buffer_bytes)
-        references = References.build(plan.buffer_bytes)
-        log = RoundLog(references)
+        log = RoundLog(References.build(plan.buffer_bytes))
         asyncio.run(_rounds(parts, plan.workload.rounds, log, console))
-    return SuiteDocument(SCHEMA, Machine.here(), ceilings, references.definitions, log.figures())
+    return SuiteDocument(SCHEMA, Machine.here(), ceilings, log.kernels(), log.figures())
 
 
 def _parts(plan: Plan, directory: Path) -> list[Part]:
@@ -83,6 +82,7 @@ def _synthesized(preset: str, directory: Path) -> Path:
 async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Console) -> None:
     for number in range(rounds):
         console.print(f"round {number + 1} of {rounds}")
+        log.begin_round()
         for part in parts:
             await part.round(log)
 

@@ -51,13 +51,20 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [sample.seconds for sample in self.rounds]
 
 
+class KernelTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reference kernel, and its time at the beginning of each round."""
+
+    definition: str
+    rounds_s: Annotated[list[Positive], Meta(min_length=1, max_length=MAX_ROUNDS)]
+
+
 class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run of the suite. `kernels` are the reference kernels' definitions by name."""
+    """One run of the suite. `kernels` are the reference kernels by name."""
 
     schema: str
     machine: Machine
     ceilings: list[Ceilings]
-    kernels: dict[str, str]
+    kernels: dict[str, KernelTimes]
     figures: Annotated[list[Figure], Meta(min_length=1, max_length=1000)]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ryzanstein.worker.benchmarks.reference import References
-from ryzanstein.worker.benchmarks.suite_document import Figure, Sample
+from ryzanstein.worker.benchmarks.suite_document import Figure, KernelTimes, Sample
 
 _ENOUGH_S = 0.25
 _MOST_RUNS = 8
@@ -44,6 +44,12 @@ class RoundLog:
         self._references = references
         self._subjects: dict[str, Subject] = {}
         self._samples: dict[str, list[Sample]] = {}
+        self._kernels_s: dict[str, list[float]] = {name: [] for name in references.definitions}
+
+    def begin_round(self) -> None:
+        """Times every reference kernel, for the record of how fast the machine was."""
+        for name, seconds in self._references.time(self._kernels_s).items():
+            self._kernels_s[name].append(seconds)
 
     async def time(self, subjects: Sequence[Subject], run: Callable[[], Awaitable[Sequence[float]]]) -> None:
         """Awaits `run` once; what it returns are the subjects' seconds, in their order."""
@@ -60,6 +66,11 @@ class RoundLog:
             Figure(subject.name, subject.workload, subject.reference, self._samples[subject.name])
             for subject in self._subjects.values()
         ]
+
+    def kernels(self) -> dict[str, KernelTimes]:
+        """Once a round has begun."""
+        definitions = self._references.definitions
+        return {name: KernelTimes(definitions[name], seconds) for name, seconds in self._kernels_s.items()}
 
     def _add(self, subject: Subject, sample: Sample) -> None:
         self._subjects.setdefault(subject.name, subject)
