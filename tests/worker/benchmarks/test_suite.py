@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ryzanstein.worker.benchmarks.__main__ import app
 from ryzanstein.worker.benchmarks.suite_document import SCHEMA, read_document
+from ryzanstein.worker.benchmarks.suite_engine import decode_reference
 
 TINY = ("--models", "demo", "--tp", "1", "--batch", "1", "--prompt-tokens", "8", "--new-tokens", "4", "--buffer-mib", "1")
 
@@ -57,6 +58,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(arguments: list
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--rounds", "101"], ["--new-tokens", "1"], ["--buffer-mib", "-1"]])
 def test_flags_out_of_range_are_usage_errors(arguments: list[str]) -> None:
     assert suite(*arguments).exit_code == 2
+
+
+def test_models_that_no_cache_holds_are_compared_with_reading_memory(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2**20)
+        assert decode_reference(tmp_path) == "small"
+        file.truncate(2**40)  # a hole, no bytes on disk
+        assert decode_reference(tmp_path) == "read"
 
 
 def test_the_machines_ceilings_are_measured_with_one_thread_and_with_all() -> None:
