@@ -22,7 +22,8 @@ MATMUL_SIZE = 1024
 SMALL_SHAPE = (32, 288, 768)  # rows, inputs, outputs: a product of a decode step of the S preset
 _SMALL_CALLS = 20
 _LOOP_TURNS = 20_000
-_SAMPLES = 5
+_ENOUGH_S = 0.04
+_LEAST_SAMPLES, _MOST_SAMPLES = 3, 100
 _FLOAT_BYTES = 4
 _ROW = 4096
 
@@ -41,10 +42,13 @@ class Kernel:
         return f"{self.work}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def time(self) -> float:
-        """Seconds of one run: the median of five, after one that is not counted."""
+        """Seconds of one run: the median of those that fit into 40 ms, at least three, after one that is not counted."""
+        samples: list[float] = []
         with _threads(self.threads), torch.inference_mode():
             self.run()
-            return statistics.median(_seconds(self.run) for _ in range(_SAMPLES))
+            while len(samples) < _LEAST_SAMPLES or (sum(samples) < _ENOUGH_S and len(samples) < _MOST_SAMPLES):
+                samples.append(_seconds(self.run))
+        return statistics.median(samples)
 
 
 class References:

@@ -120,7 +120,7 @@ def suite(
     batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
     new_tokens: Annotated[int, typer.Option(min=2)] = 32,
-    rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS)] = 9,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS)] = 12,
     buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="that the kernel `read` reads; 0: twice the caches")] = 0,
     quick: Annotated[bool, typer.Option(help="the demo model alone at batch 1 and 8, unless they are named")] = False,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
