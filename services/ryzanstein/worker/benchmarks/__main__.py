@@ -6,12 +6,16 @@ import typer
 
 from ryzanstein.worker.benchmarks.collectives import collectives
 from ryzanstein.worker.benchmarks.compare import compare
-from ryzanstein.worker.benchmarks.engine import engine
+from ryzanstein.worker.benchmarks.engine_command import engine
+from ryzanstein.worker.benchmarks.loading import load
+from ryzanstein.worker.benchmarks.peers.install_command import install_peers
 from ryzanstein.worker.benchmarks.reference_ceilings import machine
 from ryzanstein.worker.benchmarks.suite import suite
 
 app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
 app.command()(engine)
+app.command()(install_peers)
+app.command()(load)
 app.command()(collectives)
 app.command()(machine)
 app.command()(suite)

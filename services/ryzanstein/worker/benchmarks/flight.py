@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.benchmarks.memory import peak_rss_bytes, reset_peak_rss
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
@@ -28,6 +28,7 @@ class Round:
     """One batch, run once. `ttft_s` is until the last sequence has its first token, decode is all that comes after it.
 
     `step_times_s` are rank 0's steps that gave tokens; `collectives_s` is the time it spent in collectives in all of them.
+    `first_tokens` are those of the prompts, in their order.
     """
 
     ttft_s: float
@@ -36,6 +37,7 @@ class Round:
     peak_rss_bytes: int
     step_times_s: tuple[float, ...]
     collectives_s: float
+    first_tokens: tuple[int, ...]
 
 
 class Flight:
@@ -44,6 +46,7 @@ class Flight:
     def __init__(self, groups: Sequence[int], began_s: float) -> None:
         self._silent = set(groups)
         self._running = set(groups)
+        self._first_tokens = dict.fromkeys(groups, -1)
         self._began_s = began_s
         self._first_s = 0.0
         self._num_tokens = 0
@@ -59,7 +62,10 @@ class Flight:
             self._num_decoded += len(events.token_ids)
         elif self._silent.issubset(events.groups):
             self._first_s = now_s
-        self._silent.difference_update(events.groups)
+        for group, token_id in zip(events.groups, events.token_ids, strict=True):
+            if group in self._silent:
+                self._silent.discard(group)
+                self._first_tokens[group] = token_id
         self._running.difference_update(end.group for end in events.ended)
         if events.failed and not self.landed.done():
             self.landed.set_exception(errors.internal(events.failed[0].message))
@@ -76,6 +82,7 @@ class Flight:
             peak_rss_bytes,
             tuple(self._step_times_s),
             collectives_s,
+            tuple(self._first_tokens.values()),
         )
 
 
@@ -103,14 +110,18 @@ class Engines:
         await self._group.end(graceful=True)
 
     async def run(self, batch: int, prompt_tokens: int, new_tokens: int) -> Round:
-        """Submits the batch at once and waits for its end. RanksLost when a rank is."""
+        """Random prompts, see `generate`."""
         prompts = [self._random.choices(range(self._vocab_size), k=prompt_tokens) for _ in range(batch)]
-        groups = range(self._num_groups, self._num_groups + batch)
-        self._num_groups += batch
+        return await self.generate(prompts, new_tokens)
+
+    async def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> Round:
+        """Submits the batch at once and waits for its end. RanksLost when a rank is."""
+        groups = range(self._num_groups, self._num_groups + len(prompts))
+        self._num_groups += len(prompts)
         before = self._group.progress()
         pids = [progress.pid for progress in before]
         for pid in pids:
-            _reset_peak_rss(pid)
+            reset_peak_rss(pid)
         flight = self._flight = Flight(groups, time.perf_counter())
         for group, prompt_ids in zip(groups, prompts, strict=True):
             self._group.send(SubmitGroup(group, prompt_ids, _GREEDY, new_tokens, [], [[]], [False]))
@@ -119,7 +130,7 @@ class Engines:
         if not flight.landed.done():
             raise RanksLost(self._group.lost.result())
         collectives_s = self._group.progress()[0].collectives_s - before[0].collectives_s
-        return flight.result(sum(map(_peak_rss_bytes, pids)), collectives_s)
+        return flight.result(sum(map(peak_rss_bytes, pids)), collectives_s)
 
     def _on_step(self, events: StepEvents) -> None:
         if self._flight is not None:
@@ -136,13 +147,3 @@ def losses_as_errors() -> Iterator[None]:
         yield
     except (RanksRefused, RanksLost) as error:
         raise errors.failed_precondition("RANKS_FAILED", str(error)) from error
-
-
-def _reset_peak_rss(pid: int) -> None:
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def _peak_rss_bytes(pid: int) -> int:
-    """VmHWM of proc(5): the most since it was last reset."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

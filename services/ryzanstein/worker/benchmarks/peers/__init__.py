@@ -1,0 +1,1 @@
+"""What a user could run instead, measured on the same checkpoint and prompts: `ryzanstein bench engine --peers`."""

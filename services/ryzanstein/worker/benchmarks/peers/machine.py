@@ -1,0 +1,34 @@
+"""What the figures depend on: the processor, the cores that may be used, and which fast instructions it has."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    cpu: str
+    cores: tuple[int, ...]
+    memory_bytes: int
+    flags: tuple[str, ...]
+
+    @classmethod
+    def read(cls) -> Self:
+        """From /proc/cpuinfo; a processor whose file has other names is known by platform alone."""
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        present = set(facts.get("flags", "").split())
+        return cls(
+            facts.get("model name", platform.machine()),
+            tuple(sorted(os.sched_getaffinity(0))),
+            psutil.virtual_memory().total,
+            tuple(flag for flag in _FLAGS if flag in present),
+        )

@@ -1,0 +1,130 @@
+"""A comparison as a JSON document and as tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from ryzanstein.worker.benchmarks.engine import Workload
+from ryzanstein.worker.benchmarks.peers.comparison import Outcome
+from ryzanstein.worker.benchmarks.peers.contenders import Label
+from ryzanstein.worker.benchmarks.peers.machine import Machine
+from ryzanstein.worker.benchmarks.peers.ratios import Ratio, Spread, first_tokens_equal, ratios
+from ryzanstein.worker.benchmarks.peers.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`threads` of each contender, all its ranks together; `absent` says why a peer was not run."""
+
+    model: str
+    machine: Machine
+    workload: Workload
+    threads: int
+    outcome: Outcome
+    absent: Mapping[Label, str]
+
+    def document(self) -> dict[str, Any]:
+        """SI units. Rows have medians over the rounds, and every round."""
+        equal = first_tokens_equal(self.outcome.timings)
+        rows = self.outcome.timings.items()
+        return {
+            "model": self.model,
+            "machine": asdict(self.machine),
+            "threads": self.threads,
+            "facts": {str(label): dict(facts) for label, facts in self.outcome.facts.items() if facts},
+            "results": [self._row(*key, rounds, equal.get(key)) for key, rounds in rows],
+            "ratios": [_ratio_row(ratio) for ratio in ratios(self.outcome.timings)],
+            "absent": _reasons(self.absent),
+            "failed": _reasons(self.outcome.failed),
+        }
+
+    def _row(self, label: Label, batch: int, rounds: Mapping[int, Timing], equal: float | None) -> dict[str, Any]:
+        return {
+            **asdict(label),
+            "batch": batch,
+            "prompt_tokens": self.workload.prompt_tokens,
+            "new_tokens": self.workload.new_tokens,
+            **_medians(list(rounds.values())),
+            "first_tokens_equal": equal,
+            "rounds": [{"round": number} | _figures(timing) for number, timing in sorted(rounds.items())],
+        }
+
+    def tables(self) -> list[Table]:
+        """Speeds, ratios, and who did not run."""
+        shown = [self._speeds(), self._ratios()]
+        missing = {"absent": self.absent, "failed": self.outcome.failed}
+        return shown + [_missing(title, labels) for title, labels in missing.items() if labels]
+
+    def _speeds(self) -> Table:
+        workload = self.workload
+        title = f"{self.model}, {workload.prompt_tokens} in, {workload.new_tokens} out, {self.threads} threads"
+        headings = ("batch", "tokens/s", "decode tokens/s", "first tokens", "peak memory", "same first token")
+        table = _table(title, "engine", *headings)
+        equal = first_tokens_equal(self.outcome.timings)
+        for (label, batch), rounds in sorted(self.outcome.timings.items(), key=lambda item: (item[0][1], item[0][0])):
+            figures = _medians(list(rounds.values()))
+            table.add_row(
+                *(str(label), str(batch)),
+                f"{figures['total_tokens_per_s']:.1f}",
+                f"{figures['decode_tokens_per_s']:.1f}",
+                f"{figures['ttft_s'] * 1e3:.0f} ms",
+                f"{figures['peak_rss_bytes'] / 2**20:.0f} MiB",
+                f"{equal[label, batch]:.0%}" if (label, batch) in equal else "-",
+            )
+        return table
+
+    def _ratios(self) -> Table:
+        """Above 1 ours is faster."""
+        table = _table(
+            "ours over the peer's: median (least, most) of the rounds", "ours", "peer", "batch", "tokens/s", "first tokens"
+        )
+        for ratio in ratios(self.outcome.timings):
+            spreads = (_spread(ratio.total_tokens_per_s), _spread(ratio.ttft))
+            table.add_row(str(ratio.own), str(ratio.peer), str(ratio.batch), *spreads)
+        return table
+
+
+def _figures(timing: Timing) -> dict[str, Any]:
+    return {name: value for name, value in asdict(timing).items() if name != "first_tokens"}
+
+
+def _medians(timings: Sequence[Timing]) -> dict[str, Any]:
+    """The peak is the highest of any round."""
+    return {
+        "total_tokens_per_s": statistics.median(timing.total_tokens_per_s for timing in timings),
+        "decode_tokens_per_s": statistics.median(timing.decode_tokens_per_s for timing in timings),
+        "ttft_s": statistics.median(timing.ttft_s for timing in timings),
+        "peak_rss_bytes": max(timing.peak_rss_bytes for timing in timings),
+    }
+
+
+def _ratio_row(ratio: Ratio) -> dict[str, Any]:
+    row = asdict(ratio)
+    return {**row.pop("own"), **row}
+
+
+def _reasons(labels: Mapping[Label, str]) -> list[dict[str, Any]]:
+    return [{**asdict(label), "reason": reason} for label, reason in labels.items()]
+
+
+def _missing(title: str, labels: Mapping[Label, str]) -> Table:
+    table = _table(title, "engine", "reason")
+    for label, reason in labels.items():
+        table.add_row(str(label), reason)
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {"engine", "ours", "peer", "reason"} else "right")
+    return table
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.median:.2f} ({spread.min:.2f}, {spread.max:.2f})"
