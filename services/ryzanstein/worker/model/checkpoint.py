@@ -18,7 +18,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.memory import zeros
+from ryzanstein.worker.model.memory import WeightMemory
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import CheckpointError
@@ -86,7 +86,9 @@ class MappedWeights:
     def __init__(
         self, entries: Mapping[str, TensorEntry], dtype: torch.dtype, device: torch.device, weight_format: WeightFormat
     ) -> None:
-        self._entries, self._dtype, self._device = entries, dtype, device
+        self._entries = entries
+        self._memory = WeightMemory(dtype, device)
+        self.new = self._memory.zeros
         self.product = weight_format.product
         self._files = ExitStack()
         self._open = cache(self._open_file)
@@ -96,9 +98,7 @@ class MappedWeights:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._files.close()
-
-    def new(self, *shape: int) -> Tensor:
-        return zeros(shape, self._dtype, self._device)
+        self._memory.close()
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         count = min(out.shape[dim], shape[dim] - start)
