@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ryzanstein import errors
 from ryzanstein.worker.benchmarks.engine import Workload, batches, integers, rank_spec, run_engine, table
 from ryzanstein.worker.benchmarks.peers.checkpoint import checkpoint
-from ryzanstein.worker.benchmarks.peers.contenders import OWN, Site
+from ryzanstein.worker.benchmarks.peers.contenders import OWN, Site, choose_peers
 from ryzanstein.worker.benchmarks.peers.session import compare, peer_settings
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
 from ryzanstein.worker.model.segment import MAX_RANKS
@@ -58,6 +58,7 @@ def engine(
     openmp_spins: Annotated[int, typer.Option(min=0, help="looks of a thread before it sleeps; 0: many")] = 0,
     peers: Annotated[bool, typer.Option("--peers", help="also what else is installed, see install-peers")] = False,
     peers_dir: Annotated[Path | None, typer.Option(help="where the peers are; default: peers/ in the cache")] = None,
+    only: Annotated[str, typer.Option(help="of the peers those of these engines, several with commas between")] = "",
     peer_timeout_s: Annotated[float, typer.Option(min=1.0, help="for a peer to load, and for each batch")] = 1200.0,
     cache_home: CacheHome = CACHE_HOME,
 ) -> None:
@@ -80,7 +81,8 @@ def engine(
             publish({"model": str(directory), "results": [asdict(result) for result in results]}, [table(results)], json_path)
             return
         settings = peer_settings(directory, workload, threads or len(os.sched_getaffinity(0)))
-        site = Site(peers_dir or cache_home / "ryzanstein" / "peers", directory, settings, peer_timeout_s)
+        where = peers_dir or cache_home / "ryzanstein" / "peers"
+        site = Site(choose_peers(only), where, directory, settings, peer_timeout_s)
         report = compare(list(specs()), site, workload, files.vocab_size, people)
         publish(report.document(), report.tables(), json_path)
         if any(label.engine == OWN for label in report.outcome.failed):

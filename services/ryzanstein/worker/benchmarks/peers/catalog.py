@@ -36,10 +36,7 @@ _EXPORT = ("{bin}/optimum-cli", "export", "openvino", "--model", "{model}", "--t
 _GGUF_Q8_0 = Format("gguf-q8_0", ("{python}", "-m", "runners.write_gguf", "{model}", "{out}"))
 _OPENVINO_FP32 = Format("openvino-fp32", (*_EXPORT, "--weight-format", "fp32", "{out}"))
 _OPENVINO_INT8 = Format("openvino-int8", (*_EXPORT, "--weight-format", "int8", "{out}"))
-_CTRANSLATE2_INT8 = Format(
-    "ctranslate2-int8",
-    ("{bin}/ct2-transformers-converter", "--model", "{model}", "--output_dir", "{out}", "--quantization", "int8"),
-)
+_CTRANSLATE2_INT8 = Format("ctranslate2-int8", ("{python}", "-m", "runners.write_ctranslate2", "{model}", "{out}"))
 
 
 @dataclass(frozen=True, slots=True)

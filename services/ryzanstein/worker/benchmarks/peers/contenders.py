@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ryzanstein import errors
 from ryzanstein.worker.benchmarks.flight import Engines, losses_as_errors
 from ryzanstein.worker.benchmarks.peers.catalog import PEERS, Peer
 from ryzanstein.worker.benchmarks.peers.conversion import converted
@@ -76,8 +77,9 @@ class _OwnRanks:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all peers are given. `settings` fits each but for its model, quantization and number of ranks."""
+    """The peers and what they are given. `settings` fits each but for its model, quantization and number of ranks."""
 
+    peers: tuple[Peer, ...]
     peers_dir: Path
     model: Path
     settings: Settings
@@ -116,10 +118,19 @@ def label_of(peer: Peer) -> Label:
     return Label(peer.engine, peer.quantization, peer.tp)
 
 
+def choose_peers(names: str) -> tuple[Peer, ...]:
+    """All without a name, else those of these engines, with commas between. INVALID_ARGUMENT for one that is not known."""
+    known = dict.fromkeys(peer.engine for peer in PEERS)
+    wanted = names.split(",") if names else list(known)
+    if not set(wanted) <= known.keys():
+        raise errors.invalid("only", f"must be of {', '.join(known)}", names)
+    return tuple(peer for peer in PEERS if peer.engine in wanted)
+
+
 def present_peers(site: Site) -> tuple[list[PeerContender], dict[Label, str]]:
     """Those that can be run here, and for each of the others why not."""
     contenders, absent = [], {}
-    for peer in PEERS:
+    for peer in site.peers:
         if why := _why_absent(peer, site):
             absent[label_of(peer)] = why
         else:
@@ -131,6 +142,6 @@ def _why_absent(peer: Peer, site: Site) -> str:
     python = python_of(site.peers_dir, peer.environment)
     if not python.exists():
         return f"not installed: {python} is not there"
-    if peer.tp > len(site.settings.cores):
-        return f"{peer.tp} ranks need as many cores, there are {len(site.settings.cores)}"
+    if peer.tp > site.settings.threads:
+        return f"{peer.tp} ranks need as many threads, there are {site.settings.threads}"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from ryzanstein.worker.benchmarks.peers.timing import Timing
 _TAIL_BYTES = 8192
 _ANSWER_BYTES = 2**20
 _END_S = 10.0
+_ERROR = re.compile(r"\b[A-Z]\w*Error: .{1,200}")
 
 
 class PeerFailed(Exception):
@@ -51,12 +53,16 @@ class PeerProcess:
         try:
             self.facts = (await self._answer())["facts"]
         except BaseException:
-            await self._end()
+            await self._end(grace_s=0.0)
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._end(_END_S if kind is None else 0.0)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
         """One batch. PeerFailed when there is no answer in time."""
@@ -80,8 +86,14 @@ class PeerProcess:
             raise PeerFailed(await self._last_words())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PeerFailed(answer["error"])
+            raise PeerFailed(self._with_cause(answer["error"]))
         return answer
+
+    def _with_cause(self, error: str) -> str:
+        """Of a peer that itself has processes, one of which failed: what that one wrote as its error."""
+        errors = _ERROR.findall(self._tail.decode(errors="replace"))
+        cause = next((found for found in reversed(errors) if not error.startswith(found)), "")
+        return f"{error} ({cause})" if cause else error
 
     async def _last_words(self) -> str:
         """Of a process that closed its output: how it ended, and what it wrote last."""
@@ -97,15 +109,16 @@ class PeerProcess:
         while piece := await self._process.stderr.read(_TAIL_BYTES):
             self._tail = (self._tail + piece)[-_TAIL_BYTES:]
 
-    async def _end(self) -> None:
-        """The end of its input asks it to end; after a while it is killed, and so is what it left behind in its session."""
+    async def _end(self, grace_s: float) -> None:
+        """The end of its input asks it to end, the end of its output tells that it has. Then, or after the grace, all that is
+        left of its session is killed."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(_END_S):
-                await self._process.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.stdout.read()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

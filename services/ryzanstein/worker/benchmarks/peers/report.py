@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -13,7 +13,7 @@ from ryzanstein.worker.benchmarks.engine import Workload
 from ryzanstein.worker.benchmarks.peers.comparison import Outcome
 from ryzanstein.worker.benchmarks.peers.contenders import Label
 from ryzanstein.worker.benchmarks.peers.machine import Machine
-from ryzanstein.worker.benchmarks.peers.ratios import Ratio, Spread, first_tokens_equal, ratios
+from ryzanstein.worker.benchmarks.peers.ratios import Ratio, first_tokens_equal, ratios
 from ryzanstein.worker.benchmarks.peers.timing import Timing
 
 
@@ -56,36 +56,29 @@ class Report:
 
     def tables(self) -> list[Table]:
         """Speeds, ratios, and who did not run."""
-        shown = [self._speeds(), self._ratios()]
+        shown = [self._speeds(), self._ratios("tokens/s"), self._ratios("first tokens")]
         missing = {"absent": self.absent, "failed": self.outcome.failed}
         return shown + [_missing(title, labels) for title, labels in missing.items() if labels]
 
     def _speeds(self) -> Table:
+        """A row for each contender, in each column what it did at that batch size."""
         workload = self.workload
-        title = f"{self.model}, {workload.prompt_tokens} in, {workload.new_tokens} out, {self.threads} threads"
-        headings = ("batch", "tokens/s", "decode tokens/s", "first tokens", "peak memory", "same first token")
-        table = _table(title, "engine", *headings)
-        equal = first_tokens_equal(self.outcome.timings)
-        for (label, batch), rounds in sorted(self.outcome.timings.items(), key=lambda item: (item[0][1], item[0][0])):
-            figures = _medians(list(rounds.values()))
-            table.add_row(
-                *(str(label), str(batch)),
-                f"{figures['total_tokens_per_s']:.1f}",
-                f"{figures['decode_tokens_per_s']:.1f}",
-                f"{figures['ttft_s'] * 1e3:.0f} ms",
-                f"{figures['peak_rss_bytes'] / 2**20:.0f} MiB",
-                f"{equal[label, batch]:.0%}" if (label, batch) in equal else "-",
-            )
+        given = f"{workload.prompt_tokens} tokens in, {workload.new_tokens} out, {self.threads} threads"
+        title = f"{given}: tokens/s, first tokens, memory"
+        table = _table(title, ("engine",), workload.batches)
+        for label in dict.fromkeys(label for label, _ in self.outcome.timings):
+            rounds = [self.outcome.timings.get((label, batch)) for batch in workload.batches]
+            table.add_row(str(label), *("-" if done is None else _speed(_medians(list(done.values()))) for done in rounds))
         return table
 
-    def _ratios(self) -> Table:
+    def _ratios(self, what: Literal["tokens/s", "first tokens"]) -> Table:
         """Above 1 ours is faster."""
-        table = _table(
-            "ours over the peer's: median (least, most) of the rounds", "ours", "peer", "batch", "tokens/s", "first tokens"
-        )
-        for ratio in ratios(self.outcome.timings):
-            spreads = (_spread(ratio.total_tokens_per_s), _spread(ratio.ttft))
-            table.add_row(str(ratio.own), str(ratio.peer), str(ratio.batch), *spreads)
+        title = f"{what}, ours over the peer's: median (least to most) of the rounds"
+        table = _table(title, ("ours", "peer"), self.workload.batches)
+        cells = {(ratio.own, ratio.peer, ratio.batch): ratio for ratio in ratios(self.outcome.timings)}
+        for own, peer in dict.fromkeys((own, peer) for own, peer, _ in cells):
+            found = [cells.get((own, peer, batch)) for batch in self.workload.batches]
+            table.add_row(str(own), str(peer), *("-" if ratio is None else _spread(ratio, what) for ratio in found))
         return table
 
 
@@ -113,18 +106,26 @@ def _reasons(labels: Mapping[Label, str]) -> list[dict[str, Any]]:
 
 
 def _missing(title: str, labels: Mapping[Label, str]) -> Table:
-    table = _table(title, "engine", "reason")
+    table = _table(title, ("engine", "reason"), ())
     for label, reason in labels.items():
         table.add_row(str(label), reason)
     return table
 
 
-def _table(title: str, *headings: str) -> Table:
+def _table(title: str, names: Sequence[str], batches: Sequence[int]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"engine", "ours", "peer", "reason"} else "right")
+    for name in names:
+        table.add_column(name)
+    for batch in batches:
+        table.add_column(f"batch {batch}", justify="right")
     return table
 
 
-def _spread(spread: Spread) -> str:
-    return f"{spread.median:.2f} ({spread.min:.2f}, {spread.max:.2f})"
+def _speed(figures: Mapping[str, Any]) -> str:
+    ttft, memory = f"{figures['ttft_s'] * 1e3:.0f} ms", f"{figures['peak_rss_bytes'] / 2**20:.0f} MiB"
+    return f"{figures['total_tokens_per_s']:.0f}, {ttft}, {memory}"
+
+
+def _spread(ratio: Ratio, what: str) -> str:
+    spread = ratio.total_tokens_per_s if what == "tokens/s" else ratio.ttft
+    return f"{spread.median:.2f} ({spread.min:.2f} to {spread.max:.2f})"

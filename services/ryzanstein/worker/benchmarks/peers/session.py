@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ryzanstein import errors
 from ryzanstein.worker.benchmarks.engine import Workload
 from ryzanstein.worker.benchmarks.peers.comparison import Comparison
 from ryzanstein.worker.benchmarks.peers.contenders import Contender, OwnContender, Site, present_peers
@@ -16,6 +17,7 @@ from ryzanstein.worker.benchmarks.peers.machine import Machine
 from ryzanstein.worker.benchmarks.peers.report import Report
 from ryzanstein.worker.benchmarks.peers.runners.protocol import Settings
 from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.ranks.messages import RankSpec
 
 _FLOAT32_BYTES = 4
@@ -23,8 +25,11 @@ _SPARE_TOKENS = 16  # room that some peers ask for beyond prompt and answer
 
 
 def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
-    """What a peer needs to know but for its own model, quantization and ranks. Raises what reading the model raises."""
-    spec = read_spec(model)
+    """What a peer needs to know but for its own model, quantization and ranks. MODEL_INVALID for one that we do not serve."""
+    try:
+        spec = read_spec(model)
+    except CheckpointError as error:
+        raise errors.failed_precondition("MODEL_INVALID", f"{model}: {error}") from error
     max_tokens = workload.num_tokens + _SPARE_TOKENS
     token_bytes = 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
     return Settings(
@@ -40,7 +45,7 @@ def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
 
 
 def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_size: int, people: Console) -> Report:
-    """Ours and every peer that is installed, round by round."""
+    """Ours and those of the peers that are installed, round by round."""
     peers, absent = present_peers(site)
     for label, why in absent.items():
         people.print(f"absent: {label}: {why}", markup=False)
