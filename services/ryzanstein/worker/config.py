@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
+from ryzanstein.worker.quantization import Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.supervisor import Backoff
@@ -29,6 +30,7 @@ class WorkerSettings(ServiceSettings):
     tp: int = Field(1, ge=1, le=64, description="ranks, the degree of tensor parallelism")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Quantization = Field("none", description="of weights, on CPUs")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
     openmp_spins: int = Field(0, ge=0, description="looks of a thread before it sleeps; 0: many. 1500 where cores are shared")
@@ -71,6 +73,7 @@ class WorkerSettings(ServiceSettings):
             tp=self.tp,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             collectives=self.collectives,
             threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tp),
             openmp_spins=self.openmp_spins,

@@ -16,6 +16,7 @@ from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, sl
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 
@@ -37,6 +38,8 @@ class _Checked:
 
     spec: DecoderSpec
     entries: Mapping[str, TensorEntry]
+    weight_format: WeightFormat
+    weight_bytes: int
     num_blocks: int
 
 
@@ -44,10 +47,15 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     """Raises ModelRefused on every rank when one refuses, before anything large is allocated."""
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
-    with MappedWeights(checked.entries, dtype, device) as weights:
+    with MappedWeights(checked.entries, dtype, device, checked.weight_format) as weights:
         decoder = Decoder(weights, tp, spec)
     cache = KVCache(spec.num_layers, checked.num_blocks, options.block_size, slot_width(spec, tp), dtype=dtype, device=device)
     return LoadedModel(spec, decoder, cache)
+
+
+def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
+    """What `load_model` keeps of the weights on this rank, in bytes, by their shapes alone. Raises ModelRefused."""
+    return _check(model_dir, tp, options).weight_bytes
 
 
 def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
@@ -69,13 +77,14 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
     spec = read_spec(model_dir)
     entries = _with_prefix(read_tensor_files(model_dir), spec.names)
-    weights = CheckedWeights(entries, model_dir, options.torch_dtype)
+    weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype)
+    weights = CheckedWeights(entries, model_dir, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
     bytes_per_block = block_bytes(spec, tp, options.block_size, options.torch_dtype)
     num_blocks = _num_blocks(spec, options, bytes_per_block)
     _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
-    return _Checked(spec, entries, num_blocks)
+    return _Checked(spec, entries, weight_format, weights.nbytes, num_blocks)
 
 
 def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ryzanstein.worker.quantization import QUANTIZATIONS, Quantization
+
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -16,6 +18,7 @@ class RunnerOptions:
 
     `num_blocks` fixes the size of the KV cache, else `kv_bytes` of each rank bounds it, else every sequence may be as long as
     the context, up to 1 GiB per rank. `num_threads` None leaves torch's own choice.
+    `quantization` is the format that weights are kept in for their products.
     """
 
     device: str = "cpu"
@@ -26,10 +29,13 @@ class RunnerOptions:
     max_sequences: int = 32
     max_tokens_per_step: int = 512
     num_threads: int | None = None
+    quantization: Quantization = "none"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization {self.quantization!r} is not known: {', '.join(QUANTIZATIONS)}")
 
     @property
     def torch_device(self) -> torch.device:

@@ -27,6 +27,7 @@ from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.options import DTYPES
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.shapes import PRESETS, Shape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
@@ -74,6 +75,9 @@ class _Listing:
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         self.shapes[name] = shape
+
+    def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
+        return lambda x_TI: x_TI
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.quantization import Quantization
 
 PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
 
@@ -22,6 +23,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     tp: int = 1
     device: str = "auto"
     dtype: str = "auto"
+    quantization: Quantization = "none"
     collectives: str = "auto"
     threads: int = 1
     openmp_spins: int = 0

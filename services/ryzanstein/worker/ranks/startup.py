@@ -60,7 +60,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
         _meet(tp, device)
     with phases.phase("load"):
-        runner = ModelRunner.load(Path(spec.model), tp, _options(spec, device))
+        runner = ModelRunner.load(Path(spec.model), tp, runner_options(spec, device))
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
@@ -100,12 +100,14 @@ def _meet(tp: TensorParallel, device: str) -> None:
     tp.collectives.all_reduce(torch.zeros(1, device=device))
 
 
-def _options(spec: RankSpec, device: str) -> RunnerOptions:
+def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
+    """How a rank of this specification runs its model on `device`."""
     from ryzanstein.worker.model.options import RunnerOptions
 
     return RunnerOptions(
         device=device,
         dtype=spec.dtype,
+        quantization=spec.quantization,
         block_size=spec.block_size,
         num_blocks=spec.num_blocks or None,
         kv_bytes=spec.kv_bytes or None,

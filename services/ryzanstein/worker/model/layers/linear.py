@@ -10,28 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
-
-_TRANSPOSED_BYTES = 4 * 2**20
-
-
-def by_inputs(weight_OI: Tensor) -> Tensor:
-    """The weight as a product wants it, [I, O].
-
-    Small ones are laid out anew: a product mostly takes 0.45 to 0.8 of the time that it takes with rows of outputs
-    (docs/measurements.md). Large ones stay a view: there it wins nothing, and transposing would cost more than loading.
-    """
-    weight_IO = weight_OI.t()
-    return weight_IO.contiguous() if weight_OI.nbytes <= _TRANSPOSED_BYTES else weight_IO
-
-
-def product(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x times weight, plus bias where there is one."""
-    return torch.mm(x_TI, weight_IO) if bias_O is None else torch.addmm(bias_O, x_TI, weight_IO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +40,18 @@ class ColumnParallelLinear:
     ) -> None:
         num_outputs = sum(rows.count for rows in projections)
         weight_OI = source.new(num_outputs, num_inputs)
-        self._bias_O = source.new(num_outputs) if bias else None
+        bias_O = source.new(num_outputs) if bias else None
         first = 0
         for name, total, start, count in _pieces(projections):
             part_OI = weight_OI.narrow(0, first, count)
             _read_weight(source, name, (total, num_inputs), part_OI, start=start, transposed=transposed)
-            if self._bias_O is not None:
-                source.read(f"{name}.bias", (total,), self._bias_O.narrow(0, first, count), start=start)
+            if bias_O is not None:
+                source.read(f"{name}.bias", (total,), bias_O.narrow(0, first, count), start=start)
             first += count
-        self._weight_IO = by_inputs(weight_OI)
+        self._product = source.product(weight_OI, bias_O)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return product(x_TI, self._weight_IO, self._bias_O)
+        return self._product(x_TI)
 
 
 def _pieces(projections: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
@@ -106,11 +88,10 @@ class RowParallelLinear:
         weight_OI = source.new(num_outputs, count)
         shape, start = (num_outputs, num_inputs), tp.rank * count
         _read_weight(source, name, shape, weight_OI, dim=1, start=start, transposed=transposed)
-        self._weight_IO = by_inputs(weight_OI)
         bias_O = source.new(num_outputs) if bias else None
         if bias_O is not None:
             source.read(f"{name}.bias", (num_outputs,), bias_O)
-        self._bias_O = bias_O if tp.rank == 0 else None
+        self._product = source.product(weight_OI, bias_O if tp.rank == 0 else None)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return product(x_TI, self._weight_IO, self._bias_O)
+        return self._product(x_TI)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ryzanstein.worker.model.products import Product
+
 
 class WeightSource(Protocol):
     """Memory for weights, and what to fill it with."""
@@ -19,4 +21,8 @@ class WeightSource(Protocol):
 
         Along `dim` it takes `start` to `start + out.shape[dim]`; what lies past the end stays zero.
         """
+        ...
+
+    def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
+        """How rows are multiplied by a weight that has been read. `kept`: something else reads the weight as well."""
         ...

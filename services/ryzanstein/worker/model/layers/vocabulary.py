@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.layers.linear import by_inputs, product
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
@@ -48,12 +47,12 @@ class VocabParallelHead:
     """Logits, gathered on rank 0 in whole or as far as an argmax needs them."""
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
-        self._shard, self._tp, self._vocab_size = shard, tp, spec.vocab_size
-        self._weight_EW = by_inputs(shard.weight_WE)
+        self._first, self._num_valid, self._tp, self._vocab_size = shard.first, shard.num_valid, tp, spec.vocab_size
         self._scale, self._cap = spec.logit_scale, spec.logit_cap
-        self._bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
-        if self._bias_W is not None:
-            source.read(f"{spec.names.head}.bias", (spec.vocab_size,), self._bias_W, start=shard.first)
+        bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
+        if bias_W is not None:
+            source.read(f"{spec.names.head}.bias", (spec.vocab_size,), bias_W, start=shard.first)
+        self._product = source.product(shard.weight_WE, bias_W, kept=spec.tied_head)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
         """All logits [S, V] in float32 on rank 0; None elsewhere."""
@@ -66,7 +65,7 @@ class VocabParallelHead:
 
         Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
         """
-        local_SW = self._local(x_SE)[:, : self._shard.num_valid]
+        local_SW = self._local(x_SE)[:, : self._num_valid]
         best_S2 = self._best(local_SW)
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:
@@ -78,7 +77,7 @@ class VocabParallelHead:
 
     def _local(self, x_SE: Tensor) -> Tensor:
         """The logits of this rank's shard. A greedy token needs scale and cap as well: a cap makes equals of great logits."""
-        local_SW = product(x_SE, self._weight_EW, self._bias_W)
+        local_SW = self._product(x_SE)
         if self._scale != 1:
             local_SW.mul_(self._scale)
         return local_SW if self._cap is None else local_SW.div_(self._cap).tanh_().mul_(self._cap)
@@ -88,4 +87,4 @@ class VocabParallelHead:
             empty = torch.tensor([-torch.inf, 0.0], dtype=torch.float64, device=local_SW.device)
             return empty.repeat(len(local_SW), 1)
         best_S, index_S = local_SW.max(dim=1)
-        return torch.stack([best_S.double(), (index_S + self._shard.first).double()], dim=1)
+        return torch.stack([best_S.double(), (index_S + self._first).double()], dim=1)

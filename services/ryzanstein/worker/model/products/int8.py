@@ -1,0 +1,81 @@
+"""Products of 8-bit integers: weights with a scale per output, rows with a scale per row, exact sums of 32 bits.
+
+As LLM.int8() without outliers (Dettmers et al. 2022) and ZeroQuant's token-wise activations (Yao et al. 2022). The integer
+sums are exact and the scales are applied in one order, so a row's result depends on no other row, on no thread and on neither
+kernel: which one multiplies is a matter of speed alone.
+
+Legend: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_LEVELS = 127
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class Kernel(Protocol):
+    """Whole numbers in -127..127, held in float32 [T, I], times a packed weight: [T, O] in float32, scaled per output."""
+
+    def __call__(self, levels_TI: Tensor) -> Tensor: ...
+
+
+class KernelType(Protocol):
+    """Packs a weight of int8 [O, I] with its scales [O]."""
+
+    def __call__(self, levels_OI: Tensor, scale_O: Tensor) -> Kernel: ...
+
+
+class FbgemmKernel:
+    """FBGEMM, which quantizes by itself; told a scale of 1, it leaves whole numbers as they are."""
+
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
+        zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
+        weight = torch._make_per_channel_quantized_tensor(levels_OI, scale_O, zero_O, 0)
+        self._packed = torch.ops.quantized.linear_prepack(weight, None)
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+
+    def __call__(self, levels_TI: Tensor) -> Tensor:
+        product: Tensor = self._multiply(levels_TI, 1.0, _LEVELS + 1, self._packed)
+        return product
+
+
+class OneDnnKernel:
+    """oneDNN, which has AMX where the CPU has it."""
+
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
+        self._packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
+        self._scale_O, self._zero_O = scale_O, torch.zeros(len(scale_O), dtype=torch.int32)
+        self._multiply = torch.ops.onednn.qlinear_pointwise.default
+
+    def __call__(self, levels_TI: Tensor) -> Tensor:
+        x_TI = levels_TI.to(torch.int8)
+        weight = (self._packed, self._scale_O, self._zero_O)
+        product: Tensor = self._multiply(x_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
+        return product
+
+
+def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers in -127..127, held in x's dtype, and the scale of each row [T, 1]: their product is nearly x.
+
+    A row with a NaN or an infinity has such a scale, and so has what is made of it.
+    """
+    scale_T1 = x_TI.abs().amax(dim=1, keepdim=True).div_(_LEVELS).clamp_min_(_SMALLEST)
+    return (x_TI / scale_T1).round_(), scale_T1
+
+
+class Int8Product:
+    """A weight quantized when it is loaded, times rows that are quantized as they come."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType) -> None:
+        levels_OI, scale_O1 = quantize_rows(weight_OI)
+        self._kernel, self._bias_O = kernel(levels_OI.to(torch.int8), scale_O1.squeeze(1)), bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        levels_TI, scale_T1 = quantize_rows(x_TI)
+        product_TO = self._kernel(levels_TI)
+        return product_TO.mul_(scale_T1) if self._bias_O is None else torch.addcmul(self._bias_O, product_TO, scale_T1)
