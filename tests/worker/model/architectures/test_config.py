@@ -25,6 +25,7 @@ SHAPE_KEYS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )
+NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}  # transformers' default is none, which it cannot run
 SHORT = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 
 
@@ -37,7 +38,7 @@ def defaults() -> dict[str, dict[str, Any]]:
 
         logging.set_verbosity_error()
         return {
-            name: json.loads(CONFIG_MAPPING[name]().to_json_string(use_diff=False)) | {"model_type": name}
+            name: json.loads(CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_json_string(use_diff=False)) | {"model_type": name}
             for name in ARCHITECTURES
         }
 
@@ -139,7 +140,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, there are 8 experts"),
     ("qwen3_moe", {"mlp_only_layers": "none"}, "mlp_only_layers must be a list of whole numbers"),
     ("granite", {"residual_multiplier": "1"}, "residual_multiplier must be a number above 0"),
-    ("deepseek_v3", {}, "model_type 'deepseek_v3' is not known"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not known, only greedy, group_limited_greedy"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True is not known, only False"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not known, only 'softmax'"),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group is missing"),
+    ("deepseek_v2", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number of at least 0, got -1"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method 'greedy' is not known, only 'noaux_tc'"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not known, only 'sigmoid'"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not known, only 1"),
+    ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads 8 is not known, only 128"),
+    ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not known"),
+    ("deepseek_v3", {"n_group": 7}, "n_group is 7, there are 256 experts"),
+    ("deepseek_v3", {"n_group": 256}, "n_group is 256, there are 256 experts"),
+    ("deepseek_v3", {"n_group": 128, "num_experts_per_tok": 9}, "topk_group is 4 of 128 groups of 2 experts, num_experts_per_tok 9"),
+    ("deepseek_v3", {"topk_group": 9}, "topk_group is 9 of 8 groups of 32 experts"),
+    ("deepseek_v3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not known"),
+    ("deepseek", {}, "model_type 'deepseek' is not known"),
 ]
 
 

@@ -77,7 +77,7 @@ def _row(architecture: Architecture) -> tuple[str, ...]:
 def _positions(architecture: Architecture) -> str:
     choices = architecture.choices
     if choices.positions == "rotary":
-        return "rotary, neighbours paired" if choices.interleaved else "rotary"
+        return ", ".join(filter(None, ["rotary", _where("neighbours paired", choices.interleaved)]))
     return "ALiBi" if choices.positions == "alibi" else "learned"
 
 
@@ -111,7 +111,7 @@ def _halves(architecture: Architecture) -> str:
 def _mlp(architecture: Architecture) -> str:
     names = architecture.names
     if names.router is not None:
-        return "experts and a shared one" if names.shared_gate else "experts"
+        return "experts and a shared one" if names.shared_expert else "experts"
     return ", ".join(
         filter(None, ["no gate" if names.gate is None else "gated", _where("biases", architecture.choices.mlp_bias)])
     )
