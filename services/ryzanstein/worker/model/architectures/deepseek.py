@@ -13,7 +13,7 @@ from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps is
-_NUM_RATED = {"greedy": None, "group_limited_greedy": 1}
+_NUM_RATED = {"greedy": None, "group_limited_greedy": 1}  # by topk_method; None: all experts are one group
 _NAMES = replace(
     LLAMA_NAMES,
     key="self_attn.kv_b_proj",
@@ -36,7 +36,7 @@ _DEFAULTS = {"head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lor
 
 
 def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    method = values.optional("topk_method")
+    method = str(values.optional("topk_method"))
     if method not in _NUM_RATED:
         raise CheckpointError(f"config.json: topk_method {method!r} is not known, only {', '.join(_NUM_RATED)}")
     routing = RoutingSpec("softmax", scale=values.number("routed_scaling_factor"), groups=_groups(values, _NUM_RATED[method]))

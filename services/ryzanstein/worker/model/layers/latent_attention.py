@@ -6,7 +6,7 @@ kernel with one head dimension serves; of what comes out only the latent's colum
 latents; the heads are divided.
 
 Legend: T tokens, E hidden size, H query heads of this rank, R rotated numbers, L numbers of a latent, C = R + L columns of a
-slot, P plain numbers of a head's query or key, D = P + R, V numbers of its value, X what queries are made of, N cache slots.
+slot, P plain numbers of a head's query or key, D = P + R, V numbers of its value, N cache slots.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs import StepInputs
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
-from ryzanstein.worker.model.layers.norm import new_norm
+from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
 from ryzanstein.worker.model.layers.rotary import Angles, rotate
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
@@ -83,25 +83,32 @@ class _Latents:
 
 
 class _Queries:
-    """The plain and the rotated numbers of this rank's queries, through a latent of theirs where there is one."""
+    """The plain and the rotated numbers of this rank's queries, from x or from a latent of their own."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str) -> None:
-        names, rank = spec.names, latent.query_rank
         self._plain_dim, self._head_dim = latent.plain_dim, latent.plain_dim + latent.rotary_dim
-        self._down = None
-        if rank is not None:
-            rows = Rows(prefix + names.query_latent, rank, ((0, rank),))
-            self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
-            self._norm = new_norm(source, prefix + names.query_latent_norm, rank, latent.norm)
-        rows = _head_rows(prefix + names.query, spec, share, self._head_dim)
+        rank = latent.query_rank
+        self._latents = Unchanged() if rank is None else _QueryLatents(source, spec, rank, latent.norm, prefix)
+        rows = _head_rows(prefix + spec.names.query, spec, share, self._head_dim)
         self._up = ColumnParallelLinear(source, rank or spec.hidden_size, [rows], bias=False)
 
     def __call__(self, x_TE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        source_TX = x_TE if self._down is None else self._norm(self._down(x_TE))
-        q_THD = self._up(source_TX).view(len(x_TE), -1, self._head_dim)
+        q_THD = self._up(self._latents(x_TE)).view(len(x_TE), -1, self._head_dim)
         rotated_THR = q_THD[..., self._plain_dim :]
         rotate(rotated_THR, angles)
         return q_THD[..., : self._plain_dim], rotated_THR
+
+
+class _QueryLatents:
+    """What queries are made of, the same on every rank."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, rank: int, norm: NormSpec, prefix: str) -> None:
+        rows = Rows(prefix + spec.names.query_latent, rank, ((0, rank),))
+        self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
+        self._norm = new_norm(source, prefix + spec.names.query_latent_norm, rank, norm)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        return self._norm(self._down(x_TE))
 
 
 def _key_value_weights(
