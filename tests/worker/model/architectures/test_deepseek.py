@@ -1,4 +1,4 @@
-"""What DeepSeek's checkpoints have besides: layers that predict further tokens, and latents that are in the cache once."""
+"""What DeepSeek's checkpoints are besides: dense at first, then with layers that predict further tokens and cached latents."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.architectures.registry import read_spec, spec_of
+from ryzanstein.worker.model.architectures.spec import LinearScaling, RotarySpec
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -70,3 +71,24 @@ def test_layers_that_nothing_announces_are_refused(model_dir: Path, runner: Call
 def test_a_slot_of_the_cache_has_the_latent_once_for_all_heads(model_dir: Path, size: int) -> None:
     tp = TensorParallel(0, size, LocalCollectives())
     assert slot_width(read_spec(model_dir), tp) == RANK + ROTATED
+
+
+def test_the_dense_first_generation_is_stored_as_a_llama() -> None:
+    llm = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 32,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "vocab_size": 102400,
+    }
+    coder = {**llm, "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000}
+    assert spec_of(llm).rotaries == (RotarySpec(10000.0, 128),)
+    assert spec_of(coder).rotaries == (RotarySpec(100000.0, 128, scaling=LinearScaling(4.0)),)
