@@ -6,7 +6,7 @@ holds shapes and no numbers, `load` builds it in memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import cache
@@ -48,10 +48,11 @@ class CheckedWeights:
             raise CheckpointError(f"{entry.file}: tensor {name} has dtype {entry.dtype}, which is not known")
         self._read.add(name)
 
-    def refuse_unread(self, ignored: Collection[str]) -> None:
+    def refuse_unread(self, ignored: Iterable[str]) -> None:
         """A tensor that no layer reads means another architecture: served without it, the model would be wrong."""
+        patterns = [f"*{ending}" for ending in ignored]
         for name, entry in self._entries.items():
-            if name not in self._read and not any(fnmatchcase(name, f"*{ending}") for ending in ignored):
+            if name not in self._read and not any(fnmatchcase(name, pattern) for pattern in patterns):
                 raise CheckpointError(f"{entry.file}: tensor {name} is not one of this architecture's")
 
 
