@@ -4,7 +4,7 @@ What to do is decided once a step (`inputs`) as a list of segments; each layer t
 are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query head.
 
 Legend: T tokens, S sequences, L keys of a sequence, P keys of the longest, n new tokens of one sequence, K key-value heads,
-G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot.
+G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot, K D where keys are values as well.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Sc
 def _keys_values(
     slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor, apart: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Views [S, K, P, D] of S x P slots (`lengths`) from `first` on; a slot holds its keys first, then its values.
+    """Views [S, K, P, D] of S x P slots (`lengths`) from `first` on; a slot begins with its keys and ends with its values.
 
     The sequences follow one another, or begin so many slots `apart`.
 
@@ -131,4 +131,5 @@ def _keys_values(
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]
     size, stride = (num_sequences, num_kv_heads, length, head_dim), ((apart or length) * width, head_dim, width, 1)
     offset = slots_NC.storage_offset() + first * width
-    return slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + width // 2)
+    to_values = width - num_kv_heads * head_dim
+    return slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + to_values)

@@ -11,6 +11,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -67,8 +68,9 @@ class CheckedWeights:
 
     def refuse_unread(self, ignored: Iterable[str]) -> None:
         """A tensor that no layer reads means another architecture: served without it, the model would be wrong."""
+        patterns = [f"*{ending}" for ending in ignored]
         for name, entry in self._entries.items():
-            if name not in self._read and not name.endswith(tuple(ignored)):
+            if name not in self._read and not any(fnmatchcase(name, pattern) for pattern in patterns):
                 raise CheckpointError(f"{entry.file}: tensor {name} is not one of this architecture's")
 
 

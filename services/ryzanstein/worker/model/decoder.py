@@ -14,9 +14,9 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.inputs import StepInputs
 from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
+from ryzanstein.worker.model.layers.latent_attention import attention_half
 from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
 from ryzanstein.worker.model.layers.rotary import Angles, Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
@@ -33,7 +33,7 @@ class DecoderLayer:
             optional_norm(source, prefix, name, spec.hidden_size, spec.norm)
             for name in (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
         )
-        self._attention = Attention(source, tp, spec, index)
+        self._attention = attention_half(source, tp, spec, index)
         self._mlp = feed_forward(source, tp, spec, index)
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None

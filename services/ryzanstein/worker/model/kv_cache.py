@@ -1,7 +1,7 @@
 """The paged cache of keys and values: one rank's heads, all layers, as many blocks as every other rank has.
 
 A slot holds one token's keys, then its values, side by side: a step writes both with one call, and adjacent blocks read as
-one long view.
+one long view. A latent (DeepSeek-V2) is key and value at once, and there once.
 
 Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this rank x head dimension).
 """
@@ -63,7 +63,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     """Columns of a slot on this rank."""
-    return 2 * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
+    num_parts = 2 if spec.latent is None else 1
+    return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
 
 
 def block_bytes(spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> int:

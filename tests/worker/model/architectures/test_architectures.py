@@ -59,6 +59,22 @@ LONG = {
     "long_factor": [2.0, 4.0, 8.0, 16.0],
     "original_max_position_embeddings": 128,
 }
+DEEPSEEK = {
+    **DENSE,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+GROUPS = {"n_group": 3, "topk_group": 2}
+MSCALE = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.6}
 FALCON = {**HEADS, "max_position_embeddings": 256, "ffn_hidden_size": 64}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -177,6 +193,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 10,
         },
     ),
+    "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": MSCALE, "n_shared_experts": 1}),
+    "deepseek_v2 groups, biases": (
+        "DeepseekV2Config",
+        {**DEEPSEEK, **GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True, "mlp_bias": True},
+    ),
+    "deepseek_v3": ("DeepseekV3Config", {**DEEPSEEK, **GROUPS, "rope_parameters": MSCALE, "rms_norm_eps": 1e-3}),
+    "deepseek_v3 one group, halves": (
+        "DeepseekV3Config",
+        {
+            **DEEPSEEK,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 10,
+            "n_routed_experts": 5,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+            "n_shared_experts": 3,
+        },
+    ),
 }
 
 ADDED_TWICE = {"falcon biases of position"}
@@ -197,8 +237,9 @@ def write(name: str, seed: int, model_dir: Path) -> Any:
         kernel = "sdpa" if name in ADDED_TWICE else "eager"
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval()
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.1))
+            corrections = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            for weight in (*model.parameters(), *corrections):
+                weight.add_(torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.1))
         model.save_pretrained(model_dir)
     return model
 

@@ -1,6 +1,7 @@
 """What config.json means: the defaults are transformers' own, every spelling means the same, the unknown is refused by name."""
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SHAPE_KEYS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )
+NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}  # transformers' default is none, which it cannot run
 SHORT = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 
 
@@ -37,7 +39,7 @@ def defaults() -> dict[str, dict[str, Any]]:
 
         logging.set_verbosity_error()
         return {
-            name: json.loads(CONFIG_MAPPING[name]().to_json_string(use_diff=False)) | {"model_type": name}
+            name: json.loads(CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_json_string(use_diff=False)) | {"model_type": name}
             for name in ARCHITECTURES
         }
 
@@ -66,6 +68,7 @@ GEMMA3_OLD = {
     "rope_scaling": {"type": "linear", "factor": 8.0},
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gemma3_text", {"rope_parameters": GEMMA3_NEW}, GEMMA3_OLD),
     ("gemma3_text", {"layer_types": ...}, {"layer_types": ..., "sliding_window_pattern": 6}),
@@ -94,6 +97,17 @@ SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"rope_scaling": {"type": "yarn", **SHORT}, "rope_parameters": ...},
     ),
     ("gpt2", {}, {"n_embd": ..., "hidden_size": 768}),
+    ("deepseek_v2", {"head_dim": ..., "num_experts": 64, "n_routed_experts": ...}, {}),
+    (
+        "deepseek_v3",
+        {"rope_parameters": {**YARN, **MSCALE, "rope_theta": 1e4}},
+        {
+            "rope_parameters": ...,
+            "rope_theta": 10000,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **MSCALE},
+        },
+    ),
+    ("deepseek_v3", {"num_nextn_predict_layers": 2}, {"num_nextn_predict_layers": ..., "num_mtp_layers": 2}),
 ]
 
 
@@ -102,6 +116,11 @@ def test_both_spellings_mean_the_same(
     defaults: dict[str, dict[str, Any]], model_type: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     assert changed(defaults[model_type], **one) == changed(defaults[model_type], **other)
+
+
+def test_scores_grow_with_mscale_all_dim(defaults: dict[str, dict[str, Any]]) -> None:
+    spec = changed(defaults["deepseek_v3"], rope_parameters={**YARN, **MSCALE})
+    assert spec.layers[0].attention_scale == pytest.approx(192**-0.5 * (0.1 * math.log(4) + 1) ** 2)
 
 
 def test_longrope_ends_where_its_first_factors_do(defaults: dict[str, dict[str, Any]]) -> None:
@@ -139,7 +158,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, there are 8 experts"),
     ("qwen3_moe", {"mlp_only_layers": "none"}, "mlp_only_layers must be a list of whole numbers"),
     ("granite", {"residual_multiplier": "1"}, "residual_multiplier must be a number above 0"),
-    ("deepseek_v3", {}, "model_type 'deepseek_v3' is not known"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not known, only greedy, group_limited_greedy"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True is not known, only False"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not known, only 'softmax'"),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group is missing"),
+    ("deepseek_v2", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number of at least 0, got -1"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method 'greedy' is not known, only 'noaux_tc'"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not known, only 'sigmoid'"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not known, only 1"),
+    ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads 8 is not known, only 128"),
+    ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not known"),
+    ("deepseek_v3", {"n_group": 7}, "n_group is 7, there are 256 experts"),
+    ("deepseek_v3", {"n_group": 256}, "n_group is 256, there are 256 experts"),
+    (
+        "deepseek_v3",
+        {"n_group": 128, "num_experts_per_tok": 9},
+        "topk_group is 4 of 128 groups of 2 experts, num_experts_per_tok 9",
+    ),
+    ("deepseek_v3", {"topk_group": 9}, "topk_group is 9 of 8 groups of 32 experts"),
+    ("deepseek_v3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not known"),
+    ("deepseek", {}, "model_type 'deepseek' is not known"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Sliding windows over more keys than a step reads as a padded batch, and checkpoints whose names lack their first part."""
+"""Windows and latents over more keys than a step reads as a padded batch, and checkpoints whose names lack their first part."""
 
 import warnings
 from collections.abc import Callable
@@ -14,11 +14,27 @@ SHAPE = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
-    "num_key_value_heads": 3,
     "intermediate_size": 64,
     "vocab_size": 251,
     "max_position_embeddings": 512,
-    "head_dim": 8,
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 25,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 9,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+}
+MODELS = {
+    "windows": ("Gemma2Config", {**SHAPE, "num_key_value_heads": 3, "head_dim": 8, "sliding_window": WINDOW}),
+    "latents": ("DeepseekV3Config", {**SHAPE, **LATENT}),
 }
 LAYOUTS = {"adjacent": lambda s: range(s * 80, s * 80 + 80), "scattered": lambda s: range(s, 240, 3)}
 
@@ -40,10 +56,12 @@ def write(model_dir: Path, config_class: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_windows_move_over_long_prompts_beside_short_ones(
-    tmp_path: Path, runner: Callable[..., Any], sequences: type, layout: str
+@pytest.mark.parametrize("name", MODELS)
+def test_long_prompts_are_answered_beside_short_ones(
+    tmp_path: Path, runner: Callable[..., Any], sequences: type, name: str, layout: str
 ) -> None:
-    model = write(tmp_path, "Gemma2Config", **SHAPE, sliding_window=WINDOW)
+    config_class, fields = MODELS[name]
+    model = write(tmp_path, config_class, **fields)
     generator = torch.Generator().manual_seed(0)
     lengths, num_decoded = (301, 137, 9), 8
     ids = [torch.randint(251, (length + num_decoded,), generator=generator).tolist() for length in lengths]

@@ -55,7 +55,7 @@ def _notes() -> list[str]:
         "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
         "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
         "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
-        "  Vocabularies and experts need not.",
+        "  Vocabularies and experts need not. Latents are whole on every rank: there the cache of a token is not divided.",
         "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
     ]
 
@@ -77,7 +77,7 @@ def _row(architecture: Architecture) -> tuple[str, ...]:
 def _positions(architecture: Architecture) -> str:
     choices = architecture.choices
     if choices.positions == "rotary":
-        return "rotary, neighbours paired" if choices.interleaved else "rotary"
+        return ", ".join(filter(None, ["rotary", _where("neighbours paired", choices.interleaved)]))
     return "ALiBi" if choices.positions == "alibi" else "learned"
 
 
@@ -85,6 +85,7 @@ def _attention(architecture: Architecture) -> str:
     choices = architecture.choices
     parts = [
         {"split": "", "stacked": "fused", "grouped": "fused by group"}[choices.qkv_layout],
+        "over latents" if architecture.names.latent else "",
         _where("biases", choices.qkv_bias),
         _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
         "windows" if choices.windowed else "",
@@ -111,7 +112,7 @@ def _halves(architecture: Architecture) -> str:
 def _mlp(architecture: Architecture) -> str:
     names = architecture.names
     if names.router is not None:
-        return "experts and a shared one" if names.shared_gate else "experts"
+        return "experts and a shared one" if names.shared_expert else "experts"
     return ", ".join(
         filter(None, ["no gate" if names.gate is None else "gated", _where("biases", architecture.choices.mlp_bias)])
     )

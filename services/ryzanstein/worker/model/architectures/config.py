@@ -51,7 +51,7 @@ class Choices:
     qk_normed: Flag = True
     positions: Literal["rotary", "alibi", "learned"] = "rotary"
     position_offset: int = 0
-    interleaved: bool = False
+    interleaved: Flag = False
     qkv_layout: QkvLayout = "split"
     transposed: bool = False
     parallel: Flag = False
@@ -148,7 +148,9 @@ def _chosen(values: Values, flag: Flag) -> bool:
 
 
 def _rotaries(values: Values, head_dim: int, choices: Choices) -> tuple[RotarySpec, ...]:
-    return (rotary(values, head_dim, interleaved=choices.interleaved),) if choices.positions == "rotary" else ()
+    if choices.positions != "rotary":
+        return ()
+    return (rotary(values, head_dim, interleaved=_chosen(values, choices.interleaved)),)
 
 
 def _layers(values: Values, choices: Choices, rotary_index: int | None, scale: float) -> tuple[LayerSpec, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ryzanstein.worker.model.architectures import windows
 from ryzanstein.worker.model.architectures.config import Architecture, Choices
 from ryzanstein.worker.model.architectures.llama_like import LLAMA_NAMES, QK_NORM_NAMES, WINDOW_DEFAULTS
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError
 
@@ -16,7 +16,7 @@ _EXPERT = "mlp.experts.{expert}."
 
 
 def _mixtral(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    experts = _experts(values, normalized=True, width=spec.intermediate_size)
+    experts = moe_spec(values, spec.intermediate_size, RoutingSpec(normalized=True))
     return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
 
 
@@ -30,8 +30,8 @@ def _qwen3_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> DecoderSpec:
     """One in `decoder_sparse_step` layers has experts, but for those listed as dense."""
-    width = values.count("moe_intermediate_size")
-    experts = replace(_experts(values, values.flag("norm_topk_prob"), width), shared_width=shared_width)
+    routing = RoutingSpec(normalized=values.flag("norm_topk_prob"))
+    experts = moe_spec(values, values.count("moe_intermediate_size"), routing, shared_width)
     step, dense = values.count("decoder_sparse_step", 1), values.indices("mlp_only_layers")
     layers = (
         replace(layer, experts=experts if (index + 1) % step == 0 and index not in dense else None)
@@ -40,11 +40,12 @@ def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> Deco
     return replace(spec, layers=tuple(layers))
 
 
-def _experts(values: Values, normalized: bool, width: int) -> MoeSpec:
+def moe_spec(values: Values, width: int, routing: RoutingSpec, shared_width: int | None = None) -> MoeSpec:
+    """The experts that config.json has, each of `width` columns."""
     num_experts, top_k = values.count("num_experts"), values.count("num_experts_per_tok")
     if top_k > num_experts:
         raise CheckpointError(f"config.json: num_experts_per_tok is {top_k}, there are {num_experts} experts")
-    return MoeSpec(num_experts, top_k, normalized, width)
+    return MoeSpec(num_experts, top_k, width, routing, shared_width)
 
 
 MIXTRAL = Architecture(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.worker.model.architectures import alibi, experts, gemma, gpt, llama_like
+from ryzanstein.worker.model.architectures import alibi, deepseek, experts, gemma, gpt, llama_like
 from ryzanstein.worker.model.architectures.config import Architecture
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.refusal import CheckpointError
@@ -41,6 +41,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts.MIXTRAL,
         experts.QWEN2_MOE,
         experts.QWEN3_MOE,
+        deepseek.DEEPSEEK_V2,
+        deepseek.DEEPSEEK_V3,
     )
 }
 

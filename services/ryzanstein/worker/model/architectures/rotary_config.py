@@ -53,6 +53,14 @@ def served_context(values: Values) -> int:
     return min(context, _original_context(values, table)) if _kind(table) == "longrope" else context
 
 
+def score_growth(values: Values) -> float:
+    """What all scores are multiplied by where positions are scaled and `mscale_all_dim` is set, as DeepSeek does it."""
+    table = rotary_table(values)
+    if _kind(table) == "default" or not table.config.get("mscale_all_dim"):
+        return 1.0
+    return float(_magnitude(table.number("factor"), table.number("mscale_all_dim")) ** 2)
+
+
 def _kind(table: Values) -> str:
     """Phi 3 once called LongRoPE "su" and "yarn"; its factors tell."""
     if "short_factor" in table.config:
@@ -107,12 +115,13 @@ def _yarn(values: Values, table: Values) -> YarnScaling:
 
 
 def _yarn_attention_factor(table: Values, factor: float) -> float:
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if table.config.get("mscale") and table.config.get("mscale_all_dim"):
-        return magnitude(table.number("mscale")) / magnitude(table.number("mscale_all_dim"))
-    return magnitude(1.0)
+        return _magnitude(factor, table.number("mscale")) / _magnitude(factor, table.number("mscale_all_dim"))
+    return _magnitude(factor, 1.0)
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _long(values: Values, table: Values) -> LongScaling:

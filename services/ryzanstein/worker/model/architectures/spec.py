@@ -97,16 +97,56 @@ class QkNormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """A mixture of experts: a token runs through `top_k`, weighted by the softmax over all, or over those where `normalized`.
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024): a token's keys and values, of all heads, are products of one latent.
 
-    A shared expert of `shared_width` columns sees every token, through a gate of its own.
+    A query or key of a head is `plain_dim` numbers and `rotary_dim` rotated ones, which all heads of a key share; a value has
+    `value_dim`. Queries come from a latent of `query_rank` numbers, where that is not None. `norm` is that of the latents.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimit:
+    """Experts lie in `num_groups`; a token's are in the `top_k` groups whose best `num_rated` experts have the best sums."""
+
+    num_groups: int
+    top_k: int
+    num_rated: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """How a router's products become the weights of the chosen experts: their scores, times `scale`.
+
+    Scores are a softmax over all experts, or a sigmoid each; `normalized` ones of the chosen add up to 1 before they are
+    scaled. Where `corrected`, the choice adds a bias that the weights do not have (DeepSeek-V3, 2024).
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = False
+    scale: float = 1.0
+    corrected: bool = False
+    groups: GroupLimit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts: a token runs through `top_k` of them, each of `width` columns.
+
+    A shared expert of `shared_width` columns sees every token, through a gate of its own where the names have one.
     """
 
     num_experts: int
     top_k: int
-    normalized: bool
     width: int
+    routing: RoutingSpec
     shared_width: int | None = None
 
 
@@ -125,8 +165,8 @@ class WeightNames:
     """What a checkpoint calls its tensors, without `.weight` and `.bias`; those of a layer follow `layer`, which has `{layer}`.
 
     A part that an architecture lacks is None. Projections that a checkpoint stores in one tensor have the same name. `expert`
-    and `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors that end in one of `ignored` may be there and are
-    not read. Where no tensor begins with `prefix`, the names are without it.
+    and `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors that end in one of `ignored`, where * is anything,
+    may be there and are not read. Where no tensor begins with `prefix`, the names are without it.
     """
 
     embedding: str
@@ -148,7 +188,12 @@ class WeightNames:
     key_norm: str | None = None
     attention_post_norm: str | None = None
     mlp_post_norm: str | None = None
+    latent: str = ""
+    latent_norm: str = ""
+    query_latent: str = ""
+    query_latent_norm: str = ""
     router: str | None = None
+    router_correction: str = ""
     expert: str = ""
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_expert: str = ""
@@ -162,7 +207,8 @@ class DecoderSpec:
     """One decoder, complete: every number and choice that its layers need.
 
     `transposed`: linear weights of the layers are stored as [inputs, outputs]. `parallel`: attention and MLP of a layer read
-    the same input and are added together. `position_offset` is the row of position 0 in the table of learned positions.
+    the same input and are added together. `position_offset` is the row of position 0 in the table of learned positions. With
+    `latent` the heads are those of the cache: one key that all queries share, as wide as the latent and what is rotated.
     """
 
     model_type: str
@@ -195,6 +241,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    latent: LatentSpec | None = None
 
     @property
     def num_layers(self) -> int:

@@ -30,10 +30,11 @@ class Values:
         own = self.renamed.get(key, key)
         return key if self.config.get(own) is None and self.config.get(key) is not None else own
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"config.json: {self.name(key)} must be a whole number above 0, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            bound = "above 0" if least == 1 else f"of at least {least}"
+            raise CheckpointError(f"config.json: {self.name(key)} must be a whole number {bound}, got {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -2,7 +2,7 @@
 
 Every rank routes every token, which is cheap and needs no exchange, and computes the experts that it has.
 
-Legend: T tokens, t those of one expert, E hidden size, X experts, k experts of a token, W columns of an expert.
+Legend: T tokens, t those of one expert, E hidden size, k experts of a token, W columns of an expert.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
 from ryzanstein.worker.model.layers.mlp import ACTIVATIONS, FeedForward, GatedMLP, dense_mlp
+from ryzanstein.worker.model.layers.routing import Router
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
@@ -28,10 +29,7 @@ class Mixture:
     """Routes each token to its experts, and through the shared one where there is one."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
-        self._top_k, self._normalized = moe.top_k, moe.normalized
-        router = f"{prefix}{spec.names.router}.weight"
-        self._router_XE = source.new(moe.num_experts, spec.hidden_size)
-        source.read(router, (moe.num_experts, spec.hidden_size), self._router_XE)
+        self._route = Router(source, spec, prefix, moe)
         width = -(-moe.num_experts // tp.size)
         own = range(tp.rank * width, min((tp.rank + 1) * width, moe.num_experts))
         experts = {
@@ -39,7 +37,7 @@ class Mixture:
             for index in range(moe.num_experts)
         }
         self._experts = {index: experts[index] for index in own}
-        self._shared = None if moe.shared_width is None else _SharedExpert(source, tp, spec, prefix, moe.shared_width)
+        self._shared = None if moe.shared_width is None else _shared_expert(source, tp, spec, prefix, moe.shared_width)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         weights_Tk, chosen_Tk = self._route(x_TE)
@@ -49,13 +47,6 @@ class Mixture:
             if len(row_t):
                 out_TE.index_add_(0, row_t, expert(x_TE[row_t]).mul_(weights_Tk[row_t, rank_t].unsqueeze(1)))
         return out_TE
-
-    def _route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities_TX = F.linear(x_TE, self._router_XE).softmax(dim=-1, dtype=torch.float32)
-        weights_Tk, chosen_Tk = probabilities_TX.topk(self._top_k, dim=-1)
-        if self._normalized:
-            weights_Tk = weights_Tk / weights_Tk.sum(dim=-1, keepdim=True)
-        return weights_Tk.to(x_TE.dtype), chosen_Tk
 
 
 class _Expert:
@@ -74,15 +65,19 @@ class _Expert:
         return self._down(self._activate(gate_tW).mul_(up_tW))
 
 
-class _SharedExpert:
-    """An MLP for every token, split over the ranks as in a dense layer, times a gate that each rank computes."""
+def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> FeedForward:
+    """An MLP for every token, split over the ranks as in a dense layer, and gated where the architecture does."""
+    gate, up, down = (prefix + spec.names.shared_expert + name for name in spec.names.expert_projections)
+    mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
+    return mlp if spec.names.shared_gate is None else _Gated(source, prefix + spec.names.shared_gate, spec.hidden_size, mlp)
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> None:
-        expert = prefix + spec.names.shared_expert
-        gate, up, down = (expert + name for name in spec.names.expert_projections)
-        self._mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
-        self._gate_1E = source.new(1, spec.hidden_size)
-        source.read(f"{prefix}{spec.names.shared_gate}.weight", (1, spec.hidden_size), self._gate_1E)
+
+class _Gated:
+    """What an MLP makes, times a gate that each rank computes."""
+
+    def __init__(self, source: WeightSource, name: str, hidden_size: int, mlp: FeedForward) -> None:
+        self._mlp, self._gate_1E = mlp, source.new(1, hidden_size)
+        source.read(f"{name}.weight", (1, hidden_size), self._gate_1E)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._mlp(x_TE).mul_(F.linear(x_TE, self._gate_1E).sigmoid())

@@ -1,0 +1,131 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: keys and values of heads are never made. Queries are brought
+to the latents, attention is multi-query attention over those, and what it finds is brought to the heads' values.
+
+A slot of the cache is one key for all heads: its rotated numbers, then the latent. It is its own value as well, so that any
+kernel with one head dimension serves; of what comes out only the latent's columns are used. Every rank makes and keeps all
+latents; the heads are divided.
+
+Legend: T tokens, E hidden size, H query heads of this rank, R rotated numbers, L numbers of a latent, C = R + L columns of a
+slot, P plain numbers of a head's query or key, D = P + R, V numbers of its value, N cache slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
+from ryzanstein.worker.model.attention import Scoring, attend
+from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.layers.attention import Attention
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
+from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
+from ryzanstein.worker.model.layers.rotary import Angles, rotate
+from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
+
+
+def attention_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Attention | LatentAttention:
+    """The first half of layer `index`."""
+    if spec.latent is None:
+        return Attention(source, tp, spec, index)
+    return LatentAttention(source, tp, spec, spec.latent, index)
+
+
+class LatentAttention:
+    """Writes the step's latents into the cache, then lets every query look at those of its sequence, or of its window."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, latent: LatentSpec, index: int) -> None:
+        layer, prefix = spec.layers[index], spec.names.layer.format(layer=index)
+        share = tp.heads(spec.num_heads, spec.num_kv_heads)
+        self._window, self._scoring = layer.window, Scoring(layer.attention_scale, spec.score_cap)
+        self._latents = _Latents(source, spec, latent, prefix)
+        self._queries = _Queries(source, spec, latent, share, prefix)
+        self._keys_HPL, self._values_HLV = _key_value_weights(source, spec, latent, share, prefix)
+        self._out = RowParallelLinear(
+            source,
+            tp,
+            prefix + spec.names.attention_out,
+            spec.num_heads * latent.value_dim,
+            spec.hidden_size,
+            bias=spec.out_bias,
+        )
+
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+        """This rank's part of a sum over all ranks."""
+        pages_NC.index_copy_(0, inputs.slots_T, self._latents(x_TE, angles[0]))
+        plain_THP, rotated_THR = self._queries(x_TE, angles[0])
+        q_THC = torch.cat([rotated_THR, _by_head(plain_THP, self._keys_HPL)], dim=-1)
+        found_THC = torch.empty_like(q_THC)
+        attend(q_THC.unsqueeze(1), pages_NC, inputs.segments[self._window], self._scoring, found_THC.unsqueeze(1))
+        values_THV = _by_head(found_THC[..., rotated_THR.shape[-1] :], self._values_HLV)
+        return self._out(values_THV.flatten(1))
+
+
+class _Latents:
+    """What a token leaves in the cache, the same on every rank."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, prefix: str) -> None:
+        names, width = spec.names, latent.rank + latent.rotary_dim
+        rows = Rows(prefix + names.latent, width, ((latent.rank, latent.rotary_dim), (0, latent.rank)))
+        self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
+        self._norm = new_norm(source, prefix + names.latent_norm, latent.rank, latent.norm)
+        self._rank = latent.rank
+
+    def __call__(self, x_TE: Tensor, angles: Angles) -> Tensor:
+        slots_TC = self._down(x_TE)
+        rotate(slots_TC.unsqueeze(1), angles)
+        latents_TL = slots_TC[:, -self._rank :]
+        latents_TL.copy_(self._norm(latents_TL))
+        return slots_TC
+
+
+class _Queries:
+    """The plain and the rotated numbers of this rank's queries, from x or from a latent of their own."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str) -> None:
+        self._plain_dim, self._head_dim = latent.plain_dim, latent.plain_dim + latent.rotary_dim
+        rank = latent.query_rank
+        self._latents = Unchanged() if rank is None else _QueryLatents(source, spec, rank, latent.norm, prefix)
+        rows = _head_rows(prefix + spec.names.query, spec, share, self._head_dim)
+        self._up = ColumnParallelLinear(source, rank or spec.hidden_size, [rows], bias=False)
+
+    def __call__(self, x_TE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        q_THD = self._up(self._latents(x_TE)).view(len(x_TE), -1, self._head_dim)
+        rotated_THR = q_THD[..., self._plain_dim :]
+        rotate(rotated_THR, angles)
+        return q_THD[..., : self._plain_dim], rotated_THR
+
+
+class _QueryLatents:
+    """What queries are made of, the same on every rank."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, rank: int, norm: NormSpec, prefix: str) -> None:
+        rows = Rows(prefix + spec.names.query_latent, rank, ((0, rank),))
+        self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
+        self._norm = new_norm(source, prefix + spec.names.query_latent_norm, rank, norm)
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        return self._norm(self._down(x_TE))
+
+
+def _key_value_weights(
+    source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str
+) -> tuple[Tensor, Tensor]:
+    """From a head's query to the latents, and from these to its value: two parts of one stored projection."""
+    rows = _head_rows(prefix + spec.names.value, spec, share, latent.plain_dim + latent.value_dim)
+    weight_OL = source.new(rows.count, latent.rank)
+    source.read(f"{rows.name}.weight", (rows.total, latent.rank), weight_OL, start=rows.pieces[0][0])
+    weight_HOL = weight_OL.view(share.num_heads, -1, latent.rank)
+    return weight_HOL[:, : latent.plain_dim], weight_HOL[:, latent.plain_dim :].transpose(1, 2)
+
+
+def _head_rows(name: str, spec: DecoderSpec, share: HeadShare, width: int) -> Rows:
+    return Rows(name, spec.num_heads * width, ((share.first_head * width, share.num_heads * width),))
+
+
+def _by_head(x_THI: Tensor, weight_HIO: Tensor) -> Tensor:
+    """Each head times a weight of its own."""
+    return torch.bmm(x_THI.transpose(0, 1), weight_HIO).transpose(0, 1)

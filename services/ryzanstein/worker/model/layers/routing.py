@@ -1,0 +1,54 @@
+"""Which experts a token runs through, and how much each counts. The same on every rank; always in float32.
+
+Legend: T tokens, E hidden size, X experts, k experts of a token, Y groups of G experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, MoeSpec
+from ryzanstein.worker.model.layers.source import WeightSource
+
+_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": torch.sigmoid}
+_LEAST = 1e-20  # scores may all underflow
+
+
+class Router:
+    """Scores all experts, chooses the best, weighs the chosen."""
+
+    def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
+        self._top_k, self._routing, names = moe.top_k, moe.routing, spec.names
+        self._weight_XE = source.new(moe.num_experts, spec.hidden_size).float()
+        source.read(f"{prefix}{names.router}.weight", (moe.num_experts, spec.hidden_size), self._weight_XE)
+        self._correction_X = source.new(moe.num_experts).float() if moe.routing.corrected else None
+        if self._correction_X is not None:
+            source.read(prefix + names.router_correction, (moe.num_experts,), self._correction_X)
+
+    def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of each token's experts [T, k], in the dtype of x, and which experts these are."""
+        scores_TX = _SCORES[self._routing.scores](F.linear(x_TE.float(), self._weight_XE))
+        chosen_Tk = self._rated(scores_TX).topk(self._top_k, dim=-1).indices
+        weights_Tk = scores_TX.gather(1, chosen_Tk)
+        if self._routing.normalized:
+            weights_Tk = weights_Tk / weights_Tk.sum(dim=-1, keepdim=True).add_(_LEAST)
+        return (weights_Tk * self._routing.scale).to(x_TE.dtype), chosen_Tk
+
+    def _rated(self, scores_TX: Tensor) -> Tensor:
+        """What experts are chosen by: the greater the better."""
+        rated_TX = scores_TX if self._correction_X is None else scores_TX + self._correction_X
+        groups = self._routing.groups
+        return rated_TX if groups is None else _within_groups(rated_TX, groups)
+
+
+def _within_groups(rated_TX: Tensor, groups: GroupLimit) -> Tensor:
+    """Nothing but experts of the best groups can be chosen."""
+    rated_TYG = rated_TX.view(len(rated_TX), groups.num_groups, -1)
+    sums_TY = rated_TYG.topk(groups.num_rated, dim=-1).values.sum(dim=-1)
+    out_TY = torch.ones_like(sums_TY, dtype=torch.bool).scatter_(1, sums_TY.topk(groups.top_k, dim=-1).indices, False)
+    return rated_TYG.masked_fill(out_TY.unsqueeze(-1), -torch.inf).view_as(rated_TX)
