@@ -14,6 +14,7 @@ from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 PHASES = ["spawn", "import", "group", "load", "warm_up"]
 SHAPE = Shape(1024, 4, 16, 4, 2816, 4096)  # 53 million parameters
+CODE_BYTES = 16 * 2**20  # torch's own pages that loading is the first to run: about 12 MiB, whatever the model
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,10 @@ def test_a_rank_takes_the_memory_of_its_slice(loaded: Callable[[str], list[dict[
     for rank in ranks:
         assert list(rank["phases"]) == PHASES
         assert min(time["median_s"] for time in rank["phases"].values()) > 0
-        assert 0.9 <= rank["resident_ratio"] <= 1.1
+        assert 0.95 * rank["slice_bytes"] <= rank["resident_bytes"] <= 1.1 * rank["slice_bytes"] + CODE_BYTES
         # The floats of a packed layer are kept for the next one; the head is there twice while it is packed.
-        assert rank["peak_bytes"] * rank["tp"] <= 1.1 * SHAPE.num_parameters * 4 + layer_bytes + head_bytes
+        spare_bytes = (layer_bytes + head_bytes) / rank["tp"]
+        assert rank["peak_bytes"] <= 1.1 * rank["slice_bytes"] + spare_bytes + CODE_BYTES
     whole, *halves = (rank["slice_bytes"] for rank in ranks)
     norms_bytes = (2 * SHAPE.num_layers + 1) * SHAPE.hidden_size * 4
     assert whole == SHAPE.num_parameters * 4

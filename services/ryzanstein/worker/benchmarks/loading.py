@@ -113,13 +113,14 @@ def _time(durations_s: Sequence[float]) -> PhaseTime:
 
 
 def times_table(results: Sequence[Result]) -> Table:
-    """For people: the median of each phase, and the greatest in brackets."""
+    """For people: the median of each phase, and the longest loading."""
     shown = Table(title="load: seconds", title_justify="left")
-    for heading in ("tp", "rank", *PHASES, "ready"):
+    for heading in ("tp", "rank", *PHASES, "ready", "load, max"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        times = (*(result.phases[phase] for phase in PHASES), result.ready_s)
-        shown.add_row(*(str(result.tp), str(result.rank)), *(f"{time.median_s:.2f} ({time.max_s:.2f})" for time in times))
+        medians = (*(result.phases[phase].median_s for phase in PHASES), result.ready_s.median_s)
+        times_s = (*medians, result.phases["load"].max_s)
+        shown.add_row(str(result.tp), str(result.rank), *(f"{time_s:.2f}" for time_s in times_s))
     return shown
 
 
