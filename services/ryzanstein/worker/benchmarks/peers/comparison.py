@@ -59,7 +59,7 @@ class Comparison:
                 for batch in self._workload.batches:
                     await self._warm_up(running, batch)
                     await self._measure(running, contender.label, batch, number)
-        except (PeerFailed, RyzansteinError) as error:
+        except (PeerFailed, RyzansteinError, OSError) as error:
             self._outcome.failed[contender.label] = str(error)
             self._people.print(f"  failed: {error}", markup=False)
 

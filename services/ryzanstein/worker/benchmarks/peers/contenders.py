@@ -43,7 +43,7 @@ class Running(Protocol):
 
 
 class Contender(Protocol):
-    """Starts for a turn; what it raises then and in its turn is PeerFailed or a RyzansteinError."""
+    """Starts for a turn; what it raises then and in its turn is PeerFailed, a RyzansteinError or an OSError."""
 
     @property
     def label(self) -> Label: ...
