@@ -10,6 +10,7 @@ from ryzanstein.worker.benchmarks.engine_command import engine
 from ryzanstein.worker.benchmarks.loading import load
 from ryzanstein.worker.benchmarks.peers.install_command import install_peers
 from ryzanstein.worker.benchmarks.reference_ceilings import machine
+from ryzanstein.worker.benchmarks.scaling import scaling
 from ryzanstein.worker.benchmarks.suite import suite
 
 app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
@@ -17,6 +18,7 @@ app.command()(engine)
 app.command()(install_peers)
 app.command()(load)
 app.command()(collectives)
+app.command()(scaling)
 app.command()(machine)
 app.command()(suite)
 app.command()(compare)

@@ -129,8 +129,12 @@ class Engines:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not flight.landed.done():
             raise RanksLost(self._group.lost.result())
-        collectives_s = self._group.progress()[0].collectives_s - before[0].collectives_s
+        collectives_s = self.collectives_s()[0] - before[0].collectives_s
         return flight.result(sum(map(peak_rss_bytes, pids)), collectives_s)
+
+    def collectives_s(self) -> tuple[float, ...]:
+        """What each rank has spent in collectives so far, waits for its peers included."""
+        return tuple(progress.collectives_s for progress in self._group.progress())
 
     def _on_step(self, events: StepEvents) -> None:
         if self._flight is not None:
