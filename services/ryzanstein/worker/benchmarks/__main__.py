@@ -11,6 +11,7 @@ from ryzanstein.worker.benchmarks.loading import load
 from ryzanstein.worker.benchmarks.peers.install_command import install_peers
 from ryzanstein.worker.benchmarks.reference_ceilings import machine
 from ryzanstein.worker.benchmarks.scaling import scaling
+from ryzanstein.worker.benchmarks.scaling_predict import predict_steps
 from ryzanstein.worker.benchmarks.suite import suite
 
 app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
@@ -19,6 +20,7 @@ app.command()(install_peers)
 app.command()(load)
 app.command()(collectives)
 app.command()(scaling)
+app.command("predict")(predict_steps)
 app.command()(machine)
 app.command()(suite)
 app.command()(compare)
