@@ -26,6 +26,9 @@ class Echo:
         if new_tokens == 0: raise ValueError("nothing to do")
         if new_tokens == 1: print("Traceback", file=sys.stderr); os._exit(7)
         if new_tokens == 2: time.sleep(300)
+        if new_tokens == 3:
+            print("Traceback: RuntimeError: no heads of 24", file=sys.stderr, flush=True)
+            raise OSError("a process of mine ended")
         return Answer(0.5, 2.0, len(prompts) * new_tokens, len(prompts) * (new_tokens - 1), [prompt[-1] for prompt in prompts])
 serve(Echo, ["pip"])
 """
@@ -50,6 +53,13 @@ async def test_an_exception_is_named() -> None:
     async with echo() as peer:
         with pytest.raises(PeerFailed, match="ValueError: nothing to do"):
             await peer.generate([[1]], 0)
+
+
+async def test_an_error_in_a_process_of_the_peers_own_is_named_beside_it() -> None:
+    with pytest.raises(PeerFailed) as failure:
+        async with echo() as peer:
+            await peer.generate([[1]], 3)
+    assert str(failure.value) == "OSError: a process of mine ended (RuntimeError: no heads of 24)"
 
 
 async def test_a_crash_is_told_with_its_exit_code_and_last_line() -> None:
