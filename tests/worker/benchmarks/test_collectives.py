@@ -34,6 +34,18 @@ def test_each_backend_is_measured_with_each_operation_and_size(tmp_path: Path) -
 
 
 @pytest.mark.distributed
+def test_what_cannot_run_here_is_left_out_by_name_with_its_reason() -> None:
+    result = bench("--ranks", "2", "--ops", "broadcast", "--sizes", "8KiB", "--json", "-")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert "torch" in document["absent"]["symm_mem"]
+    assert "left out: symm_mem needs symmetric memory" in result.stderr
+    measured = {row["backend"] for row in document["results"]}
+    assert {"shm", "gloo"} <= measured
+    assert measured.isdisjoint(document["absent"])
+
+
+@pytest.mark.distributed
 def test_a_models_decode_steps_have_their_share_of_communication() -> None:
     cell = ("--ops", "all_reduce", "--sizes", "8KiB", "--backends", "shm", "--pin")
     result = bench(*cell, "--model", DEMO, "--steps", "16", "--json", "-")
@@ -50,8 +62,9 @@ def test_a_models_decode_steps_have_their_share_of_communication() -> None:
     ("arguments", "why"),
     [
         (["--ops", "all_reduce,all_to_all"], "ops: must be of all_reduce, all_gather, broadcast"),
-        (["--backends", "mpi"], "backends: must be of shm, gloo, nccl"),
+        (["--backends", "mpi"], "backends: must be of shm, gloo, nccl, symm_mem"),
         (["--backends", "nccl", "--ranks", "64"], "backends: nccl needs a CUDA device for each of 64 ranks"),
+        (["--backends", "symm_mem"], "backends: symm_mem needs symmetric memory"),
         (["--sizes", "4B"], "sizes: must be at least 8 bytes for 2 ranks"),
         (["--sizes", "8kb"], "sizes: must be like"),
         (["--model", DEMO, "--steps", "1000000"], "context"),

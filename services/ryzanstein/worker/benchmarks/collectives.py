@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,19 +21,36 @@ from ryzanstein.worker.model.collectives.opening import default_backend
 from ryzanstein.worker.model.segment import MAX_RANKS
 from ryzanstein.worker.ranks.messages import RankSpec
 
-_BACKENDS = ("shm", "gloo", "nccl")
+_BACKENDS = ("shm", "gloo", "nccl", "symm_mem")
 
 
-def choose_backends(text: str, ranks: int) -> tuple[str, ...]:
-    """All that run here, or those named. INVALID_ARGUMENT for one that is unknown or cannot run here."""
-    reasons = {"shm": "" if default_backend("cpu") == "shm" else "needs a CPU with x86's store order", "gloo": ""}
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """Those that are measured, and why others are not."""
+
+    chosen: tuple[str, ...]
+    absent: Mapping[str, str]
+
+
+def choose_backends(text: str, ranks: int) -> Backends:
+    """All that run here, or those named. INVALID_ARGUMENT for one that is unknown, or named and cannot run here."""
     wishes = _names("backends", text, _BACKENDS) if text else _BACKENDS
-    if "nccl" in wishes:
-        reasons["nccl"] = _why_no_nccl(ranks)
-    for name in wishes if text else ():
-        if reasons[name]:
-            raise errors.invalid("backends", f"{name} {reasons[name]}")
-    return tuple(name for name in wishes if not reasons[name])
+    absent = {name: reason for name in wishes if (reason := _why_not(name, ranks))}
+    for name in absent if text else ():
+        raise errors.invalid("backends", f"{name} {absent[name]}")
+    return Backends(tuple(name for name in wishes if name not in absent), absent)
+
+
+def _why_not(backend: str, ranks: int) -> str:
+    """Empty for a backend that runs here."""
+    match backend:
+        case "shm":
+            return "" if default_backend("cpu") == "shm" else "needs a CPU with x86's store order"
+        case "nccl":
+            return _why_no_nccl(ranks)
+        case "symm_mem":
+            return _why_no_symmetric_memory()
+    return ""
 
 
 def _why_no_nccl(ranks: int) -> str:
@@ -41,6 +58,18 @@ def _why_no_nccl(ranks: int) -> str:
 
     devices = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
     return "" if devices >= ranks else f"needs a CUDA device for each of {ranks} ranks, there are {devices}"
+
+
+def _why_no_symmetric_memory() -> str:
+    """torch's one-shot all-reduce: its kernels are for GPUs, and these ranks have no code that calls them."""
+    import torch
+    from torch.distributed import _symmetric_memory
+
+    try:
+        _symmetric_memory.empty(1, device="cpu")
+    except RuntimeError as error:
+        return f"needs symmetric memory between CPUs, which torch {torch.__version__} refuses: {error}"
+    return "needs symmetric memory, which has no code here"
 
 
 def _names(field: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,12 +122,17 @@ def collectives(
 ) -> None:
     """Latency and bandwidth of what ranks compute together, and its share in a model's decode steps."""
     with refusals_as_exit() as people:
-        chosen = choose_backends(backends, ranks)
+        wishes = choose_backends(backends, ranks)
+        for name, reason in wishes.absent.items():
+            people.print(f"left out: {name} {reason}", markup=False, soft_wrap=True)
+        chosen = wishes.chosen
         survey = Survey(_names("ops", ops, OPS), choose_sizes(sizes, ranks), chosen, rounds, seconds)
         specs = {name: RankSpec(model="", tp=ranks, collectives=name, threads=threads, pin=pin) for name in chosen}
         load = None if model is None else decode_share.DecodeLoad.plan(model, specs, steps, rounds)
         results = asyncio.run(measure(survey, specs, people))
         document: dict[str, Any] = {"results": [asdict(result) for result in results]}
+        if wishes.absent:
+            document["absent"] = dict(wishes.absent)
         tables = [table(results)]
         if load is not None:
             shares = load.run(people)

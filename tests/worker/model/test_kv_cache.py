@@ -1,0 +1,119 @@
+"""Ranks cache only their own heads: the same memory per rank holds the context as often as there are ranks."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ryzanstein.worker.model.architectures.registry import spec_of
+from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
+from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.runner import ModelRunner
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+DEEPSEEK = LLAMA | {
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 32,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+}
+BLOCK_SIZE = 16
+MIB = 2**20
+LARGE_PAGE = 2 * MIB
+
+
+def tensor_parallel(size: int, rank: int = 0) -> TensorParallel:
+    return TensorParallel(rank, size, LocalCollectives())
+
+
+def bytes_of_a_block(config: dict[str, Any], size: int) -> int:
+    return block_bytes(spec_of(config), tensor_parallel(size), BLOCK_SIZE, torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_block_takes_each_rank_its_share_of_the_heads(size: int) -> None:
+    whole = 32 * BLOCK_SIZE * 2 * 8 * 128 * 2  # layers, tokens, keys and values, heads, numbers, bytes
+    assert bytes_of_a_block(LLAMA, size) == whole // size
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_n_ranks_hold_n_times_the_context_in_the_same_memory_each(size: int) -> None:
+    budget = 3 * 2**30
+    alone, together = (blocks_in(budget, bytes_of_a_block(LLAMA, n)) for n in (1, size))
+    assert together == size * alone
+
+
+def test_a_head_that_several_ranks_need_is_cached_by_each_of_them() -> None:
+    one_head = LLAMA | {"num_key_value_heads": 1}
+    assert bytes_of_a_block(one_head, 4) == bytes_of_a_block(one_head, 1)
+    two_heads = LLAMA | {"num_key_value_heads": 2}
+    assert bytes_of_a_block(two_heads, 8) == bytes_of_a_block(two_heads, 2) == bytes_of_a_block(two_heads, 1) // 2
+
+
+def test_a_latent_is_cached_whole_by_every_rank() -> None:
+    """It is key and value of all heads at once: more ranks hold no more context."""
+    spec = spec_of(DEEPSEEK)
+    assert [slot_width(spec, tensor_parallel(size)) for size in (1, 2, 4)] == [512 + 64] * 3
+
+
+def test_less_memory_than_a_block_is_refused_with_both_numbers() -> None:
+    assert blocks_in(100, 100) == 1
+    with pytest.raises(ModelRefused, match="99 bytes per rank is smaller than one block of 100 bytes"):
+        blocks_in(99, 100)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_loaded_rank_of_two_has_twice_the_blocks_of_one_alone(
+    checkpoint: Callable[..., Path], runner: Callable[..., ModelRunner], rank: int
+) -> None:
+    model_dir = checkpoint(seed=3)
+    alone = runner(model_dir, num_blocks=None, kv_bytes=8 * MIB)
+    of_two = runner(model_dir, tensor_parallel(2, rank), num_blocks=None, kv_bytes=8 * MIB)
+    assert of_two.num_blocks == 2 * alone.num_blocks
+    assert of_two.kv_bytes == alone.kv_bytes == 8 * MIB
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_blocks_that_are_all_written_take_no_more_than_the_budget(size: int) -> None:
+    num_layers, budget = 2, 128 * MIB
+    tp, options = tensor_parallel(size), RunnerOptions(kv_bytes=budget, block_size=BLOCK_SIZE)
+    spec = spec_of(LLAMA | {"num_hidden_layers": num_layers})
+    num_blocks = blocks_in(budget, block_bytes(spec, tp, BLOCK_SIZE, options.torch_dtype))
+    before = resident_bytes()
+    width, device = slot_width(spec, tp), options.torch_device
+    cache = KVCache(num_layers, num_blocks, BLOCK_SIZE, width, dtype=options.torch_dtype, device=device)
+    assert cache.nbytes == budget
+    assert resident_bytes() - before < MIB  # untouched memory is only a promise
+    for index in range(num_layers):
+        cache.layer(index)[: cache.num_slots].fill_(1.0)
+    grown = resident_bytes() - before
+    assert 0.95 * budget < grown < budget + num_layers * 2 * LARGE_PAGE  # where one reaches over an end of a layer's blocks
+    assert float(cache.layer(1)[cache.num_slots].abs().sum()) == 0.0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
