@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
-from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.quantization import Kernels, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.supervisor import Backoff
@@ -30,6 +30,7 @@ class WorkerSettings(ServiceSettings):
     tp: int = Field(1, ge=1, le=64, description="ranks, the degree of tensor parallelism")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kernels: Kernels = Field("auto", description="of our own, which need a C compiler once; auto: where they can be had")
     quantization: Quantization = Field("none", description="of weights, on CPUs")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
@@ -74,6 +75,7 @@ class WorkerSettings(ServiceSettings):
             device=self.device,
             dtype=self.dtype,
             quantization=self.quantization,
+            kernels=self.kernels,
             collectives=self.collectives,
             threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tp),
             openmp_spins=self.openmp_spins,

@@ -116,6 +116,8 @@ class ModelHost:
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         log.info("ranks ready", tp=len(ranks), num_blocks=lead.num_blocks, context_length=lead.context_length, **phases)
+        if lead.without_kernels:
+            log.warning("no kernels of our own", reason=lead.without_kernels)
         self._become(NodeState.READY, "")
 
     def on_lost(self, loss: RankLoss) -> None:

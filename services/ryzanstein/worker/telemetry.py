@@ -33,6 +33,8 @@ class Telemetry:
             "startup_phase_seconds", "How long a rank's last start took, by phase.", "phase", "rank"
         )
 
+        self.native_kernels = self._gauge("native_kernels", "1 where a rank computes with kernels of our own, else 0.", "rank")
+
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
         self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
@@ -71,6 +73,7 @@ class Telemetry:
         self.kv_blocks.set(ranks[0].num_blocks)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
+            self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
 
     def ranks_gone(self) -> None:
         """New ranks will count from zero."""

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
@@ -63,13 +65,23 @@ class Batch:
     staged: Staged | None
 
 
-Segment = Span | Batch
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Several sequences with one new token each, whose keys are read where they lie."""
+
+    kernels: NativeKernels
+    keys: PagedKeys
+
+
+Segment = Span | Batch | Paged
 
 
 def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
     """Fills `out_TKGD`; every token belongs to exactly one segment."""
     for segment in segments:
-        if isinstance(segment, Batch):
+        if isinstance(segment, Paged):
+            segment.kernels.attend_paged(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
+        elif isinstance(segment, Batch):
             _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
         else:
             _attend_span(q_TKGD, pages_NC, segment, scoring, out_TKGD)

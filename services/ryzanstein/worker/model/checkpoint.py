@@ -19,6 +19,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.memory import WeightMemory
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.formats import WeightFormat
@@ -45,6 +46,7 @@ class CheckedWeights:
     ) -> None:
         self._entries, self._model_dir, self._dtype, self._format = entries, model_dir, dtype, weight_format
         self._read: set[str] = set()
+        self.kernels: NativeKernels | None = None
         self.nbytes = 0
 
     def new(self, *shape: int) -> Tensor:
@@ -86,9 +88,14 @@ class MappedWeights:
     """
 
     def __init__(
-        self, entries: Mapping[str, TensorEntry], dtype: torch.dtype, device: torch.device, weight_format: WeightFormat
+        self,
+        entries: Mapping[str, TensorEntry],
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_format: WeightFormat,
+        kernels: NativeKernels | None = None,
     ) -> None:
-        self._entries = entries
+        self._entries, self.kernels = entries, kernels
         self._memory = WeightMemory(dtype, device)
         self.new = self._memory.zeros
         self.product = weight_format.product

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import Batch, Segment, Span, Staged
+from ryzanstein.worker.model.attention import Batch, Paged, Segment, Span, Staged
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 from ryzanstein.worker.model.staging import Placement, Staging
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
@@ -61,6 +62,7 @@ class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
     `view_keys`: single new tokens with that many keys in adjacent slots are not batched, unless the batch can be staged.
+    `kernels` read single new tokens' keys in their blocks; then nothing is batched or staged.
     `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
     """
 
@@ -72,6 +74,7 @@ class InputBuilder:
     windows: tuple[int | None, ...] = (None,)
     bias: AlibiBias | None = None
     staging: Staging | None = None
+    kernels: NativeKernels | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
@@ -111,16 +114,27 @@ class InputBuilder:
 
     def _segments(self, keys: _Keys) -> list[Segment]:
         single_S = keys.num_new_S == 1
+        if self.kernels is not None:
+            singles, others = np.flatnonzero(single_S), np.flatnonzero(~single_S)
+            return [*self._spans(keys, others), *([self._paged(keys, singles, self.kernels)] if len(singles) else [])]
         staging = self._staging_for(keys, single_S)
         viewed_S = keys.adjacent_S & (keys.length_S - keys.begin_S >= self.view_keys)
         together_S = single_S if staging is not None else single_S & ~viewed_S
         together = np.flatnonzero(together_S)
         alone_S = ~together_S if len(together) > 1 else np.ones_like(together_S)
-        spans: list[Segment] = [
-            Span(int(keys.first_S[s]), int(keys.num_new_S[s]), self._slots_of(keys, s), self._mask(keys, s))
-            for s in np.flatnonzero(alone_S).tolist()
-        ]
+        spans = self._spans(keys, np.flatnonzero(alone_S))
         return [*spans, self._batch(keys, together, staging)] if len(together) > 1 else spans
+
+    def _spans(self, keys: _Keys, alone: Integers) -> list[Segment]:
+        return [
+            Span(int(keys.first_S[s]), int(keys.num_new_S[s]), self._slots_of(keys, s), self._mask(keys, s))
+            for s in alone.tolist()
+        ]
+
+    def _paged(self, keys: _Keys, singles: Integers, kernels: NativeKernels) -> Paged:
+        found = (keys.first_S, keys.table_SB, keys.begin_S, keys.length_S)
+        rows_S, tables_SB, begin_S, length_S = (self._tensor(array[singles]) for array in found)
+        return Paged(kernels, PagedKeys(rows_S, tables_SB, begin_S, length_S, self.block_size))
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
         """The staging place, if there is one and the step's single tokens can use it."""

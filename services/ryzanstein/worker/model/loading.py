@@ -12,6 +12,7 @@ from ryzanstein.worker.model.architectures.registry import read_spec
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights
 from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
@@ -30,6 +31,7 @@ class LoadedModel:
     spec: DecoderSpec
     decoder: Decoder
     cache: KVCache
+    kernels: OpenedKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class _Checked:
     spec: DecoderSpec
     entries: Mapping[str, TensorEntry]
     weight_format: WeightFormat
+    kernels: OpenedKernels
     weight_bytes: int
     num_blocks: int
 
@@ -47,10 +50,11 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     """Raises ModelRefused on every rank when one refuses, before anything large is allocated."""
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
-    with MappedWeights(checked.entries, dtype, device, checked.weight_format) as weights:
+    mapped = MappedWeights(checked.entries, dtype, device, checked.weight_format, checked.kernels.native)
+    with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
     cache = KVCache(spec.num_layers, checked.num_blocks, options.block_size, slot_width(spec, tp), dtype=dtype, device=device)
-    return LoadedModel(spec, decoder, cache)
+    return LoadedModel(spec, decoder, cache, checked.kernels)
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -77,14 +81,15 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
     spec = read_spec(model_dir)
     entries = _with_prefix(read_tensor_files(model_dir), spec.names)
-    weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype)
+    kernels = open_kernels(options)
+    weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype, kernels.native)
     weights = CheckedWeights(entries, model_dir, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
     bytes_per_block = block_bytes(spec, tp, options.block_size, options.torch_dtype)
     num_blocks = _num_blocks(spec, options, bytes_per_block)
     _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
-    return _Checked(spec, entries, weight_format, weights.nbytes, num_blocks)
+    return _Checked(spec, entries, weight_format, kernels, weights.nbytes, num_blocks)
 
 
 def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:

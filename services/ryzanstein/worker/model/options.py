@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ryzanstein.worker.quantization import QUANTIZATIONS, Quantization
+from ryzanstein.worker.quantization import KERNELS, QUANTIZATIONS, Kernels, Quantization
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -19,6 +19,7 @@ class RunnerOptions:
     `num_blocks` fixes the size of the KV cache, else `kv_bytes` of each rank bounds it, else every sequence may be as long as
     the context, up to 1 GiB per rank. `num_threads` None leaves torch's own choice.
     `quantization` is the format that weights are kept in for their products.
+    `kernels` native refuses to do without those of our own, torch never uses them.
     """
 
     device: str = "cpu"
@@ -30,12 +31,15 @@ class RunnerOptions:
     max_tokens_per_step: int = 512
     num_threads: int | None = None
     quantization: Quantization = "none"
+    kernels: Kernels = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not known: {', '.join(QUANTIZATIONS)}")
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels {self.kernels!r} is not known: {', '.join(KERNELS)}")
 
     @property
     def torch_device(self) -> torch.device:

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.model.alibi import alibi_bias
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
-from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.loading import load_model
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.sampler import refuse_invalid, sample
@@ -27,8 +25,9 @@ from ryzanstein.worker.model.staging import Staging
 class ModelRunner:
     """A loaded model on one rank."""
 
-    def __init__(self, spec: DecoderSpec, decoder: Decoder, cache: KVCache, tp: TensorParallel, options: RunnerOptions) -> None:
-        self._decoder, self._cache, self._tp, self._options = decoder, cache, tp, options
+    def __init__(self, loaded: LoadedModel, tp: TensorParallel, options: RunnerOptions) -> None:
+        spec, cache = loaded.spec, loaded.cache
+        self._decoder, self._cache, self._tp, self._options = loaded.decoder, cache, tp, options
         device, dtype = options.torch_device, options.torch_dtype
         self._inputs = InputBuilder(
             cache.num_blocks,
@@ -39,7 +38,9 @@ class ModelRunner:
             spec.windows,
             alibi_bias(spec, tp, dtype, device),
             Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
+            _paging(loaded),
         )
+        self.without_kernels = loaded.kernels.reason
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -51,8 +52,7 @@ class ModelRunner:
         """
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
-        loaded = load_model(model_dir, tp, options)
-        return cls(loaded.spec, loaded.decoder, loaded.cache, tp, options)
+        return cls(load_model(model_dir, tp, options), tp, options)
 
     @property
     def num_blocks(self) -> int:
@@ -118,3 +118,9 @@ class ModelRunner:
         prefill = StepPlan(0, [0] * length, [length], [0], [table], [0])
         decode = StepPlan(0, [0] * batch, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
         return [prefill, decode]
+
+
+def _paging(loaded: LoadedModel) -> NativeKernels | None:
+    """The kernels that read a decode batch's keys in their blocks, where they can do so for this model."""
+    kernels, spec = loaded.kernels.native, loaded.spec
+    return kernels if kernels is not None and kernels.can_attend(spec.head_dim) and spec.alibi is None else None

@@ -25,6 +25,7 @@ from ryzanstein.worker.model.architectures.registry import spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.options import DTYPES
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
@@ -68,6 +69,7 @@ class _Listing:
     """A WeightSource that only takes down what is asked for."""
 
     def __init__(self) -> None:
+        self.kernels: NativeKernels | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def new(self, *shape: int) -> Tensor:

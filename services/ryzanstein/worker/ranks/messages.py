@@ -9,7 +9,7 @@ import msgspec
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.quantization import Kernels, Quantization
 
 PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
 
@@ -24,6 +24,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     device: str = "auto"
     dtype: str = "auto"
     quantization: Quantization = "none"
+    kernels: Kernels = "auto"
     collectives: str = "auto"
     threads: int = 1
     openmp_spins: int = 0
@@ -64,7 +65,8 @@ AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfi
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
     """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up). Of the rank's
-    memory what was resident when a phase ended, and the most that had been until then."""
+    memory what was resident when a phase ended, and the most that had been until then. `without_kernels`: why it
+    computes with torch's operators alone; empty where it has kernels of our own."""
 
     rank: int
     context_length: int
@@ -74,6 +76,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     startup_phases: dict[str, float]
     resident_bytes: dict[str, int] = {}
     peak_bytes: dict[str, int] = {}
+    without_kernels: str = ""
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):

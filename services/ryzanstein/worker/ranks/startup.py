@@ -67,7 +67,8 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     # A sequence may fill the whole cache but no more, whatever the model's own context.
     context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
-    return runner, RankReady(start.rank, *numbers, phases.seconds, phases.resident_bytes, phases.peak_bytes)
+    measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
+    return runner, RankReady(start.rank, *numbers, *measured, runner.without_kernels)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
@@ -108,6 +109,7 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         device=device,
         dtype=spec.dtype,
         quantization=spec.quantization,
+        kernels=spec.kernels,
         block_size=spec.block_size,
         num_blocks=spec.num_blocks or None,
         kv_bytes=spec.kv_bytes or None,

@@ -29,7 +29,7 @@ class Attention:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
         self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
-        self._window, self._rotary = layer.window, layer.rotary
+        self._window, self._rotary, self._kernels = layer.window, layer.rotary, source.kernels
         self._scoring = Scoring(layer.attention_scale, spec.score_cap)
         self._qkv = ColumnParallelLinear(
             source,
@@ -54,22 +54,33 @@ class Attention:
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
         qkv_T = self._qkv(x_TE)
         query_width = num_heads * self._head_dim
-        self._prepare(qkv_T, angles)
-        pages_NC.index_copy_(0, inputs.slots_T, qkv_T[:, query_width:])
+        self._prepare(qkv_T)
+        self._rotate_and_store(qkv_T, inputs, angles, pages_NC)
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
         attend(q_TKGD, pages_NC, inputs.segments[self._window], self._scoring, out_TKGD)
         return self._out(out_TKGD.view(num_tokens, query_width))
 
-    def _prepare(self, qkv_T: Tensor, angles: Sequence[Angles]) -> None:
-        """Clips, norms and rotates queries and keys in place, as far as the architecture does."""
-        num_heads, num_kv_heads = self._share.num_heads, self._share.num_kv_heads
+    def _prepare(self, qkv_T: Tensor) -> None:
+        """Clips and norms in place, as far as the architecture does."""
         if self._clip is not None:
             qkv_T.clamp_(-self._clip, self._clip)
-        if self._qk_norm is None and self._rotary is None:
-            return
-        qk_THD = qkv_T[:, : (num_heads + num_kv_heads) * self._head_dim].view(len(qkv_T), -1, self._head_dim)
         if self._qk_norm is not None:
-            self._qk_norm(qk_THD[:, :num_heads], qk_THD[:, num_heads:])
-        if self._rotary is not None:
-            rotate(qk_THD, angles[self._rotary])
+            qk_THD = self._heads(qkv_T)
+            self._qk_norm(qk_THD[:, : self._share.num_heads], qk_THD[:, self._share.num_heads :])
+
+    def _rotate_and_store(self, qkv_T: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> None:
+        """Rotates queries and keys in place where the architecture does, and writes keys and values into the cache."""
+        kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
+        if self._rotary is None:
+            pages_NC.index_copy_(0, inputs.slots_T, kv_TC)
+        elif self._kernels is not None:
+            self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, inputs.slots_T)
+        else:
+            rotate(self._heads(qkv_T), angles[self._rotary])
+            pages_NC.index_copy_(0, inputs.slots_T, kv_TC)
+
+    def _heads(self, qkv_T: Tensor) -> Tensor:
+        """Queries, then keys."""
+        num_heads = self._share.num_heads + self._share.num_kv_heads
+        return qkv_T[:, : num_heads * self._head_dim].view(len(qkv_T), num_heads, self._head_dim)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
-from ryzanstein.worker.model.layers.mlp import ACTIVATIONS, FeedForward, GatedMLP, dense_mlp
+from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_gate
 from ryzanstein.worker.model.layers.routing import Router
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -58,11 +58,10 @@ class _Expert:
         self._gate_up = ColumnParallelLinear(source, spec.hidden_size, projections, bias=False)
         down_rows = Rows(down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
         self._down = ColumnParallelLinear(source, width, [down_rows], bias=False)
-        self._activate = ACTIVATIONS[spec.activation]
+        self._gate = new_gate(source, spec)
 
     def __call__(self, x_tE: Tensor) -> Tensor:
-        gate_tW, up_tW = self._gate_up(x_tE).chunk(2, dim=-1)
-        return self._down(self._activate(gate_tW).mul_(up_tW))
+        return self._down(self._gate(self._gate_up(x_tE)))
 
 
 def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> FeedForward:

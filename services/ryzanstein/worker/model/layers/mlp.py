@@ -41,6 +41,19 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
     return GatedMLP(source, tp, spec, (prefix + names.gate, prefix + names.up, prefix + names.down), spec.intermediate_size)
 
 
+def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+    """activation(gate) * up, of rows that hold all gates and then all ups."""
+    if source.kernels is not None and spec.activation == "silu":
+        return source.kernels.silu_gate
+    activate = ACTIVATIONS[spec.activation]
+
+    def gate(gate_up_TW: Tensor) -> Tensor:
+        gate_TG, up_TG = gate_up_TW.chunk(2, dim=-1)
+        return activate(gate_TG).mul_(up_TG)
+
+    return gate
+
+
 class GatedMLP:
     """down(activation(gate(x)) * up(x)) (Shazeer 2020). `names` are those of gate, up and down."""
 
@@ -54,11 +67,10 @@ class GatedMLP:
         self._down = RowParallelLinear(
             source, tp, down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._activate = ACTIVATIONS[spec.activation]
+        self._gate = new_gate(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        gate_TG, up_TG = self._gate_up(x_TE).chunk(2, dim=-1)
-        return self._down(self._activate(gate_TG).mul_(up_TG))
+        return self._down(self._gate(self._gate_up(x_TE)))
 
 
 class PlainMLP:

@@ -6,11 +6,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 
 
 class WeightSource(Protocol):
-    """Memory for weights, and what to fill it with."""
+    """Memory for weights, and what to fill it with. `kernels` are what layers may compute with besides torch."""
+
+    kernels: NativeKernels | None
 
     def new(self, *shape: int) -> Tensor:
         """Zeros for a layer to keep, of the model's dtype and device."""

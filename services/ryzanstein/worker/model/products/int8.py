@@ -14,12 +14,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
+
 _LEVELS = 127
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Kernel(Protocol):
-    """Whole numbers in -127..127, held in float32 [T, I], times a packed weight: [T, O] in float32, scaled per output."""
+    """Whole numbers in -127..127, held in `dtype` [T, I], times a packed weight: [T, O] in float32, scaled per output."""
+
+    dtype: torch.dtype
 
     def __call__(self, levels_TI: Tensor) -> Tensor: ...
 
@@ -32,6 +36,8 @@ class KernelType(Protocol):
 
 class FbgemmKernel:
     """FBGEMM, which quantizes by itself; told a scale of 1, it leaves whole numbers as they are."""
+
+    dtype = torch.float32
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
         zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
@@ -47,35 +53,39 @@ class FbgemmKernel:
 class OneDnnKernel:
     """oneDNN, which has AMX where the CPU has it."""
 
+    dtype = torch.int8
+
     def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
         self._scale_O, self._zero_O = scale_O, torch.zeros(len(scale_O), dtype=torch.int32)
         self._multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, levels_TI: Tensor) -> Tensor:
-        x_TI = levels_TI.to(torch.int8)
         weight = (self._packed, self._scale_O, self._zero_O)
-        product: Tensor = self._multiply(x_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
+        product: Tensor = self._multiply(levels_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
         return product
 
 
-def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers in -127..127, held in x's dtype, and the scale of each row [T, 1]: their product is nearly x.
+def quantize_rows(x_TI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Whole numbers in -127..127, held in `dtype`, and the scale of each row [T, 1]: their product is nearly x.
 
     A row with a NaN or an infinity has such a scale, and so has what is made of it.
     """
     scale_T1 = x_TI.abs().amax(dim=1, keepdim=True).div_(_LEVELS).clamp_min_(_SMALLEST)
-    return (x_TI / scale_T1).round_(), scale_T1
+    return (x_TI / scale_T1).round_().to(dtype), scale_T1
 
 
 class Int8Product:
-    """A weight quantized when it is loaded, times rows that are quantized as they come."""
+    """A weight quantized when it is loaded, times rows that are quantized as they come, with kernels of our own if given."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType) -> None:
-        levels_OI, scale_O1 = quantize_rows(weight_OI)
-        self._kernel, self._bias_O = kernel(levels_OI.to(torch.int8), scale_O1.squeeze(1)), bias_O
+    def __init__(
+        self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType, kernels: NativeKernels | None = None
+    ) -> None:
+        levels_OI, scale_O1 = quantize_rows(weight_OI, torch.int8)
+        self._kernel, self._bias_O = kernel(levels_OI, scale_O1.squeeze(1)), bias_O
+        self._quantize_rows = quantize_rows if kernels is None else kernels.quantize_rows
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        levels_TI, scale_T1 = quantize_rows(x_TI)
+        levels_TI, scale_T1 = self._quantize_rows(x_TI, self._kernel.dtype)
         product_TO = self._kernel(levels_TI)
         return product_TO.mul_(scale_T1) if self._bias_O is None else torch.addcmul(self._bias_O, product_TO, scale_T1)

@@ -1,0 +1,80 @@
+"""Compiles `cpu.c` for this machine's CPU, once: the library is kept in the user's cache folder.
+
+Needs a C compiler, `cc` or what the variable CC names. It takes about a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("cpu.c")
+# As fast as IEEE 754 allows: nothing is reordered that the source does not say may be.
+_FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+_WIDE = "-mprefer-vector-width=512"
+_TIMEOUT_S = 60.0
+
+
+class NotBuilt(Exception):
+    """There is no compiler, it failed, or nothing can be written."""
+
+
+def library(cache_dir: Path | None = None) -> Path:
+    """The compiled library, from the cache where it has been compiled before. Raises NotBuilt."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
+        raise NotBuilt("there is no C compiler: install one or set CC")
+    folder = cache_dir or _cache_dir()
+    target = folder / f"cpu-{_key(compiler)}.so"
+    try:
+        if not target.exists():
+            _compile(compiler, target)
+        if target.stat().st_uid != os.getuid():
+            raise NotBuilt(f"{target} belongs to another user")
+    except OSError as error:
+        raise NotBuilt(f"{folder}: {error.strerror}") from error
+    return target
+
+
+def _compile(compiler: list[str], target: Path) -> None:
+    """Several ranks may do so at once: each writes a file of its own and renames it."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        out = Path(folder) / target.name
+        command = [*compiler, *_FLAGS, *([_WIDE] if _is_x86() else []), str(_SOURCE), "-o", str(out), "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise NotBuilt(f"{compiler[0]} took longer than {_TIMEOUT_S:.0f} s") from error
+        if done.returncode:
+            raise NotBuilt(f"{compiler[0]}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+        out.rename(target)
+
+
+def _key(compiler: list[str]) -> str:
+    """What the library depends on. A cache folder may be shared by machines with different CPUs."""
+    parts = (_SOURCE.read_text(), shlex.join(compiler), _WIDE, *_FLAGS, _cpu())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """Model and features of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ryzanstein" / "kernels"

@@ -1,0 +1,120 @@
+"""The functions of `cpu.c`, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the rest.
+
+Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C columns of a slot, B blocks
+of the longest table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.model.layers.rotary import Angles
+
+_SMALLEST = torch.finfo(torch.float32).tiny
+_LANES = 16  # of the head dimension, computed at once
+
+
+class _Attention(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "pages", "rows", "tables", "begin", "length", "out")),
+        *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_blocks", "block_size")),
+        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim")),
+        *((name, c_float) for name in ("scale", "cap")),
+    )
+
+
+_SIGNATURES = {
+    "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_float),
+    "rotate_and_store": (
+        *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64),
+        *(c_int, c_int64, c_void_p, c_void_p, c_int64),
+    ),
+    "silu_gate": (c_void_p, c_void_p, c_int64, c_int64),
+    "quantize_to_float": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "quantize_to_int8": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "attend_paged": (POINTER(_Attention),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKeys:
+    """Sequences with one new token each: row of the step, block table, and the range of keys that the token sees. int64."""
+
+    rows_S: Tensor
+    tables_SB: Tensor
+    begin_S: Tensor
+    length_S: Tensor
+    block_size: int
+
+
+class NativeKernels:
+    """A loaded library. Tensors must be contiguous in their last dimension; nothing of a shape is checked again here."""
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))
+        for name, types in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = types, c_int if name == "attend_paged" else None
+        self._rms_norm, self._rotate_and_store, self._silu_gate = loaded.rms_norm, loaded.rotate_and_store, loaded.silu_gate
+        self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
+        self._attend_paged = loaded.attend_paged
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
+        """x / rms(x) * (offset + weight)."""
+        x_TE = x_TE.contiguous()
+        out_TE = torch.empty_like(x_TE)
+        num_rows, width = x_TE.numel() // len(weight_E), len(weight_E)
+        self._rms_norm(x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), num_rows, width, eps, offset)
+        return out_TE
+
+    def rotate_and_store(self, qk_THD: Tensor, angles: Angles, kv_TC: Tensor, pages_NC: Tensor, slots_T: Tensor) -> None:
+        """Rotates queries and keys in place; then keys and values `kv_TC`, of which the keys are a part of `qk_THD`, are copied
+        into their slots."""
+        num_tokens, num_heads, head_dim = qk_THD.shape
+        self._rotate_and_store(
+            *(qk_THD.data_ptr(), qk_THD.stride(0), num_tokens, num_heads, head_dim),
+            *(angles.cos_T1R.data_ptr(), angles.sin_T1R.data_ptr(), angles.cos_T1R.shape[-1], angles.interleaved),
+            *(kv_TC.storage_offset() - qk_THD.storage_offset(), pages_NC.data_ptr(), slots_T.data_ptr(), kv_TC.shape[1]),
+        )
+
+    def silu_gate(self, gate_up_T2E: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        num_rows, width = len(gate_up_T2E), gate_up_T2E.shape[1] // 2
+        out_TE = gate_up_T2E.new_empty((num_rows, width))
+        self._silu_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width)
+        return out_TE
+
+    def quantize_rows(self, x_TE: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Whole numbers in -127..127, of `dtype` float32 or int8, and the scale of each row [T, 1]."""
+        x_TE = x_TE.contiguous()
+        num_rows, width = x_TE.shape
+        levels_TE, scale_T1 = torch.empty((num_rows, width), dtype=dtype), torch.empty((num_rows, 1))
+        self._quantize[dtype](x_TE.data_ptr(), levels_TE.data_ptr(), scale_T1.data_ptr(), num_rows, width, _SMALLEST)
+        return levels_TE, scale_T1
+
+    def can_attend(self, head_dim: int) -> bool:
+        """Whether `attend_paged` knows heads of this size."""
+        return head_dim % _LANES == 0
+
+    def attend_paged(
+        self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
+    ) -> None:
+        """Fills the sequences' rows of `out_TKGD`. `scoring`: scale and cap of the scores. Raises MemoryError."""
+        scale, cap = scoring
+        num_kv_heads, group, head_dim = q_TKGD.shape[1:]
+        columns = pages_NC.shape[1]
+        arguments = _Attention(
+            *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), keys.tables_SB.data_ptr()),
+            *(keys.begin_S.data_ptr(), keys.length_S.data_ptr(), out_TKGD.data_ptr()),
+            *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
+            *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim),
+            *(scale, cap or 0.0),
+        )
+        if self._attend_paged(byref(arguments)):
+            raise MemoryError("no memory for the scores of attention")
