@@ -66,7 +66,7 @@ def _why_no_symmetric_memory() -> str:
     from torch.distributed import _symmetric_memory
 
     try:
-        _symmetric_memory.empty(1, device="cpu")
+        _symmetric_memory.empty(1, device=torch.device("cpu"))
     except RuntimeError as error:
         return f"needs symmetric memory between CPUs, which torch {torch.__version__} refuses: {error}"
     return "needs symmetric memory, which has no code here"

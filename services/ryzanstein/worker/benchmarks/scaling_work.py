@@ -12,6 +12,7 @@ from ryzanstein import errors
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
@@ -87,6 +88,7 @@ class _Count:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.kernels: NativeKernels | None = None
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, device="meta")
