@@ -5,28 +5,34 @@ Legend: I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.fastest import FastestKernel
+from ryzanstein.worker.model.products.by_rows import ByRows
+from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice
 from ryzanstein.worker.model.products.floats import float_product
 from ryzanstein.worker.model.products.half import HalfProduct
-from ryzanstein.worker.model.products.int8 import Int8Product
+from ryzanstein.worker.model.products.int8 import Int8Product, KernelType
+from ryzanstein.worker.model.products.packing import Packing
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.quantization import Quantization
 
-_PACKED_ITEM_BYTES = {"fp16": 2, "int8": 1}
-_OUTPUT_BYTES = {"fp16": 0, "int8": 8}  # a scale and a sum of weights
+_HALF_BYTES = 2
+_INT8_OUTPUT_BYTES = 8  # a scale and a sum of weights
 
 
 class WeightFormat:
-    """Makes products. Raises ModelRefused where device or dtype cannot have the quantization."""
+    """Makes products, inside `packing` in threads. Raises ModelRefused where device or dtype cannot have the quantization."""
 
-    def __init__(self, quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:
-        self._quantization = quantization
+    def __init__(
+        self, quantization: Quantization, device: torch.device, dtype: torch.dtype, kernels: NativeKernels | None = None
+    ) -> None:
+        self._quantization, self._native = quantization, kernels
+        self.packing = Packing()
         if quantization == "none":
             return
         if device.type != "cpu" or dtype != torch.float32:
@@ -36,11 +42,12 @@ class WeightFormat:
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         """The caller may forget the weight. `kept`: it does not, for another reader."""
+        if self._quantization == "none" or not len(weight_OI):  # no outputs: an expert of another rank
+            return float_product(weight_OI, bias_O, kept=kept)
         if self._quantization == "fp16":
-            return HalfProduct(weight_OI, bias_O)
-        if self._quantization == "int8":
-            return Int8Product(weight_OI, bias_O, self._kernels.of_shape(*weight_OI.shape))
-        return float_product(weight_OI, bias_O, kept=kept)
+            return self.packing.product(weight_OI.nbytes, partial(HalfProduct, weight_OI, bias_O))
+        choice = self._kernels.of_shape(*weight_OI.shape)
+        return self.packing.product(weight_OI.nbytes, partial(self._int8, weight_OI, bias_O, choice))
 
     @property
     def copies(self) -> bool:
@@ -49,10 +56,22 @@ class WeightFormat:
 
     def packed_bytes(self, weight_OI: Tensor) -> int:
         """What a product keeps of such a weight."""
-        if self._quantization == "none":
+        num_outputs, num_inputs = weight_OI.shape
+        if self._quantization == "none" or not num_outputs:
             return weight_OI.nbytes
-        return weight_OI.numel() * _PACKED_ITEM_BYTES[self._quantization] + len(weight_OI) * _OUTPUT_BYTES[self._quantization]
+        if self._quantization == "fp16":
+            return weight_OI.numel() * _HALF_BYTES
+        num_packings = len(self._kernels.of_shape(num_outputs, num_inputs).kinds)
+        return num_packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
+
+    def _int8(self, weight_OI: Tensor, bias_O: Tensor | None, choice: KernelChoice) -> Product:
+        def product(kind: KernelType) -> Product:
+            return Int8Product(weight_OI, bias_O, kind, self._native)
+
+        if choice.few is choice.many:
+            return product(choice.few)
+        return ByRows(product(choice.few), product(choice.many), choice.from_rows)
 
     @cached_property
-    def _kernels(self) -> FastestKernel:
-        return FastestKernel()
+    def _kernels(self) -> FastestKernels:
+        return FastestKernels()

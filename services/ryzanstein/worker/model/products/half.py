@@ -18,7 +18,8 @@ class HalfProduct:
     """A packed float16 weight. Raises ModelRefused for a weight that float16 cannot hold."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        largest = float(weight_OI.abs().max())
+        least, most = (float(bound) for bound in weight_OI.aminmax())
+        largest = max(-least, most)
         if not largest <= _LARGEST:
             raise ModelRefused(f"quantization fp16: a weight of {largest} is beyond float16's {_LARGEST}")
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)

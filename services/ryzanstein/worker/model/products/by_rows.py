@@ -1,0 +1,20 @@
+"""A product that is kept in two packings, each the faster one for its number of rows.
+
+Legend: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ryzanstein.worker.model.products import Product
+
+
+class ByRows:
+    """`few` below `from_rows`, `many` from there on. Both must give the same bits, or a row would depend on its neighbours."""
+
+    def __init__(self, few: Product, many: Product, from_rows: int) -> None:
+        self._few, self._many, self._from_rows = few, many, from_rows
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._few(x_TI) if len(x_TI) < self._from_rows else self._many(x_TI)
