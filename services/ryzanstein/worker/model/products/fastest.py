@@ -20,6 +20,7 @@ from ryzanstein.worker.model.refusal import ModelRefused
 
 _ROWS = (1, 8, 16, 32, 64, 256)
 _REPEATS = 5
+_PROBE_INPUTS, _LARGEST = 64, 127
 _MAX_OUTPUTS = 4096  # a part is enough to compare on
 _TWICE_BYTES = 4 * 2**20  # weights up to here may be kept in two packings
 
@@ -64,23 +65,29 @@ class FastestKernels:
 
 
 def available_kernels() -> list[KernelType]:
-    """Raises ModelRefused where this torch or CPU has none."""
+    """Raises ModelRefused where this torch or CPU has none that is exact."""
+    engines = torch.backends.quantized.supported_engines
     types: list[KernelType] = []
-    if "fbgemm" in torch.backends.quantized.supported_engines:
-        _take_deprecation()
+    if "fbgemm" in engines:
         types.append(FbgemmKernel)
-    if "onednn" in torch.backends.quantized.supported_engines:
+    if "onednn" in engines:
         types.append(OneDnnKernel)
-    if not types:
-        raise ModelRefused("quantization int8: this torch has neither FBGEMM nor oneDNN kernels")
-    return types
+    exact = [kind for kind in types if _is_exact(kind)]
+    if not exact:
+        raise ModelRefused(f"quantization int8: this torch and CPU have no exact kernels, only {', '.join(engines)}")
+    return exact
 
 
-def _take_deprecation() -> None:
-    """torch warns once, at the first tensor for FBGEMM, that a later torch will not have them: nothing for a log of ours."""
+def _is_exact(kind: KernelType) -> bool:
+    """Without VNNI, kernels add products in 16 bits, which the largest ones overflow.
+
+    torch warns once, at its first tensor for FBGEMM, that a later torch will not have them: nothing for a log of ours.
+    """
+    levels_TI = torch.full((1, _PROBE_INPUTS), _LARGEST, dtype=torch.int8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        FbgemmKernel(torch.ones((1, 1), dtype=torch.int8), torch.ones(1))
+        kernel = kind(levels_TI, torch.ones(1))
+    return kernel(levels_TI.to(kernel.dtype)).item() == _PROBE_INPUTS * _LARGEST**2
 
 
 def _choices(types: Sequence[KernelType], *, twice: bool) -> list[KernelChoice]:

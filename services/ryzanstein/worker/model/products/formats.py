@@ -5,6 +5,7 @@ Legend: I inputs, O outputs.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, partial
 
 import torch
@@ -22,6 +23,7 @@ from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.quantization import Quantization
 
 _HALF_BYTES = 2
+_HALF_INPUTS = 512  # FBGEMM keeps whole blocks of so many
 _INT8_OUTPUT_BYTES = 8  # a scale and a sum of weights
 
 
@@ -60,7 +62,7 @@ class WeightFormat:
         if self._quantization == "none" or not num_outputs:
             return weight_OI.nbytes
         if self._quantization == "fp16":
-            return weight_OI.numel() * _HALF_BYTES
+            return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
         num_packings = len(self._kernels.of_shape(num_outputs, num_inputs).kinds)
         return num_packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
 
