@@ -31,6 +31,7 @@ class WorkerSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Kernels = Field("auto", description="of our own, which need a C compiler once; auto: where they can be had")
+    kv_dtype: Literal["auto", "float16"] = Field("auto", description="of keys and values; auto: the model's")
     quantization: Quantization = Field("none", description="of weights, on CPUs")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
@@ -74,6 +75,7 @@ class WorkerSettings(ServiceSettings):
             tp=self.tp,
             device=self.device,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             quantization=self.quantization,
             kernels=self.kernels,
             collectives=self.collectives,

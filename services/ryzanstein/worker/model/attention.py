@@ -135,6 +135,8 @@ def _keys_values(
 ) -> tuple[Tensor, Tensor]:
     """Views [S, K, P, D] of S x P slots (`lengths`) from `first` on; a slot begins with its keys and ends with its values.
 
+    Copies in the dtype of the queries, where the cache has another one.
+
     The sequences follow one another, or begin so many slots `apart`.
 
     One call each instead of a chain of slices: for a short sequence the chain costs as much as its attention.
@@ -144,4 +146,5 @@ def _keys_values(
     size, stride = (num_sequences, num_kv_heads, length, head_dim), ((apart or length) * width, head_dim, width, 1)
     offset = slots_NC.storage_offset() + first * width
     to_values = width - num_kv_heads * head_dim
-    return slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + to_values)
+    keys, values = slots_NC.as_strided(size, stride, offset), slots_NC.as_strided(size, stride, offset + to_values)
+    return keys.to(q_TKGD.dtype), values.to(q_TKGD.dtype)

@@ -53,7 +53,14 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     mapped = MappedWeights(checked.entries, dtype, device, checked.weight_format, checked.kernels.native)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
-    cache = KVCache(spec.num_layers, checked.num_blocks, options.block_size, slot_width(spec, tp), dtype=dtype, device=device)
+    cache = KVCache(
+        spec.num_layers,
+        checked.num_blocks,
+        options.block_size,
+        slot_width(spec, tp),
+        dtype=options.kv_torch_dtype,
+        device=device,
+    )
     return LoadedModel(spec, decoder, cache, checked.kernels)
 
 
@@ -86,7 +93,7 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     weights = CheckedWeights(entries, model_dir, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
-    bytes_per_block = block_bytes(spec, tp, options.block_size, options.torch_dtype)
+    bytes_per_block = block_bytes(spec, tp, options.block_size, options.kv_torch_dtype)
     num_blocks = _num_blocks(spec, options, bytes_per_block)
     _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
     return _Checked(spec, entries, weight_format, kernels, weights.nbytes, num_blocks)

@@ -14,7 +14,7 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """`device` as torch names it; `dtype` auto is float32 on a CPU and bfloat16 on a GPU.
+    """`device` as torch names it; `dtype` auto is float32 on a CPU and bfloat16 on a GPU, `kv_dtype` auto is the same as it.
 
     `num_blocks` fixes the size of the KV cache, else `kv_bytes` of each rank bounds it, else every sequence may be as long as
     the context, up to 1 GiB per rank. `num_threads` None leaves torch's own choice.
@@ -30,12 +30,15 @@ class RunnerOptions:
     max_sequences: int = 32
     max_tokens_per_step: int = 512
     num_threads: int | None = None
+    kv_dtype: str = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
+        if self.kv_dtype not in ("auto", "float16"):
+            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not known: auto, float16")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not known: {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:
@@ -50,3 +53,8 @@ class RunnerOptions:
         if self.dtype == "auto":
             return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
         return DTYPES[self.dtype]
+
+    @property
+    def kv_torch_dtype(self) -> torch.dtype:
+        """Of the cache's keys and values."""
+        return self.torch_dtype if self.kv_dtype == "auto" else DTYPES[self.kv_dtype]

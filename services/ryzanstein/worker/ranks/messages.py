@@ -23,6 +23,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     tp: int = 1
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
     collectives: str = "auto"

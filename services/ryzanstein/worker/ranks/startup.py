@@ -108,6 +108,7 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
     return RunnerOptions(
         device=device,
         dtype=spec.dtype,
+        kv_dtype=spec.kv_dtype,
         quantization=spec.quantization,
         kernels=spec.kernels,
         block_size=spec.block_size,

@@ -1,4 +1,4 @@
-/* The steps between two matrix products, for float32 on CPUs: norms, rotation, cache writes, gates, attention over pages.
+/* The steps between two matrix products, for float32 on CPUs (the cache may be float16): norms, rotation, cache writes, gates, attention over pages.
 
    In torch each of them is several operators, and at one to a few tokens a step an operator costs more to start than to run.
    Attention reads keys and values in their blocks, where torch's kernels would have to gather them first.
@@ -13,6 +13,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 typedef int64_t i64;
 
@@ -69,9 +72,9 @@ static inline void rotate_neighbours(float *x, const float *cosine, const float 
 }
 
 /* Rotates the first R numbers of each of the H heads of a row in place (Su et al. 2021; the sine is signed), then copies the
-   row's C columns from `first_kv` on into the token's slot. R may be 0. */
+   row's C columns from `first_kv` on into the token's slot. R may be 0. `half`: slots hold float16. */
 void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float *cos_TR, const float *sin_TR, i64 R,
-                      int interleaved, i64 first_kv, float *pages_NC, const i64 *slots_T, i64 C) {
+                      int interleaved, i64 first_kv, void *pages_NC, const i64 *slots_T, i64 C, int half) {
 #pragma omp parallel for schedule(static) if (T * stride >= PARALLEL)
     for (i64 t = 0; t < T; t++) {
         float *row = qkv_T + t * stride;
@@ -79,7 +82,11 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
             if (interleaved) rotate_neighbours(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
             else rotate_halves(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
         }
-        memcpy(pages_NC + slots_T[t] * C, row + first_kv, (size_t)C * sizeof(float));
+        if (half) {
+            _Float16 *slot = (_Float16 *)pages_NC + slots_T[t] * C;
+#pragma omp simd
+            for (i64 c = 0; c < C; c++) slot[c] = (_Float16)row[first_kv + c];
+        } else memcpy((float *)pages_NC + slots_T[t] * C, row + first_kv, (size_t)C * sizeof(float));
     }
 }
 
@@ -127,10 +134,23 @@ void quantize_to_int8(const float *x_TE, int8_t *levels_TE, float *scale_T, i64 
 
 /* Sixteen floats. Of a head dimension only multiples of it are supported. */
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef _Float16 HalfLanes __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int32_t LaneIndex __attribute__((vector_size(64)));
 enum { LANES = 16 };
 
 static inline Lanes load(const float *from) { return *(const Lanes *)from; }
+static inline Lanes widen(const HalfLanes *from) {
+#ifdef __AVX512F__ /* GCC 12 makes sixteen scalar conversions of the other */
+    return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#else
+    return __builtin_convertvector(*from, Lanes);
+#endif
+}
+
+/* Number i and those after it of an array of float32 or float16. */
+static inline __attribute__((always_inline)) Lanes load_cached(const char *from, i64 i, const int half) {
+    return half ? widen((const HalfLanes *)(from + 2 * i)) : *(const Lanes *)(from + 4 * i);
+}
 static inline void store(float *to, Lanes value) { *(Lanes *)to = value; }
 
 /* Two vectors become one: each half of it, pair by pair `step` lanes apart, the sums of one of them. */
@@ -150,41 +170,43 @@ static inline Lanes sums(Lanes x[LANES]) {
 
 typedef struct {
     const float *q_T;       /* queries of a token: H x D, `q_stride` apart */
-    const float *pages_NC;  /* a slot: keys of K heads, and values of K heads from `values` on */
+    const char *pages_NC;   /* a slot: keys of K heads, and values of K heads from `values` on */
     const i64 *rows_S;      /* which token of the step is a sequence's new one */
     const i64 *tables_SB, *begin_S, *length_S;  /* blocks; keys `begin` to `length` - 1 are seen */
     float *out_T;           /* as queries, `out_stride` apart */
     i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D;
+    i64 half;               /* whether slots hold float16 */
     float scale, cap;       /* scores: times scale, and where cap > 0 squeezed between -cap and cap */
 } Attention;
 
 /* What one head of one sequence computes with. */
 typedef struct {
-    const float *q_GD, *keys[CHUNK];
+    const float *q_GD;
+    const char *keys[CHUNK];
     float *out_GD, *scores_GJ, *greatest_G, *total_G;
 } Head;
 
 /* Where the next keys lie, up to a chunk of them. Past the last one its address is repeated, for whole vectors of keys. */
-static inline i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end) {
+static inline i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
     i64 count = end - first < CHUNK ? end - first : CHUNK;
     i64 block = first / a->block_size, offset = first % a->block_size;
     for (i64 j = 0; j < count; j++) {
-        head->keys[j] = a->pages_NC + (table[block] * a->block_size + offset) * a->C + k * a->D;
+        head->keys[j] = a->pages_NC + ((table[block] * a->block_size + offset) * a->C + k * a->D) * item_bytes;
         if (++offset == a->block_size) offset = 0, block++;
     }
     for (i64 j = count; j % LANES; j++) head->keys[j] = head->keys[count - 1];
     return count;
 }
 
-static inline void score_keys(const Attention *a, Head *head, i64 count, i64 G, i64 D) {
+static inline __attribute__((always_inline)) void score_keys(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int half) {
     for (i64 j = 0; j < count; j += LANES)
         for (i64 g = 0; g < G; g++) {
             Lanes products[LANES];
-            for (int i = 0; i < LANES; i++) products[i] = load(head->q_GD + g * D) * load(head->keys[j + i]);
+            for (int i = 0; i < LANES; i++) products[i] = load(head->q_GD + g * D) * load_cached(head->keys[j + i], 0, half);
             for (i64 d = LANES; d < D; d += LANES) {
                 Lanes q = load(head->q_GD + g * D + d);
 #pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) products[i] += q * load(head->keys[j + i] + d);
+                for (int i = 0; i < LANES; i++) products[i] += q * load_cached(head->keys[j + i], d, half);
             }
             store(head->scores_GJ + g * CHUNK + j, sums(products) * a->scale);
         }
@@ -212,30 +234,29 @@ static inline void soften(Head *head, i64 count, i64 g, i64 D) {
 }
 
 /* Adds weighted values, of `rows` query heads and `width` lanes of the head dimension at once: what registers hold. */
-static inline __attribute__((always_inline)) void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, i64 D, int rows, int width) {
+static inline __attribute__((always_inline)) void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, i64 D, const int rows, const int width, const int half) {
     Lanes sum[4][4];
     for (int r = 0; r < rows; r++)
         for (int w = 0; w < width; w++) sum[r][w] = load(head->out_GD + (g + r) * D + d + w * LANES);
     for (i64 j = 0; j < count; j++) {
-        const float *value = head->keys[j] + a->values + d;
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-            for (int w = 0; w < width; w++) sum[r][w] += head->scores_GJ[(g + r) * CHUNK + j] * load(value + w * LANES);
+            for (int w = 0; w < width; w++) sum[r][w] += head->scores_GJ[(g + r) * CHUNK + j] * load_cached(head->keys[j], a->values + d + w * LANES, half);
     }
     for (int r = 0; r < rows; r++)
         for (int w = 0; w < width; w++) store(head->out_GD + (g + r) * D + d + w * LANES, sum[r][w]);
 }
 
-static inline __attribute__((always_inline)) void add_all_values(const Attention *a, Head *head, i64 count, i64 G, i64 D, int width) {
+static inline __attribute__((always_inline)) void add_all_values(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int width, const int half) {
     for (i64 d = 0; d < D; d += width * LANES) {
         i64 g = 0;
-        for (; g + 4 <= G; g += 4) add_values(a, head, count, g, d, D, 4, width);
-        for (; g < G; g++) add_values(a, head, count, g, d, D, 1, width);
+        for (; g + 4 <= G; g += 4) add_values(a, head, count, g, d, D, 4, width, half);
+        for (; g < G; g++) add_values(a, head, count, g, d, D, 1, width, half);
     }
 }
 
-static void attend_head(const Attention *a, i64 s, i64 k, float *scratch) {
+static inline __attribute__((always_inline)) void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const int half) {
     const i64 G = a->G, D = a->D;
     Head head;
     head.q_GD = a->q_T + a->rows_S[s] * a->q_stride + k * G * D;
@@ -244,12 +265,12 @@ static void attend_head(const Attention *a, i64 s, i64 k, float *scratch) {
     memset(head.out_GD, 0, (size_t)(G * D) * sizeof(float));
     for (i64 g = 0; g < G; g++) head.greatest_G[g] = -3.0e38f, head.total_G[g] = 0;
     for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
-        i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s]);
-        score_keys(a, &head, count, G, D);
+        i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s], half ? 2 : 4);
+        score_keys(a, &head, count, G, D, half);
         for (i64 g = 0; g < G; g++) soften(&head, count, g, D);
-        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, G, D, 4);
-        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, G, D, 3);
-        else add_all_values(a, &head, count, G, D, 1);
+        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, G, D, 4, half);
+        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, G, D, 3, half);
+        else add_all_values(a, &head, count, G, D, 1, half);
     }
     for (i64 g = 0; g < G; g++)
         for (i64 d = 0; d < D; d += LANES) store(head.out_GD + g * D + d, load(head.out_GD + g * D + d) / head.total_G[g]);
@@ -270,7 +291,8 @@ int attend_paged(const Attention *a) {
 #pragma omp for collapse(2) schedule(dynamic)
         for (i64 s = 0; s < a->S; s++)
             for (i64 k = 0; k < a->K; k++)
-                if (scratch != NULL) attend_head(a, s, k, scratch);
+                if (scratch != NULL && a->half) attend_head(a, s, k, scratch, 1);
+                else if (scratch != NULL) attend_head(a, s, k, scratch, 0);
         free(scratch);
     }
     return failed;

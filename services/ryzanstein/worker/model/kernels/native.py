@@ -24,7 +24,7 @@ class _Attention(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("q", "pages", "rows", "tables", "begin", "length", "out")),
         *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_blocks", "block_size")),
-        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim")),
+        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "half")),
         *((name, c_float) for name in ("scale", "cap")),
     )
 
@@ -33,7 +33,7 @@ _SIGNATURES = {
     "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_float),
     "rotate_and_store": (
         *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64),
-        *(c_int, c_int64, c_void_p, c_void_p, c_int64),
+        *(c_int, c_int64, c_void_p, c_void_p, c_int64, c_int),
     ),
     "silu_gate": (c_void_p, c_void_p, c_int64, c_int64),
     "quantize_to_float": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
@@ -80,7 +80,8 @@ class NativeKernels:
         self._rotate_and_store(
             *(qk_THD.data_ptr(), qk_THD.stride(0), num_tokens, num_heads, head_dim),
             *(angles.cos_T1R.data_ptr(), angles.sin_T1R.data_ptr(), angles.cos_T1R.shape[-1], angles.interleaved),
-            *(kv_TC.storage_offset() - qk_THD.storage_offset(), pages_NC.data_ptr(), slots_T.data_ptr(), kv_TC.shape[1]),
+            *(kv_TC.storage_offset() - qk_THD.storage_offset(), pages_NC.data_ptr(), slots_T.data_ptr()),
+            *(kv_TC.shape[1], pages_NC.dtype == torch.float16),
         )
 
     def silu_gate(self, gate_up_T2E: Tensor) -> Tensor:
@@ -114,6 +115,7 @@ class NativeKernels:
             *(keys.begin_S.data_ptr(), keys.length_S.data_ptr(), out_TKGD.data_ptr()),
             *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
             *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim),
+            pages_NC.dtype == torch.float16,
             *(scale, cap or 0.0),
         )
         if self._attend_paged(byref(arguments)):

@@ -72,13 +72,12 @@ class Attention:
     def _rotate_and_store(self, qkv_T: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> None:
         """Rotates queries and keys in place where the architecture does, and writes keys and values into the cache."""
         kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
-        if self._rotary is None:
-            pages_NC.index_copy_(0, inputs.slots_T, kv_TC)
-        elif self._kernels is not None:
+        if self._rotary is not None and self._kernels is not None:
             self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, inputs.slots_T)
-        else:
+            return
+        if self._rotary is not None:
             rotate(self._heads(qkv_T), angles[self._rotary])
-            pages_NC.index_copy_(0, inputs.slots_T, kv_TC)
+        pages_NC.index_copy_(0, inputs.slots_T, kv_TC.to(pages_NC.dtype))
 
     def _heads(self, qkv_T: Tensor) -> Tensor:
         """Queries, then keys."""

@@ -55,7 +55,7 @@ class LatentAttention:
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
         """This rank's part of a sum over all ranks."""
-        pages_NC.index_copy_(0, inputs.slots_T, self._latents(x_TE, angles[0]))
+        pages_NC.index_copy_(0, inputs.slots_T, self._latents(x_TE, angles[0]).to(pages_NC.dtype))
         plain_THP, rotated_THR = self._queries(x_TE, angles[0])
         q_THC = torch.cat([rotated_THR, _by_head(plain_THP, self._keys_HPL)], dim=-1)
         found_THC = torch.empty_like(q_THC)
