@@ -151,7 +151,10 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
     assert ["measured_s" in row for row in rows] == [True, True, False, False]
     alone, two = rows[:2]
     assert alone["step_s"] == pytest.approx(5e-4 + ((3 * LAYER + HEAD) * 2 + 2 * 4 * 8 * 3 * 4) / 1e9)
-    assert alone["error"] == pytest.approx(alone["step_s"] / 1e-3 - 1)
+    assert alone["efficiency"] == pytest.approx(alone["memory_s"] / 5e-4)  # 1 ms was measured, half of it is not shared
+    assert alone["fitted_s"] == pytest.approx(1e-3)
+    assert two["fitted_s"] == pytest.approx(5e-4 / 2 + 5e-4 + 8 * 1e-5, rel=0.01)
+    assert two["error"] == pytest.approx(two["fitted_s"] / 2e-3 - 1)
     assert two["speed_up"] == pytest.approx(alone["step_s"] / two["step_s"])
 
 

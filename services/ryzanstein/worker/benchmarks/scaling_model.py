@@ -65,8 +65,22 @@ class Prediction:
     gather_s: float
 
     @property
+    def work_s(self) -> float:
+        """What is divided over the ranks: the slower of memory and arithmetic."""
+        return max(self.memory_s, self.arithmetic_s)
+
+    @property
     def step_s(self) -> float:
-        return max(self.memory_s, self.arithmetic_s) + self.unsplit_s + self.communication_s
+        """With products that are as fast as memory or arithmetic: no step is faster."""
+        return self.fitted_s(1.0)
+
+    def fitted_s(self, efficiency: float) -> float:
+        """With products that reach such a share of that speed."""
+        return self.work_s / efficiency + self.unsplit_s + self.communication_s
+
+    def efficiency(self, measured_s: float) -> float:
+        """The share that products reached in a step that took so long; above 1 where weights come out of a cache."""
+        return self.work_s / (measured_s - self.unsplit_s - self.communication_s)
 
     @property
     def communication_s(self) -> float:

@@ -44,24 +44,31 @@ def predictions(hardware: Hardware, model: DenseModel, step: Step, ranks: Sequen
         raise errors.invalid("ranks", str(refusal)) from refusal
 
 
-def row_of(prediction: Prediction, alone_s: float, measured_s: float | None) -> dict[str, Any]:
-    """For the document: times, speed-up over one rank, and what was measured where it was."""
+def row_of(prediction: Prediction, alone: Prediction, seen: ScalingDocument | None) -> dict[str, Any]:
+    """For the document: times, speed-up over one rank, and where both were measured a prediction from one rank's efficiency."""
     row = asdict(prediction) | {"step_s": prediction.step_s, "communication_share": prediction.communication_share}
-    row["speed_up"] = alone_s / prediction.step_s
-    if measured_s is not None:
-        row |= {"measured_s": measured_s, "error": prediction.step_s / measured_s - 1}
-    return row
+    row["speed_up"] = alone.step_s / prediction.step_s
+    measured_s = seen.step_s(prediction.load, prediction.ranks) if seen else None
+    alone_s = seen.step_s(prediction.load, 1) if seen else None
+    if measured_s is None or alone_s is None:
+        return row
+    efficiency = alone.efficiency(alone_s)
+    fitted_s = prediction.fitted_s(efficiency)
+    return row | {"efficiency": efficiency, "fitted_s": fitted_s, "measured_s": measured_s, "error": fitted_s / measured_s - 1}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """For people: `work` is the slower of memory and arithmetic, `alone` what is not shared, `seen` what was measured."""
+    """For people: `work` is the slower of memory and arithmetic, `alone` what is not shared.
+
+    `fitted` has one rank's efficiency, `error` is its error against `seen`, what was measured.
+    """
     shown = Table(title="ms of a step, predicted", title_justify="left", box=None)
-    for heading in ("load", "ranks", "work", "alone", "sent", "step", "speed-up", "seen", "error"):
+    for heading in ("load", "n", "work", "alone", "sent", "step", "gain", "fitted", "seen", "error"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         work_s, sent_s = max(row["memory_s"], row["arithmetic_s"]), row["all_reduce_s"] + row["gather_s"]
         sent = f"{_ms(sent_s)} ({row['communication_share']:.1%})"
-        seen = (_ms(row["measured_s"]), f"{row['error']:+.0%}") if "measured_s" in row else ("", "")
+        seen = (_ms(row["fitted_s"]), _ms(row["measured_s"]), f"{row['error']:+.0%}") if "measured_s" in row else ("", "", "")
         times = (_ms(work_s), _ms(row["unsplit_s"]), sent, _ms(row["step_s"]))
         shown.add_row(row["load"], str(row["ranks"]), *times, f"{row['speed_up']:.2f}", *seen)
     return shown
@@ -91,7 +98,7 @@ def predict_steps(
         shape = _dense_model(model, seen)
         counts = integers("ranks", ranks)
         rows = [
-            row_of(one, alone.step_s, seen.step_s(one.load, one.ranks) if seen else None)
+            row_of(one, alone, seen)
             for step in choose_steps(batch, context, prefill_tokens)
             for alone in predictions(chosen, shape, step, [1])
             for one in predictions(chosen, shape, step, counts)
