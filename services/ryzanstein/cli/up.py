@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -33,6 +33,7 @@ def up(
     model: ModelDir = MODEL_DIR,
     routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
+    quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Of the weights, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
     orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,
@@ -46,6 +47,7 @@ def up(
         num_routers=routers,
         tp=tp,
         threads_per_rank=threads_per_rank,
+        worker_flags=("--quantization", quantization),
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
-from ryzanstein.worker.quantization import Kernels, Quantization
+from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.supervisor import Backoff
@@ -31,7 +31,7 @@ class WorkerSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Kernels = Field("auto", description="of our own, which need a C compiler once; auto: where they can be had")
-    kv_dtype: Literal["auto", "float16"] = Field("auto", description="of keys and values; auto: the model's")
+    kv_dtype: KvDtype = Field("auto", description="of keys and values; auto: the model's")
     quantization: Quantization = Field("none", description="of weights, on CPUs")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")

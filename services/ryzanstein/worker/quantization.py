@@ -1,11 +1,13 @@
-"""How a model can be computed: the formats of its weights, the kernels. Settings and ranks know them, without torch."""
+"""How a model can be computed: formats of weights and cache, kernels. Settings and ranks know them, without torch."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 Quantization = Literal["none", "fp16", "int8"]
+KvDtype = Literal["auto", "float16"]
 Kernels = Literal["auto", "native", "torch"]
 
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)

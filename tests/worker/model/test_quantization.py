@@ -1,5 +1,6 @@
 """Whole models with weights of 16 and 8 bits: near the float one on one rank and two, rows that do not see each other."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -12,14 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
+from pydantic_settings import CliApp
 from torch import Tensor
 
+from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.kernels.build import NotBuilt, library
 from ryzanstein.worker.model.segment import segment_bytes
 from ryzanstein.worker.quantization import Quantization
 
 RANK_PROGRAM = Path(__file__).with_name("rank_program.py")
+PERPLEXITY = Path(__file__).parents[3] / "benchmarks" / "perplexity.py"
 OPTIONS = {"num_blocks": 200, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 256, "max_sequences": 8}
 SHAPE = {
     "hidden_size": 96,
@@ -228,3 +233,29 @@ def test_a_format_of_cpus_refuses_other_dtypes(cases: dict[str, Case], runner: C
 def test_an_unknown_format_is_named(cases: dict[str, Case], runner: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="quantization 'int3' is not known: none, fp16, int8"):
         runner(cases["llama"].model_dir, quantization="int3")
+
+
+def test_perplexity_of_the_demo_model_stays_within_half_a_percent() -> None:
+    """The command of docs/quantization.md on fewer dialogues."""
+    command = [sys.executable, PERPLEXITY, "--dialogues", "16", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100)
+    none, fp16, int8 = json.loads(done.stdout)
+    assert none["num_answer_tokens"] > 500
+    assert none["right"] > 0.95
+    for one in (fp16, int8):
+        assert abs(one["answers"] / none["answers"] - 1) < 0.005
+        assert abs(one["text"] / none["text"] - 1) < 0.005
+        assert abs(one["right"] - none["right"]) < 0.02
+
+
+@pytest.mark.parametrize("quantization", ["fp16", "int8"])
+def test_flags_and_the_environment_choose_the_format(monkeypatch: pytest.MonkeyPatch, quantization: str) -> None:
+    assert CliApp.run(WorkerSettings, ["--quantization", quantization]).rank_spec("/m").quantization == quantization
+    monkeypatch.setenv("RYZANSTEIN_QUANTIZATION", quantization)
+    assert CliApp.run(WorkerSettings, []).rank_spec("/m").quantization == quantization
+
+
+def test_a_setting_that_is_no_format_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match=r"quantization\n.*'none', 'fp16' or 'int8'"):
+        WorkerSettings(quantization="int3")

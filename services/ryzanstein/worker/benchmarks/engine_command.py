@@ -18,7 +18,7 @@ from ryzanstein.worker.benchmarks.peers.contenders import OWN, Site, choose_peer
 from ryzanstein.worker.benchmarks.peers.session import compare, peer_settings
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
 from ryzanstein.worker.model.segment import MAX_RANKS
-from ryzanstein.worker.quantization import QUANTIZATIONS, Quantization
+from ryzanstein.worker.quantization import KERNELS, KV_DTYPES, QUANTIZATIONS, Quantization
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.text.model_files import ModelFiles
 
@@ -35,6 +35,13 @@ def rank_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+def one_of(field: str, text: str, known: tuple[str, ...]) -> str:
+    """The text itself. INVALID_ARGUMENT for what is not known."""
+    if text not in known:
+        raise errors.invalid(field, f"must be of {', '.join(known)}", text)
+    return text
+
+
 def quantizations(text: str) -> tuple[Quantization, ...]:
     """`none,int8`; each once."""
     names = dict.fromkeys(text.split(","))
@@ -49,6 +56,8 @@ def engine(
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
     tp: Annotated[str, typer.Option(help="ranks, several with commas between")] = "1",
     quantization: Annotated[str, typer.Option(help="of our weights, several with commas between")] = "none",
+    kv_dtype: Annotated[str, typer.Option(help="of our keys and values: auto, float16")] = "auto",
+    kernels: Annotated[str, typer.Option(help="ours between products: auto, native, torch")] = "auto",
     batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "1,4,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
     new_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -69,9 +78,10 @@ def engine(
             for ranks in rank_counts(tp):
                 each = max(1, threads // ranks) if peers and threads else threads
                 spec = rank_spec(directory, workload, ranks, each, max_tokens_per_step)
-                yield replace(spec, quantization=kind, openmp_spins=openmp_spins)
+                yield replace(spec, quantization=kind, openmp_spins=openmp_spins, **chosen)
 
     with refusals_as_exit() as people:
+        chosen = {"kv_dtype": one_of("kv-dtype", kv_dtype, KV_DTYPES), "kernels": one_of("kernels", kernels, KERNELS)}
         directory = checkpoint(model, cache_home / "ryzanstein")
         files = ModelFiles.read(directory)
         workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds)

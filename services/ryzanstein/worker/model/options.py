@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ryzanstein.worker.quantization import KERNELS, QUANTIZATIONS, Kernels, Quantization
+from ryzanstein.worker.quantization import KERNELS, KV_DTYPES, QUANTIZATIONS, Kernels, KvDtype, Quantization
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,15 +30,15 @@ class RunnerOptions:
     max_sequences: int = 32
     max_tokens_per_step: int = 512
     num_threads: int | None = None
-    kv_dtype: str = "auto"
+    kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
-        if self.kv_dtype not in ("auto", "float16"):
-            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not known: auto, float16")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not known: {', '.join(KV_DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not known: {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:

@@ -9,7 +9,7 @@ import msgspec
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.quantization import Kernels, Quantization
+from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 
 PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
 
@@ -23,7 +23,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     tp: int = 1
     device: str = "auto"
     dtype: str = "auto"
-    kv_dtype: str = "auto"
+    kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
     collectives: str = "auto"
