@@ -20,7 +20,7 @@ def float_product(weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool) -> Pr
     Small weights lie by inputs. Large ones are blocked by oneDNN, which halves the time of 4 to 16 rows; but not a kept one,
     which would be in memory twice.
     """
-    if weight_OI.nbytes <= _TRANSPOSED_BYTES:
+    if weight_OI.nbytes < _TRANSPOSED_BYTES:
         return ByInputs(weight_OI, bias_O)
     if not kept and _can_block(weight_OI):
         return Blocked(weight_OI, bias_O)
