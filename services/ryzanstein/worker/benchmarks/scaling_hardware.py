@@ -25,7 +25,7 @@ _ONE_SHOT_US: Mapping[int, tuple[float, ...]] = {
     8: (5.9, 5.7, 7.8, 16.7, 22.1, 33.8),
 }
 
-# NCCL 2.29 on eight H100s, out of place, without CUDA graphs: github.com/NVIDIA/nccl/issues/2094.
+# NCCL 2.28 or 2.29 on eight H100s, out of place: github.com/NVIDIA/nccl/issues/2094.
 _NCCL_8_US = ((1024, 34.57), (2048, 33.40), (4096, 32.51), (8192, 32.89), (16384, 32.41), (32768, 33.56))
 
 
