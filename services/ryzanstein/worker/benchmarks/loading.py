@@ -21,6 +21,7 @@ from rich.table import Table
 from ryzanstein import errors
 from ryzanstein.worker.benchmarks.flight import losses_as_errors
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
+from ryzanstein.worker.quantization import Quantization
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
 
@@ -163,12 +164,20 @@ def load(
     tp: Annotated[str, typer.Option(help="numbers of ranks, several with commas between")] = "1,2",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Annotated[int, typer.Option(min=0, help="of each rank; 0: the cores divided by the ranks")] = 0,
+    quantization: Annotated[Quantization, typer.Option(help="of the weights")] = "none",
 ) -> None:
     """How long ranks on this machine's CPU take until they are ready, and the memory of their weights."""
     with refusals_as_exit() as people:
         cores = len(os.sched_getaffinity(0))
         specs = [
-            RankSpec(model=str(model), tp=count, threads=threads or max(1, cores // count), device="cpu", log_level="warning")
+            RankSpec(
+                model=str(model),
+                tp=count,
+                threads=threads or max(1, cores // count),
+                device="cpu",
+                quantization=quantization,
+                log_level="warning",
+            )
             for count in rank_counts(tp)
         ]
         with losses_as_errors():
