@@ -1,6 +1,6 @@
-"""Compiles `cpu.c` for this machine's CPU, once: the library is kept in the user's cache folder.
+"""Compiles the kernels for this machine's CPU, once: the library is kept in the user's cache folder.
 
-Needs a C compiler, `cc` or what the variable CC names. It takes about a second.
+Needs a C compiler, `cc` or what the variable CC names: GCC 12, clang 15 or later. It takes some seconds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("cpu.c")
-# As fast as IEEE 754 allows: nothing is reordered that the source does not say may be.
-_FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "attention.c"))
+_HEADER = Path(__file__).with_name("lanes.h")
+# A sum is reordered only where the source says that it may be; a product may be added without being rounded before.
+_ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c11", "-O3", "-march=native", *_ARITHMETIC, "-fopenmp", "-shared", "-fPIC")
 _WIDE = "-mprefer-vector-width=512"
 _TIMEOUT_S = 60.0
 
@@ -47,7 +49,7 @@ def _compile(compiler: list[str], target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         out = Path(folder) / target.name
-        command = [*compiler, *_FLAGS, *([_WIDE] if _is_x86() else []), str(_SOURCE), "-o", str(out), "-lm"]
+        command = [*compiler, *_FLAGS, *([_WIDE] if _is_x86() else []), *map(str, _SOURCES), "-o", str(out), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
@@ -59,7 +61,7 @@ def _compile(compiler: list[str], target: Path) -> None:
 
 def _key(compiler: list[str]) -> str:
     """What the library depends on. A cache folder may be shared by machines with different CPUs."""
-    parts = (_SOURCE.read_text(), shlex.join(compiler), _WIDE, *_FLAGS, _cpu())
+    parts = (*(path.read_text() for path in (*_SOURCES, _HEADER)), shlex.join(compiler), _WIDE, *_FLAGS, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The functions of `cpu.c`, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the rest.
+"""The functions of `rows.c` and `attention.c`, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the rest.
 
 Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C columns of a slot, B blocks
 of the longest table.

@@ -1,0 +1,148 @@
+/* Attention of single new tokens over keys and values that lie in blocks, for float32 on CPUs; the cache may be float16.
+
+   torch's kernels would have to gather the blocks first.
+
+   A head of a sequence is computed by itself and in one order: results depend neither on the other sequences of a step nor on
+   the number of threads. Strides and widths are in floats. NaN and infinity are propagated.
+
+   Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension, a multiple of 16, N slots of the
+   cache, C columns of a slot, B blocks of the longest table. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lanes.h"
+
+enum { CHUNK = 64 };           /* keys whose scores are held at once: whole vectors of them */
+enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
+
+typedef struct {
+    const float *q_T;       /* queries of a token: H x D, `q_stride` apart */
+    const char *pages_NC;   /* a slot: keys of K heads, and values of K heads from `values` on */
+    const i64 *rows_S;      /* which token of the step is a sequence's new one */
+    const i64 *tables_SB, *begin_S, *length_S;  /* blocks; keys `begin` to `length` - 1 are seen */
+    float *out_T;           /* as queries, `out_stride` apart */
+    i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D;
+    i64 half;               /* whether slots hold float16 */
+    float scale, cap;       /* scores: times scale, and where cap > 0 squeezed between -cap and cap */
+} Attention;
+
+/* What one head of one sequence computes with. */
+typedef struct {
+    const float *q_GD;
+    const char *keys[CHUNK];
+    float *out_GD, *scores_GJ, *greatest_G, *total_G;
+} Head;
+
+/* Where the next keys lie, up to a chunk of them. Past the last one its address is repeated, for whole vectors of keys. */
+static inline i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
+    i64 count = end - first < CHUNK ? end - first : CHUNK;
+    i64 block = first / a->block_size, offset = first % a->block_size;
+    for (i64 j = 0; j < count; j++) {
+        head->keys[j] = a->pages_NC + ((table[block] * a->block_size + offset) * a->C + k * a->D) * item_bytes;
+        if (++offset == a->block_size) offset = 0, block++;
+    }
+    for (i64 j = count; j % LANES; j++) head->keys[j] = head->keys[count - 1];
+    return count;
+}
+
+INLINE void score_keys(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int half) {
+    for (i64 j = 0; j < count; j += LANES)
+        for (i64 g = 0; g < G; g++) {
+            Lanes products[LANES];
+            for (int i = 0; i < LANES; i++) products[i] = load(head->q_GD + g * D) * load_cached(head->keys[j + i], 0, half);
+            for (i64 d = LANES; d < D; d += LANES) {
+                Lanes q = load(head->q_GD + g * D + d);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) products[i] += q * load_cached(head->keys[j + i], d, half);
+            }
+            store(head->scores_GJ + g * CHUNK + j, sums(products) * a->scale);
+        }
+    if (a->cap > 0)
+        for (i64 g = 0; g < G; g++)
+            for (i64 j = 0; j < count; j++) head->scores_GJ[g * CHUNK + j] = a->cap * tanhf(head->scores_GJ[g * CHUNK + j] / a->cap);
+}
+
+/* Turns scores into weights relative to the greatest so far, and rescales what was summed up before (Milakov and Gimelshein
+   2018). A NaN score makes the sum NaN. */
+static inline void soften(Head *head, i64 count, i64 g, i64 D) {
+    float *scores = head->scores_GJ + g * CHUNK, *out = head->out_GD + g * D, before = head->greatest_G[g], peak = before, sum = 0;
+#pragma omp simd reduction(max : peak)
+    for (i64 j = 0; j < count; j++) peak = scores[j] > peak ? scores[j] : peak;
+#pragma omp simd reduction(+ : sum)
+    for (i64 j = 0; j < count; j++) {
+        scores[j] = exponential(scores[j] - peak);
+        sum += scores[j];
+    }
+    float factor = exponential(before - peak);
+    head->total_G[g] = head->total_G[g] * factor + sum;
+    head->greatest_G[g] = peak;
+    if (peak != before)
+        for (i64 d = 0; d < D; d += LANES) store(out + d, load(out + d) * factor);
+}
+
+/* Adds weighted values, of `rows` query heads and `width` lanes of the head dimension at once: what registers hold. */
+INLINE void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, i64 D, const int rows, const int width, const int half) {
+    Lanes sum[4][4];
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) sum[r][w] = load(head->out_GD + (g + r) * D + d + w * LANES);
+    for (i64 j = 0; j < count; j++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int w = 0; w < width; w++) sum[r][w] += head->scores_GJ[(g + r) * CHUNK + j] * load_cached(head->keys[j], a->values + d + w * LANES, half);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) store(head->out_GD + (g + r) * D + d + w * LANES, sum[r][w]);
+}
+
+INLINE void add_all_values(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int width, const int half) {
+    for (i64 d = 0; d < D; d += width * LANES) {
+        i64 g = 0;
+        for (; g + 4 <= G; g += 4) add_values(a, head, count, g, d, D, 4, width, half);
+        for (; g < G; g++) add_values(a, head, count, g, d, D, 1, width, half);
+    }
+}
+
+INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const int half) {
+    const i64 G = a->G, D = a->D;
+    Head head;
+    head.q_GD = a->q_T + a->rows_S[s] * a->q_stride + k * G * D;
+    head.out_GD = a->out_T + a->rows_S[s] * a->out_stride + k * G * D;
+    head.scores_GJ = scratch, head.greatest_G = scratch + G * CHUNK, head.total_G = head.greatest_G + G;
+    memset(head.out_GD, 0, (size_t)(G * D) * sizeof(float));
+    for (i64 g = 0; g < G; g++) head.greatest_G[g] = -3.0e38f, head.total_G[g] = 0;
+    for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
+        i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s], half ? 2 : 4);
+        score_keys(a, &head, count, G, D, half);
+        for (i64 g = 0; g < G; g++) soften(&head, count, g, D);
+        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, G, D, 4, half);
+        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, G, D, 3, half);
+        else add_all_values(a, &head, count, G, D, 1, half);
+    }
+    for (i64 g = 0; g < G; g++)
+        for (i64 d = 0; d < D; d += LANES) store(head.out_GD + g * D + d, load(head.out_GD + g * D + d) / head.total_G[g]);
+}
+
+/* One new token of each sequence looks at the sequence's keys, where they lie. Nonzero: no memory for the scores. */
+int attend_paged(const Attention *a) {
+    int failed = 0;
+    i64 work = 0;
+    for (i64 s = 0; s < a->S; s++) work += (a->length_S[s] - a->begin_S[s]) * a->C;
+#pragma omp parallel if (work >= PARALLEL)
+    {
+        float *scratch = malloc((size_t)(a->G * (CHUNK + 2)) * sizeof(float));
+        if (scratch == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for collapse(2) schedule(dynamic)
+        for (i64 s = 0; s < a->S; s++)
+            for (i64 k = 0; k < a->K; k++)
+                if (scratch != NULL && a->half) attend_head(a, s, k, scratch, 1);
+                else if (scratch != NULL) attend_head(a, s, k, scratch, 0);
+        free(scratch);
+    }
+    return failed;
+}

@@ -1,0 +1,113 @@
+/* As many floats as a register holds, and the exponential of one: what the kernels are written with.
+
+   Vectors are those of GCC 12 and clang 15, so that one source serves every CPU. */
+
+#ifndef RYZANSTEIN_LANES_H
+#define RYZANSTEIN_LANES_H
+
+#if defined(__clang__) ? __clang_major__ < 15 : __GNUC__ < 12
+#error "GCC 12 or clang 15 is needed, or a later one"
+#endif
+
+#include <stdint.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+typedef int64_t i64;
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Lanes load(const float *from) { return *(const Lanes *)from; }
+INLINE void store(float *to, Lanes value) { *(Lanes *)to = value; }
+
+INLINE Lanes widen(const char *from) {
+#if LANES == 16 /* GCC 12 makes scalar conversions of the generic one */
+    return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif LANES == 8 && defined(__F16C__)
+    return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#else
+    return __builtin_convertvector(*(const HalfLanes *)from, Lanes);
+#endif
+}
+
+/* Number i and those after it of an array of float32 or float16. */
+INLINE Lanes load_cached(const char *from, i64 i, const int half) {
+    return half ? widen(from + 2 * i) : *(const Lanes *)(from + 4 * i);
+}
+
+/* One vector of two: where the bit of the lane's number is 0 the sum of two lanes of a, else that of two lanes of b. What
+   stays in its lane is blended, what moves is shuffled. */
+#define PICK(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#if LANES == 16
+INLINE Lanes fold8(Lanes a, Lanes b) {
+    return PICK(0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31) + PICK(8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+}
+INLINE Lanes fold4(Lanes a, Lanes b) {
+    return PICK(0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31) + PICK(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+}
+INLINE Lanes fold2(Lanes a, Lanes b) {
+    return PICK(0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31) + PICK(2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
+}
+INLINE Lanes fold1(Lanes a, Lanes b) {
+    return PICK(0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31) + PICK(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
+}
+#elif LANES == 8
+INLINE Lanes fold4(Lanes a, Lanes b) { return PICK(0, 1, 2, 3, 12, 13, 14, 15) + PICK(4, 5, 6, 7, 8, 9, 10, 11); }
+INLINE Lanes fold2(Lanes a, Lanes b) { return PICK(0, 1, 10, 11, 4, 5, 14, 15) + PICK(2, 3, 8, 9, 6, 7, 12, 13); }
+INLINE Lanes fold1(Lanes a, Lanes b) { return PICK(0, 9, 2, 11, 4, 13, 6, 15) + PICK(1, 8, 3, 10, 5, 12, 7, 14); }
+#else
+INLINE Lanes fold2(Lanes a, Lanes b) { return PICK(0, 1, 6, 7) + PICK(2, 3, 4, 5); }
+INLINE Lanes fold1(Lanes a, Lanes b) { return PICK(0, 5, 2, 7) + PICK(1, 4, 3, 6); }
+#endif
+#undef PICK
+
+/* Lane i is the sum of x[i]: rounds of folding need a fraction of the additions of separate sums. Uses x up. */
+INLINE Lanes sums(Lanes x[LANES]) {
+#if LANES == 16
+    for (int i = 0; i < 8; i++) x[i] = fold8(x[i], x[i + 8]);
+#endif
+#if LANES >= 8
+    for (int i = 0; i < 4; i++) x[i] = fold4(x[i], x[i + 4]);
+#endif
+    for (int i = 0; i < 2; i++) x[i] = fold2(x[i], x[i + 2]);
+    return fold1(x[0], x[1]);
+}
+
+/* A float to which this is added is rounded to a whole number, half to even, which then are the lowest bits. */
+#define ROUNDING 12582912.0f /* 1.5 * 2^23 */
+
+typedef union {
+    float value;
+    uint32_t bits;
+} Float;
+
+/* Cephes' expf: 2 ulp, 0 below e^-87. A plain loop over it becomes vector instructions, one over the library's does not. */
+INLINE float exponential(float x) {
+    float y = x > 88.0f ? 88.0f : x;
+    Float turns = {y * 1.44269504088896341f + ROUNDING};
+    float n = turns.value - ROUNDING;
+    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Float power = {.bits = (turns.bits + 127) << 23};
+    return x < -87.0f ? 0.0f : p * power.value;
+}
+
+#endif
