@@ -81,9 +81,9 @@ class Int8Product:
     def __init__(
         self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType, kernels: NativeKernels | None = None
     ) -> None:
-        levels_OI, scale_O1 = quantize_rows(weight_OI, torch.int8)
-        self._kernel, self._bias_O = kernel(levels_OI, scale_O1.squeeze(1)), bias_O
         self._quantize_rows = quantize_rows if kernels is None else kernels.quantize_rows
+        levels_OI, scale_O1 = self._quantize_rows(weight_OI, torch.int8)
+        self._kernel, self._bias_O = kernel(levels_OI, scale_O1.squeeze(1)), bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         levels_TI, scale_T1 = self._quantize_rows(x_TI, self._kernel.dtype)
