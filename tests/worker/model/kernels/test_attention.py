@@ -1,13 +1,17 @@
 """Attention over scattered blocks against float64: windows, caps, groups, head sizes, block sizes, lengths, both caches."""
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.products.int8 import quantize_rows
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 300)
 
@@ -60,6 +64,7 @@ def problem(normal: Callable[..., Tensor]) -> Callable[..., Problem]:
         heads: tuple[int, int, int],
         lengths: Sequence[int] = LENGTHS,
         begins: Sequence[int] | None = None,
+        *,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         cap: float | None = None,
@@ -119,7 +124,7 @@ def test_groups_that_are_no_multiple_of_what_registers_hold(
 def test_a_window_begins_anywhere_and_nothing_before_it_is_read(
     kernels: NativeKernels, problem: Callable[..., Problem], block_size: int, dtype: torch.dtype
 ) -> None:
-    check(kernels, problem((2, 3, 48), (1, 16, 17, 65, 129, 300), (0, 15, 3, 1, 64, 171), block_size, dtype))
+    check(kernels, problem((2, 3, 48), (1, 16, 17, 65, 129, 300), (0, 15, 3, 1, 64, 171), block_size=block_size, dtype=dtype))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -148,13 +153,13 @@ def test_a_key_that_outweighs_all_others_in_any_chunk(kernels: NativeKernels, pr
 
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
-@pytest.mark.parametrize("column", [5, 64 + 5], ids=["key", "value"])
-@pytest.mark.parametrize("position", [0, 70, 99])
+@pytest.mark.parametrize("place", [(0, 5), (70, 5), (99, 5), (0, 69), (70, 69), (99, 69)], ids=str)
 def test_what_is_no_number_comes_out_in_its_sequence_only(
-    kernels: NativeKernels, problem: Callable[..., Problem], position: int, column: int, value: float, group: int
+    kernels: NativeKernels, problem: Callable[..., Problem], place: tuple[int, int], value: float, group: int
 ) -> None:
+    """`place`: the position and the column, of its key or its value."""
     spoilt = problem((1, group, 64), (100, 100, 33))
-    clean_TKGD = spoilt.solve(kernels)
+    position, column = place
     spoilt.pages_NC[spoilt.slots(1)[position], column] = value
     spoilt.q_TKGD[..., 5] = spoilt.q_TKGD[..., 5].abs()  # infinity times a negative number would be a key not seen
     unspoilt_TKGD = spoilt.only(0).solve(kernels)
@@ -162,7 +167,6 @@ def test_what_is_no_number_comes_out_in_its_sequence_only(
     assert not out_TKGD[rows[1]].isfinite().all(dim=-1).any()
     assert torch.equal(out_TKGD[rows[0]], unspoilt_TKGD[rows[0]])
     assert out_TKGD[rows[2]].isfinite().all()
-    assert clean_TKGD.isfinite().all()
 
 
 def test_a_sequence_whose_every_score_is_minus_infinity_has_no_answer(
@@ -209,6 +213,25 @@ def test_rows_of_other_sequences_are_left_alone(kernels: NativeKernels, problem:
     assert (wide_TW[:, :4] == 99).all()
     assert (wide_TW[:, -4:] == 99).all()
     assert torch.equal(wide_TW[batch.keys.rows_S, 4:-4], batch.solve(kernels)[batch.keys.rows_S].flatten(1))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
+def test_narrower_registers_compute_the_same(
+    problem: Callable[..., Problem],
+    normal: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    option: str,
+) -> None:
+    """As on CPUs that have no others."""
+    monkeypatch.setenv("CC", f"cc {option}")
+    narrow = NativeKernels(library(tmp_path))
+    for dtype in (torch.float32, torch.float16):
+        check(narrow, problem((2, 3, 48), begins=(0, 3, 0, 16, 1, 0, 200), dtype=dtype))
+        check(narrow, problem((1, 8, 64), dtype=dtype, cap=3.0))
+    x_TE = normal(1, 5, 250)
+    assert all(map(torch.equal, narrow.quantize_rows(x_TE, torch.int8), quantize_rows(x_TE, torch.int8)))
 
 
 def test_only_heads_of_whole_vectors_are_known(kernels: NativeKernels) -> None:

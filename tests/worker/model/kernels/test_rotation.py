@@ -54,19 +54,19 @@ def by_torch(rows: Rows, angles: Angles, pages_NC: Tensor, slots_T: Tensor) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 @pytest.mark.parametrize(("head_dim", "num_rotated"), [(64, 64), (80, 32), (10, 10), (12, 6), (8, 2), (576, 64)])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(6, 2), (3, 3), (1, 1)])
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
-def test_rows_and_slots_are_those_of_torch(
+@pytest.mark.parametrize("heads", [(6, 2), (3, 3), (1, 1)], ids=str)
+def test_rows_and_slots_are_those_of_torch(  # noqa: PLR0917 - they are all combined
     kernels: NativeKernels,
     normal: Callable[..., Tensor],
+    heads: tuple[int, int],
     num_tokens: int,
-    num_heads: int,
-    num_kv_heads: int,
     head_dim: int,
     num_rotated: int,
     interleaved: bool,
     dtype: torch.dtype,
 ) -> None:
+    num_heads, num_kv_heads = heads
     rows = Rows(normal(1, num_tokens, (num_heads + 2 * num_kv_heads) * head_dim), num_heads, num_kv_heads, head_dim)
     angles = angles_of(num_tokens, num_rotated, interleaved=interleaved)
     slots_T = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(2))[:num_tokens]

@@ -26,9 +26,7 @@ def test_a_norm_is_that_of_float64(kernels: NativeKernels, normal: Callable[...,
     torch.testing.assert_close(out_TE.double(), exact_norm(x_TE, weight_E, 1e-6, offset), rtol=2e-6, atol=1e-7)
 
 
-def test_a_norm_takes_every_shape_and_stride_and_leaves_its_input(
-    kernels: NativeKernels, normal: Callable[..., Tensor]
-) -> None:
+def test_a_norm_takes_any_shape_and_stride_and_leaves_its_input(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
     wide_THE, weight_E = normal(1, 5, 3, 96), normal(2, 48)
     x_THE, before_THE = wide_THE[..., 20:68], wide_THE.clone()
     out_THE = kernels.rms_norm(x_THE, weight_E, 1e-5, 0.0)

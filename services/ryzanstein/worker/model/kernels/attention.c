@@ -5,8 +5,8 @@
    A head of a sequence is computed by itself and in one order: results depend neither on the other sequences of a step nor on
    the number of threads. Strides and widths are in floats. NaN and infinity are propagated.
 
-   Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension, a multiple of 16, N slots of the
-   cache, C columns of a slot, B blocks of the longest table. */
+   Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension (a multiple of 16), N slots of
+   the cache, C columns of a slot, B blocks of the longest table. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ typedef struct {
     const float *q_T;       /* queries of a token: H x D, `q_stride` apart */
     const char *pages_NC;   /* a slot: keys of K heads, and values of K heads from `values` on */
     const i64 *rows_S;      /* which token of the step is a sequence's new one */
-    const i64 *tables_SB, *begin_S, *length_S;  /* blocks; keys `begin` to `length` - 1 are seen */
+    const i64 *tables_SB, *begin_S, *length_S; /* blocks; keys `begin` to `length` - 1 are seen */
     float *out_T;           /* as queries, `out_stride` apart */
     i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D;
     i64 half;               /* whether slots hold float16 */
@@ -36,7 +36,7 @@ typedef struct {
 } Head;
 
 /* Where the next keys lie, up to a chunk of them. Past the last one its address is repeated, for whole vectors of keys. */
-static inline i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
+static i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
     i64 count = end - first < CHUNK ? end - first : CHUNK;
     i64 block = first / a->block_size, offset = first % a->block_size;
     for (i64 j = 0; j < count; j++) {
@@ -47,27 +47,38 @@ static inline i64 find_keys(const Attention *a, Head *head, const i64 *table, i6
     return count;
 }
 
+/* Scores of a vector of keys with a query head. */
+INLINE Lanes score(const float *q, const char *const *keys, i64 D, const int half) {
+    Lanes products[LANES], first = load(q);
+    for (int i = 0; i < LANES; i++) products[i] = first * load_cached(keys[i], 0, half);
+    for (i64 d = LANES; d < D; d += LANES) {
+        Lanes more = load(q + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) products[i] += more * load_cached(keys[i], d, half);
+    }
+    return sums(products);
+}
+
 INLINE void score_keys(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int half) {
     for (i64 j = 0; j < count; j += LANES)
-        for (i64 g = 0; g < G; g++) {
-            Lanes products[LANES];
-            for (int i = 0; i < LANES; i++) products[i] = load(head->q_GD + g * D) * load_cached(head->keys[j + i], 0, half);
-            for (i64 d = LANES; d < D; d += LANES) {
-                Lanes q = load(head->q_GD + g * D + d);
-#pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) products[i] += q * load_cached(head->keys[j + i], d, half);
-            }
-            store(head->scores_GJ + g * CHUNK + j, sums(products) * a->scale);
-        }
-    if (a->cap > 0)
         for (i64 g = 0; g < G; g++)
-            for (i64 j = 0; j < count; j++) head->scores_GJ[g * CHUNK + j] = a->cap * tanhf(head->scores_GJ[g * CHUNK + j] / a->cap);
+            store(head->scores_GJ + g * CHUNK + j, score(head->q_GD + g * D, head->keys + j, D, half) * a->scale);
+}
+
+/* Squeezes scores between -cap and cap. */
+static void cap_scores(const Attention *a, Head *head, i64 count) {
+    for (i64 g = 0; g < a->G; g++)
+        for (i64 j = 0; j < count; j++) {
+            float *score = head->scores_GJ + g * CHUNK + j;
+            *score = a->cap * tanhf(*score / a->cap);
+        }
 }
 
 /* Turns scores into weights relative to the greatest so far, and rescales what was summed up before (Milakov and Gimelshein
    2018). A NaN score makes the sum NaN. */
 static inline void soften(Head *head, i64 count, i64 g, i64 D) {
-    float *scores = head->scores_GJ + g * CHUNK, *out = head->out_GD + g * D, before = head->greatest_G[g], peak = before, sum = 0;
+    float *scores = head->scores_GJ + g * CHUNK, *out = head->out_GD + g * D;
+    float before = head->greatest_G[g], peak = before, sum = 0;
 #pragma omp simd reduction(max : peak)
     for (i64 j = 0; j < count; j++) peak = scores[j] > peak ? scores[j] : peak;
 #pragma omp simd reduction(+ : sum)
@@ -82,26 +93,31 @@ static inline void soften(Head *head, i64 count, i64 g, i64 D) {
         for (i64 d = 0; d < D; d += LANES) store(out + d, load(out + d) * factor);
 }
 
-/* Adds weighted values, of `rows` query heads and `width` lanes of the head dimension at once: what registers hold. */
-INLINE void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, i64 D, const int rows, const int width, const int half) {
+/* Adds weighted values, of `rows` query heads from g on and `width` vectors of the head from d on: what registers hold. */
+INLINE void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, const int rows, const int width,
+                       const int half) {
+    const float *scores = head->scores_GJ + g * CHUNK;
+    float *out = head->out_GD + g * a->D + d;
     Lanes sum[4][4];
     for (int r = 0; r < rows; r++)
-        for (int w = 0; w < width; w++) sum[r][w] = load(head->out_GD + (g + r) * D + d + w * LANES);
+        for (int w = 0; w < width; w++) sum[r][w] = load(out + r * a->D + w * LANES);
     for (i64 j = 0; j < count; j++) {
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) {
+            Lanes value = load_cached(head->keys[j], a->values + d + w * LANES, half);
 #pragma GCC unroll 4
-            for (int w = 0; w < width; w++) sum[r][w] += head->scores_GJ[(g + r) * CHUNK + j] * load_cached(head->keys[j], a->values + d + w * LANES, half);
+            for (int r = 0; r < rows; r++) sum[r][w] += scores[r * CHUNK + j] * value;
+        }
     }
     for (int r = 0; r < rows; r++)
-        for (int w = 0; w < width; w++) store(head->out_GD + (g + r) * D + d + w * LANES, sum[r][w]);
+        for (int w = 0; w < width; w++) store(out + r * a->D + w * LANES, sum[r][w]);
 }
 
-INLINE void add_all_values(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int width, const int half) {
-    for (i64 d = 0; d < D; d += width * LANES) {
+INLINE void add_all_values(const Attention *a, Head *head, i64 count, const int width, const int half) {
+    for (i64 d = 0; d < a->D; d += width * LANES) {
         i64 g = 0;
-        for (; g + 4 <= G; g += 4) add_values(a, head, count, g, d, D, 4, width, half);
-        for (; g < G; g++) add_values(a, head, count, g, d, D, 1, width, half);
+        for (; g + 4 <= a->G; g += 4) add_values(a, head, count, g, d, 4, width, half);
+        for (; g < a->G; g++) add_values(a, head, count, g, d, 1, width, half);
     }
 }
 
@@ -116,10 +132,11 @@ INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const 
     for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
         i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s], half ? 2 : 4);
         score_keys(a, &head, count, G, D, half);
+        if (a->cap > 0) cap_scores(a, &head, count);
         for (i64 g = 0; g < G; g++) soften(&head, count, g, D);
-        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, G, D, 4, half);
-        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, G, D, 3, half);
-        else add_all_values(a, &head, count, G, D, 1, half);
+        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, 4, half);
+        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, 3, half);
+        else add_all_values(a, &head, count, 1, half);
     }
     for (i64 g = 0; g < G; g++)
         for (i64 d = 0; d < D; d += LANES) store(head.out_GD + g * D + d, load(head.out_GD + g * D + d) / head.total_G[g]);

@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -29,24 +30,43 @@ class NotBuilt(Exception):
 
 def library(cache_dir: Path | None = None) -> Path:
     """The compiled library, from the cache where it has been compiled before. Raises NotBuilt."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if not compiler or shutil.which(compiler[0]) is None:
-        raise NotBuilt("there is no C compiler: install one or set CC")
+    compiler = _compiler()
     folder = cache_dir or _cache_dir()
     target = folder / f"cpu-{_key(compiler)}.so"
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_ours(folder)
         if not target.exists():
             _compile(compiler, target)
-        if target.stat().st_uid != os.getuid():
-            raise NotBuilt(f"{target} belongs to another user")
+        _check_ours(target)
     except OSError as error:
         raise NotBuilt(f"{folder}: {error.strerror}") from error
     return target
 
 
+def _compiler() -> list[str]:
+    """The command, with the options that CC may hold."""
+    named = os.environ.get("CC", "cc")
+    try:
+        command = shlex.split(named)
+    except ValueError as error:
+        raise NotBuilt(f"CC {named!r}: {error}") from error
+    if not command or shutil.which(command[0]) is None:
+        raise NotBuilt(f"there is no C compiler {named!r}: install one or set CC")
+    return command
+
+
+def _check_ours(path: Path) -> None:
+    """What is loaded runs with our rights: nobody else may have written it, or may put another one in its place."""
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise NotBuilt(f"{path} belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotBuilt(f"{path} may be written by other users")
+
+
 def _compile(compiler: list[str], target: Path) -> None:
     """Several ranks may do so at once: each writes a file of its own and renames it."""
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         out = Path(folder) / target.name
         command = [*compiler, *_FLAGS, *([_WIDE] if _is_x86() else []), *map(str, _SOURCES), "-o", str(out), "-lm"]
@@ -55,8 +75,15 @@ def _compile(compiler: list[str], target: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise NotBuilt(f"{compiler[0]} took longer than {_TIMEOUT_S:.0f} s") from error
         if done.returncode:
-            raise NotBuilt(f"{compiler[0]}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+            raise NotBuilt(f"{compiler[0]}: {_complaint(done.stderr)}")
+        out.chmod(0o700)
         out.rename(target)
+
+
+def _complaint(stderr: str) -> str:
+    """The first error of a compiler or linker, or the last line where none says so."""
+    lines = stderr.strip().splitlines() or ["failed"]
+    return next((line for line in lines if "error: " in line or "cannot find" in line), lines[-1])
 
 
 def _key(compiler: list[str]) -> str:
@@ -79,4 +106,7 @@ def _is_x86() -> bool:
 
 
 def _cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ryzanstein" / "kernels"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ryzanstein" / "kernels"
+    except RuntimeError as error:
+        raise NotBuilt("there is no home folder to keep the library in: set XDG_CACHE_HOME") from error

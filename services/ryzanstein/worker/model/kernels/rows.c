@@ -6,8 +6,8 @@
    Every function computes a row by itself and in one order: results depend neither on the other rows of a step nor on the
    number of threads. Strides and widths are in floats. NaN and infinity are propagated.
 
-   Legend: T tokens, E width of a row, H heads, D head dimension, R rotated numbers of a head, N slots of the cache, C columns of
-   a slot. */
+   Legend: T tokens, E width of a row, H heads, D head dimension, R rotated numbers of a head, N slots of the cache,
+   C columns of a slot. */
 
 #include <math.h>
 #include <string.h>

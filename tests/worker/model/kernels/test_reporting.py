@@ -1,0 +1,42 @@
+"""What a node tells about its kernels: a gauge for each rank, and a line in its log where it has none."""
+
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def gauges(node: Any) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=5) as response:
+        page = response.read().decode()
+    return [line for line in page.splitlines() if line.startswith("ryzanstein_worker_native_kernels{")]
+
+
+def test_a_node_with_kernels_says_so_for_each_rank(node: Any) -> None:
+    assert gauges(node) == [f'ryzanstein_worker_native_kernels{{rank="{rank}"}} 1.0' for rank in (0, 1)]
+    assert "no kernels of our own" not in {line["event"] for line in node.events}
+
+
+@pytest.mark.parametrize(
+    ("compiler", "flags", "why"),
+    [("/nonexistent", (), "there is no C compiler '/nonexistent'"), ("cc", ("--kernels", "torch"), "chosen")],
+    ids=["no compiler", "chosen"],
+)
+def test_a_node_without_says_why(
+    start_node: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, compiler: str, flags: tuple[str, ...], why: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    node = start_node(*flags, tp=1)
+    assert why in node.wait_event("no kernels of our own")["reason"]
+    assert gauges(node) == ['ryzanstein_worker_native_kernels{rank="0"} 0.0']
+
+
+def test_a_node_that_must_have_them_refuses_to_serve_without(
+    start_node: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/nonexistent")
+    node = start_node("--kernels", "native", tp=1)
+    assert "kernels native: there is no C compiler '/nonexistent'" in node.wait_event("model refused")["reason"]
