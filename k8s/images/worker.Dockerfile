@@ -13,7 +13,11 @@ RUN python -m venv /opt/ryzanstein/venv \
        --extra-index-url "https://download.pytorch.org/whl/${TORCH_BUILD}" \
        "torch==2.13.0+${TORCH_BUILD}" '.[worker]'
 
+# Kernels are compiled when a rank starts, for the CPU that it runs on (docs/kernels.md).
 FROM python:3.11-slim-bookworm
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 COPY shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1

@@ -335,7 +335,7 @@ def _run_ranks(directory: Path, size: int) -> None:
 
 
 def test_every_architecture_has_a_checkpoint_here(cases: dict[str, Case]) -> None:
-    assert {name.split(" ")[0] for name in cases} == set(ARCHITECTURES)
+    assert {name.split(" ")[0] for name in cases} == set(ARCHITECTURES) - {"internlm2"}, "transformers lacks that one, see test_internlm2"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,6 +27,7 @@ SHAPE_KEYS = (
     "shared_expert_intermediate_size",
 )
 NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}  # transformers' default is none, which it cannot run
+KNOWN_TO_TRANSFORMERS = [name for name in ARCHITECTURES if name != "internlm2"]  # that one: test_internlm2
 SHORT = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 
 
@@ -40,11 +41,11 @@ def defaults() -> dict[str, dict[str, Any]]:
         logging.set_verbosity_error()
         return {
             name: json.loads(CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_json_string(use_diff=False)) | {"model_type": name}
-            for name in ARCHITECTURES
+            for name in KNOWN_TO_TRANSFORMERS
         }
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", KNOWN_TO_TRANSFORMERS)
 def test_an_absent_key_means_what_transformers_takes_it_for(defaults: dict[str, dict[str, Any]], model_type: str) -> None:
     config, renamed = defaults[model_type], ARCHITECTURES[model_type].renamed
     names = {name for key in SHAPE_KEYS for name in (key, renamed.get(key, key))}

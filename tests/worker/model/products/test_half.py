@@ -6,11 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.products.half import HalfProduct
+from ryzanstein.worker.model.kernels.build import library
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.half import FbgemmHalfProduct, NativeHalfProduct, half_product
 from ryzanstein.worker.model.refusal import ModelRefused
 
-SHAPES = [(48, 64), (7, 5), (1, 288), (864, 288), (1100, 520)]
+Half = Callable[[Tensor, Tensor | None], Product]
+SHAPES = [(48, 64), (7, 5), (1, 288), (864, 288), (1100, 528)]
 ROWS = (1, 2, 3, 5, 8, 17, 32, 100)
+
+
+@pytest.fixture(params=["our own", "FBGEMM"])
+def half(request: pytest.FixtureRequest) -> Half:
+    """Our own kernel where it knows the width, or always FBGEMM's."""
+    kernels = NativeKernels(library()) if request.param == "our own" else None
+    return lambda weight_OI, bias_O: half_product(weight_OI, bias_O, kernels)
 
 
 def rounding(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -21,33 +32,33 @@ def rounding(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_weights_stored_in_16_bits_lose_nothing(
-    normal: Callable[..., Tensor], shape: tuple[int, int], stored: torch.dtype
+    half: Half, normal: Callable[..., Tensor], shape: tuple[int, int], stored: torch.dtype
 ) -> None:
     weight_OI, bias_O, x_TI = normal(1, *shape).to(stored).float(), normal(2, shape[0]), normal(3, 33, shape[1])
     weight_OI[weight_OI.abs() < 2**-14] = 2**-14
     exact_TO = x_TI.double() @ weight_OI.double().t()
     for bias, expected_TO in ((None, exact_TO), (bias_O, exact_TO + bias_O.double())):
-        error_TO = (HalfProduct(weight_OI, bias)(x_TI).double() - expected_TO).abs()
+        error_TO = (half(weight_OI, bias)(x_TI).double() - expected_TO).abs()
         assert (error_TO <= rounding(x_TI, weight_OI) + 1e-6).all()
 
 
-def test_float32_weights_are_rounded_to_11_bits(normal: Callable[..., Tensor]) -> None:
+def test_float32_weights_are_rounded_to_11_bits(half: Half, normal: Callable[..., Tensor]) -> None:
     weight_OI, x_TI = normal(4, 200, 300), normal(5, 20, 300)
-    error_TO = (HalfProduct(weight_OI, None)(x_TI).double() - x_TI.double() @ weight_OI.double().t()).abs()
+    error_TO = (half(weight_OI, None)(x_TI).double() - x_TI.double() @ weight_OI.double().t()).abs()
     worst_TO = x_TI.abs().double() @ weight_OI.abs().double().t() * 2**-11 + x_TI.abs().sum(1, keepdim=True) * 2**-25
     assert (error_TO <= worst_TO + rounding(x_TI, weight_OI)).all()
     assert error_TO.max() > rounding(x_TI, weight_OI).max() / 300, "nothing was rounded: this test measures nothing"
 
 
-def test_small_weights_are_rounded_to_multiples_of_2_to_the_minus_24() -> None:
+def test_small_weights_are_rounded_to_multiples_of_2_to_the_minus_24(half: Half) -> None:
     weight_OI = torch.tensor([[2.0**-24], [1.4 * 2**-24], [2.0**-26], [3 * 2.0**-24]])
-    product_1O = HalfProduct(weight_OI, None)(torch.tensor([[2.0**24]]))
+    product_1O = half(weight_OI, None)(torch.tensor([[2.0**24]]))
     assert product_1O.tolist() == [[1.0, 1.0, 0.0, 3.0]]
 
 
 @pytest.mark.parametrize("shape", [(250, 96), (864, 288)], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(normal: Callable[..., Tensor], shape: tuple[int, int]) -> None:
-    product, row_1I = HalfProduct(normal(6, *shape), normal(7, shape[0])), normal(8, 1, shape[1])
+def test_a_row_does_not_depend_on_its_neighbours(half: Half, normal: Callable[..., Tensor], shape: tuple[int, int]) -> None:
+    product, row_1I = half(normal(6, *shape), normal(7, shape[0])), normal(8, 1, shape[1])
     alone_O = product(row_1I)[0]
     for rows in ROWS:
         for place in {0, rows // 2, rows - 1}:
@@ -58,12 +69,14 @@ def test_a_row_does_not_depend_on_its_neighbours(normal: Callable[..., Tensor], 
             assert torch.equal(product(x_TI)[place], alone_O)
 
 
-def test_the_number_of_threads_changes_no_bit(normal: Callable[..., Tensor], threads: Callable[[int], object]) -> None:
-    weight_OI, inputs = normal(9, 1100, 520), [normal(rows, rows, 520) for rows in ROWS]
+def test_the_number_of_threads_changes_no_bit(
+    half: Half, normal: Callable[..., Tensor], threads: Callable[[int], object]
+) -> None:
+    weight_OI, inputs = normal(9, 1100, 528), [normal(rows, rows, 528) for rows in ROWS]
     answers = []
     for count in (1, 2, 3):
         with threads(count):
-            product = HalfProduct(weight_OI, None)
+            product = half(weight_OI, None)
             answers.append([product(x_TI) for x_TI in inputs])
     for other in answers[1:]:
         assert all(map(torch.equal, answers[0], other))
@@ -78,22 +91,30 @@ def test_the_number_of_threads_changes_no_bit(normal: Callable[..., Tensor], thr
         (torch.nan, "a weight of nan"),
     ],
 )
-def test_a_weight_beyond_float16_is_refused(normal: Callable[..., Tensor], weight: float, said: str) -> None:
+def test_a_weight_beyond_float16_is_refused(half: Half, normal: Callable[..., Tensor], weight: float, said: str) -> None:
     weight_OI = normal(10, 30, 40)
     weight_OI[17, 3] = weight
     with pytest.raises(ModelRefused, match=said) as caught:
-        HalfProduct(weight_OI, None)
+        half(weight_OI, None)
     assert "beyond float16's 65504" in str(caught.value)
 
 
-def test_the_largest_weight_that_float16_has_is_served() -> None:
-    assert HalfProduct(torch.full((4, 8), 65504.0), None)(torch.ones(1, 8)).tolist() == [[8 * 65504.0] * 4]
+def test_the_largest_weight_that_float16_has_is_served(half: Half) -> None:
+    assert half(torch.full((4, 8), 65504.0), None)(torch.ones(1, 8)).tolist() == [[8 * 65504.0] * 4]
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_a_broken_number_makes_its_row_and_no_other_not_finite(normal: Callable[..., Tensor], broken: float) -> None:
+def test_a_broken_number_makes_its_row_and_no_other_not_finite(
+    half: Half, normal: Callable[..., Tensor], broken: float
+) -> None:
     x_TI = normal(11, 4, 70)
     x_TI[2, 37] = broken
-    finite_TO = HalfProduct(normal(12, 30, 70), None)(x_TI).isfinite()
+    finite_TO = half(normal(12, 30, 70), None)(x_TI).isfinite()
     assert not finite_TO[2].any()
     assert finite_TO[[0, 1, 3]].all()
+
+
+def test_our_own_kernel_needs_whole_vectors_of_inputs(normal: Callable[..., Tensor]) -> None:
+    kernels = NativeKernels(library())
+    assert isinstance(half_product(normal(1, 30, 64), None, kernels), NativeHalfProduct)
+    assert isinstance(half_product(normal(1, 30, 65), None, kernels), FbgemmHalfProduct)

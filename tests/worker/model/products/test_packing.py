@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.half import HalfProduct
+from ryzanstein.worker.model.products.half import FbgemmHalfProduct
 from ryzanstein.worker.model.products.packing import Packing
 
 LARGE = 2**20
@@ -21,9 +21,9 @@ def test_products_packed_in_threads_are_those_packed_at_once(
 ) -> None:
     weights, x_TI = [normal(seed, 64, 48) for seed in range(12)], normal(20, 5, 48)
     with threads(3), Packing() as packing:
-        products = [packing.product(LARGE, partial(HalfProduct, weight_OI, None)) for weight_OI in weights]
+        products = [packing.product(LARGE, partial(FbgemmHalfProduct, weight_OI, None)) for weight_OI in weights]
     for weight_OI, product in zip(weights, products, strict=True):
-        assert torch.equal(product(x_TI), HalfProduct(weight_OI, None)(x_TI))
+        assert torch.equal(product(x_TI), FbgemmHalfProduct(weight_OI, None)(x_TI))
 
 
 @pytest.mark.parametrize(("count", "num_bytes"), [(1, LARGE), (2, LARGE - 1)], ids=["one thread", "a small weight"])

@@ -34,6 +34,21 @@ POST_NORM_NAMES = replace(
     attention_post_norm="post_attention_layernorm",
     mlp_post_norm="post_feedforward_layernorm",
 )
+INTERNLM2_NAMES = WeightNames(
+    embedding="model.tok_embeddings",
+    final_norm="model.norm",
+    head="output",
+    layer="model.layers.{layer}.",
+    attention_norm="attention_norm",
+    query="attention.wqkv",
+    key="attention.wqkv",
+    value="attention.wqkv",
+    attention_out="attention.wo",
+    mlp_norm="ffn_norm",
+    gate="feed_forward.w1",
+    up="feed_forward.w3",
+    down="feed_forward.w2",
+)
 WINDOW_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 
 
@@ -211,4 +226,11 @@ PHI3 = Architecture(
     ),
     choices=Choices(qkv_layout="stacked", windowed=windows.every_layer),
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+)
+INTERNLM2 = Architecture(
+    model_type="internlm2",
+    title="InternLM 2 and 2.5",
+    names=INTERNLM2_NAMES,
+    choices=Choices(qkv_layout="grouped", qkv_bias="bias", out_bias="bias"),
+    defaults={"bias": True},
 )

@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         llama_like.COHERE,
         llama_like.STARCODER2,
         llama_like.PHI3,
+        llama_like.INTERNLM2,
         gemma.GEMMA,
         gemma.GEMMA2,
         gemma.GEMMA3_TEXT,

@@ -47,22 +47,33 @@ static i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i6
     return count;
 }
 
-/* Scores of a vector of keys with a query head. */
-INLINE Lanes score(const float *q, const char *const *keys, i64 D, const int half) {
-    Lanes products[LANES], first = load(q);
-    for (int i = 0; i < LANES; i++) products[i] = first * load_cached(keys[i], 0, half);
-    for (i64 d = LANES; d < D; d += LANES) {
-        Lanes more = load(q + d);
+/* Scores of `rows` query heads from g on with keys from j on, as many as make a vector of scores: each key is loaded once. */
+INLINE void score_tile(const Attention *a, Head *head, i64 j, i64 g, const int rows, const int half) {
+    const int keys = LANES / rows;
+    const float *q = head->q_GD + g * a->D;
+    Lanes products[LANES];
+    for (int n = 0; n < LANES; n++) products[n] = (Lanes){0};
+    for (i64 d = 0; d < a->D; d += LANES) {
+        Lanes query[4];
+        for (int r = 0; r < rows; r++) query[r] = load(q + r * a->D + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) products[i] += more * load_cached(keys[i], d, half);
+        for (int i = 0; i < keys; i++) {
+            Lanes key = load_cached(head->keys[j + i], d, half);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) products[r * keys + i] += query[r] * key;
+        }
     }
-    return sums(products);
+    Lanes scores = sums(products) * a->scale;
+    for (int r = 0; r < rows; r++)
+        memcpy(head->scores_GJ + (g + r) * CHUNK + j, (float *)&scores + r * keys, (size_t)keys * sizeof(float));
 }
 
-INLINE void score_keys(const Attention *a, Head *head, i64 count, i64 G, i64 D, const int half) {
-    for (i64 j = 0; j < count; j += LANES)
-        for (i64 g = 0; g < G; g++)
-            store(head->scores_GJ + g * CHUNK + j, score(head->q_GD + g * D, head->keys + j, D, half) * a->scale);
+INLINE void score_keys(const Attention *a, Head *head, i64 count, const int half) {
+    i64 g = 0;
+    for (; g + 4 <= a->G; g += 4)
+        for (i64 j = 0; j < count; j += LANES / 4) score_tile(a, head, j, g, 4, half);
+    for (; g < a->G; g++)
+        for (i64 j = 0; j < count; j += LANES) score_tile(a, head, j, g, 1, half);
 }
 
 /* Squeezes scores between -cap and cap. */
@@ -131,7 +142,7 @@ INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const 
     for (i64 g = 0; g < G; g++) head.greatest_G[g] = -3.0e38f, head.total_G[g] = 0;
     for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
         i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s], half ? 2 : 4);
-        score_keys(a, &head, count, G, D, half);
+        score_keys(a, &head, count, half);
         if (a->cap > 0) cap_scores(a, &head, count);
         for (i64 g = 0; g < G; g++) soften(&head, count, g, D);
         if (D % (4 * LANES) == 0) add_all_values(a, &head, count, 4, half);

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "attention.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "attention.c", "products.c"))
 _HEADER = Path(__file__).with_name("lanes.h")
 # A sum is reordered only where the source says that it may be; a product may be added without being rounded before.
 _ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

@@ -1,4 +1,5 @@
-"""The functions of `rows.c` and `attention.c`, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the rest.
+"""The functions of the C sources, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the
+rest.
 
 Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C columns of a slot, B blocks
 of the longest table.
@@ -38,6 +39,7 @@ _SIGNATURES = {
     "silu_gate": (c_void_p, c_void_p, c_int64, c_int64),
     "quantize_to_float": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "quantize_to_int8": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "half_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "attend_paged": (POINTER(_Attention),),
 }
 
@@ -63,7 +65,7 @@ class NativeKernels:
             function.argtypes, function.restype = types, c_int if name == "attend_paged" else None
         self._rms_norm, self._rotate_and_store, self._silu_gate = loaded.rms_norm, loaded.rotate_and_store, loaded.silu_gate
         self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
-        self._attend_paged = loaded.attend_paged
+        self._half_product, self._attend_paged = loaded.half_product, loaded.attend_paged
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
         """x / rms(x) * (offset + weight)."""
@@ -98,6 +100,19 @@ class NativeKernels:
         levels_TE, scale_T1 = torch.empty((num_rows, width), dtype=dtype), torch.empty((num_rows, 1))
         self._quantize[dtype](x_TE.data_ptr(), levels_TE.data_ptr(), scale_T1.data_ptr(), num_rows, width, _SMALLEST)
         return levels_TE, scale_T1
+
+    def can_multiply(self, num_inputs: int) -> bool:
+        """Whether `half_product` knows rows of this width."""
+        return num_inputs % _LANES == 0
+
+    def half_product(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x times a weight of float16, plus the bias."""
+        x_TI = x_TI.contiguous()
+        (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
+        out_TO = torch.empty((num_rows, num_outputs))
+        bias = None if bias_O is None else bias_O.data_ptr()
+        self._half_product(*(x_TI.data_ptr(), weight_OI.data_ptr(), bias, out_TO.data_ptr(), num_rows, num_inputs, num_outputs))
+        return out_TO
 
     def can_attend(self, head_dim: int) -> bool:
         """Whether `attend_paged` knows heads of this size."""

@@ -66,6 +66,9 @@ class VocabParallelHead:
         Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
         """
         local_SW = self._local(x_SE)[:, : self._num_valid]
+        if self._tp.size == 1:
+            best_S, id_S = local_SW.max(dim=1)
+            return best_S, id_S
         best_S2 = self._best(local_SW)
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:

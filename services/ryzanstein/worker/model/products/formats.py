@@ -16,7 +16,7 @@ from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.by_rows import ByRows
 from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice
 from ryzanstein.worker.model.products.floats import float_product
-from ryzanstein.worker.model.products.half import HalfProduct
+from ryzanstein.worker.model.products.half import half_product
 from ryzanstein.worker.model.products.int8 import Int8Product, KernelType
 from ryzanstein.worker.model.products.packing import Packing
 from ryzanstein.worker.model.refusal import ModelRefused
@@ -47,7 +47,7 @@ class WeightFormat:
         if self._quantization == "none" or not len(weight_OI):  # no outputs: an expert of another rank
             return float_product(weight_OI, bias_O, kept=kept)
         if self._quantization == "fp16":
-            return self.packing.product(weight_OI.nbytes, partial(HalfProduct, weight_OI, bias_O))
+            return self.packing.product(weight_OI.nbytes, partial(half_product, weight_OI, bias_O, self._native))
         choice = self._kernels.of_shape(*weight_OI.shape)
         return self.packing.product(weight_OI.nbytes, partial(self._int8, weight_OI, bias_O, choice))
 
@@ -62,7 +62,9 @@ class WeightFormat:
         if self._quantization == "none" or not num_outputs:
             return weight_OI.nbytes
         if self._quantization == "fp16":
-            return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
+            whole_blocks = self._native is None or not self._native.can_multiply(num_inputs)
+            block = _HALF_INPUTS if whole_blocks else 1
+            return num_outputs * math.ceil(num_inputs / block) * block * _HALF_BYTES
         num_packings = len(self._kernels.of_shape(num_outputs, num_inputs).kinds)
         return num_packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
 
