@@ -14,10 +14,12 @@ RUN python -m venv /opt/ryzanstein/venv \
        "torch==2.13.0+${TORCH_BUILD}" '.[worker]'
 
 # Kernels are compiled when a rank starts, for the CPU that it runs on (docs/kernels.md).
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm AS compiler
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
+
+FROM compiler
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 COPY shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1

@@ -9,6 +9,7 @@
    the cache, C columns of a slot, B blocks of the longest table. */
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -156,7 +157,7 @@ INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const 
 /* One new token of each sequence looks at the sequence's keys, where they lie. Nonzero: no memory for the scores. */
 int attend_paged(const Attention *a) {
     int failed = 0;
-    i64 work = 0;
+    i64 work = 0, heads = a->S >= 2 * omp_get_max_threads() ? a->K : 1; /* of a thread at once: in a slot they are neighbours */
     for (i64 s = 0; s < a->S; s++) work += (a->length_S[s] - a->begin_S[s]) * a->C;
 #pragma omp parallel if (work >= PARALLEL)
     {
@@ -165,7 +166,7 @@ int attend_paged(const Attention *a) {
 #pragma omp atomic write
             failed = 1;
         }
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(dynamic, heads)
         for (i64 s = 0; s < a->S; s++)
             for (i64 k = 0; k < a->K; k++)
                 if (scratch != NULL && a->half) attend_head(a, s, k, scratch, 1);
