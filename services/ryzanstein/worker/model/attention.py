@@ -33,12 +33,14 @@ class Span:
 
     Its keys are the slots of `keys`: a slice where its blocks lie one after the other, which makes them a view and no copy.
     `mask` is added to the scores: [n, L] or [G, K, n, L]; of a single token [1, K, G, L], or None where it sees all keys alike.
+    `causal` stands for the mask of a whole prompt, L = n: what is masked is not even computed.
     """
 
     first: int
     num_new: int
     keys: slice | Tensor
     mask: Tensor | None
+    causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,10 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring,
         return
     q_GKnD = q_TKGD[rows].permute(2, 1, 0, 3)
     k_GKLD, v_GKLD = (shared.expand(len(q_GKnD), -1, -1, -1) for shared in (k_1KLD, v_1KLD))
-    out_GKnD = _attention(q_GKnD, k_GKLD, v_GKLD, span.mask, scoring)
+    if span.causal:
+        out_GKnD = F.scaled_dot_product_attention(q_GKnD, k_GKLD, v_GKLD, is_causal=True, scale=scoring.scale)
+    else:
+        out_GKnD = _attention(q_GKnD, k_GKLD, v_GKLD, span.mask, scoring)
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 

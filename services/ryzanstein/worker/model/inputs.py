@@ -62,7 +62,8 @@ class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
     `view_keys`: single new tokens with that many keys in adjacent slots are not batched, unless the batch can be staged.
-    `kernels` read single new tokens' keys in their blocks; then nothing is batched or staged.
+    `kernels` read single new tokens' keys in their blocks; then nothing is batched or staged. `knows_causal`: scores are not
+    capped, so that a whole prompt needs no mask.
     `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
     """
 
@@ -75,6 +76,7 @@ class InputBuilder:
     bias: AlibiBias | None = None
     staging: Staging | None = None
     kernels: NativeKernels | None = None
+    knows_causal: bool = False
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
@@ -126,10 +128,13 @@ class InputBuilder:
         return [*spans, self._batch(keys, together, staging)] if len(together) > 1 else spans
 
     def _spans(self, keys: _Keys, alone: Integers) -> list[Segment]:
-        return [
-            Span(int(keys.first_S[s]), int(keys.num_new_S[s]), self._slots_of(keys, s), self._mask(keys, s))
-            for s in alone.tolist()
-        ]
+        return [self._span(keys, s) for s in alone.tolist()]
+
+    def _span(self, keys: _Keys, s: int) -> Span:
+        first, num_new = int(keys.first_S[s]), int(keys.num_new_S[s])
+        is_whole = num_new > 1 and num_new == keys.length_S[s] and keys.window is None and self.bias is None
+        causal = is_whole and self.knows_causal
+        return Span(first, num_new, self._slots_of(keys, s), None if causal else self._mask(keys, s), causal)
 
     def _paged(self, keys: _Keys, singles: Integers, kernels: NativeKernels) -> Paged:
         found = (keys.first_S, keys.table_SB, keys.begin_S, keys.length_S)

@@ -39,6 +39,7 @@ class ModelRunner:
             alibi_bias(spec, tp, dtype, device),
             Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
             _paging(loaded),
+            spec.score_cap is None,
         )
         self.without_kernels = loaded.kernels.reason
         self.context_length = spec.context_length
