@@ -65,7 +65,7 @@ class CheckedWeights:
         self._read.add(name)
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
-        self.nbytes += self._format.packed_bytes(weight_OI) - (0 if kept and self._format.copies else weight_OI.nbytes)
+        self.nbytes += self._format.added_bytes(weight_OI, kept=kept)
         return _no_product
 
     def refuse_unread(self, ignored: Iterable[str]) -> None:

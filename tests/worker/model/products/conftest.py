@@ -1,4 +1,4 @@
-"""Random weights and rows, the 8-bit kernels of this CPU, and a number of threads for a while."""
+"""Random weights and rows, the kernels of this CPU, and a number of threads for a while."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,13 +6,31 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ryzanstein.worker.model.products.fastest import available_kernels
+from ryzanstein.worker.model.kernels.build import NotBuilt, library
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.products.fastest import exact_kernels
 from ryzanstein.worker.model.products.int8 import KernelType
 
 
 @pytest.fixture(scope="session")
-def kernel_types() -> list[KernelType]:
-    return available_kernels()
+def kernels() -> NativeKernels:
+    """Our own."""
+    try:
+        return NativeKernels(library())
+    except NotBuilt as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session", params=["torch", "native"])
+def native(request: pytest.FixtureRequest) -> NativeKernels | None:
+    """None, and our own."""
+    return request.getfixturevalue("kernels") if request.param == "native" else None
+
+
+@pytest.fixture(scope="session")
+def kernel_types(native: NativeKernels | None) -> list[KernelType]:
+    """The 8-bit kernels that are exact: torch's, and beside `native` also our own."""
+    return list(dict.fromkeys([*([] if native is None else exact_kernels(native)), *exact_kernels(None)]))
 
 
 @pytest.fixture(scope="session")

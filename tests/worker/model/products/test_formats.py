@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.quantization import Quantization
@@ -18,14 +19,17 @@ FORMATS: list[Quantization] = ["none", "fp16", "int8"]
 WORST = {"none": 1e-6, "fp16": 1e-3, "int8": 0.02}
 RESIDENT = """
 import sys, torch
+from ryzanstein.worker.model.kernels.build import library
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.formats import WeightFormat
 
 def resident():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS"))) * 1024
 
-quantization, num_outputs, num_inputs, count = sys.argv[1], *map(int, sys.argv[2:])
+quantization, kernels, num_outputs, num_inputs, count = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 torch.set_num_threads(1)
-weight_format = WeightFormat(quantization, torch.device("cpu"), torch.float32)
+native = NativeKernels(library()) if kernels == "native" else None
+weight_format = WeightFormat(quantization, torch.device("cpu"), torch.float32, native)
 weight_OI = torch.randn(num_outputs, num_inputs)
 products = [weight_format.product(weight_OI.clone(), None)]  # what only the first costs
 products[0](torch.ones(1, num_inputs))
@@ -38,18 +42,18 @@ print((resident() - before) / count / weight_format.packed_bytes(weight_OI))
 @pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("kept", [False, True])
 def test_every_format_multiplies_and_adds_the_bias(
-    normal: Callable[..., Tensor], quantization: Quantization, kept: bool
+    native: NativeKernels | None, normal: Callable[..., Tensor], quantization: Quantization, kept: bool
 ) -> None:
     weight_OI, bias_O, x_TI = normal(1, 90, 64), normal(2, 90), normal(3, 11, 64)
-    product = WeightFormat(quantization, CPU, torch.float32).product(weight_OI, bias_O, kept=kept)
+    product = WeightFormat(quantization, CPU, torch.float32, native).product(weight_OI, bias_O, kept=kept)
     expected_TO = x_TI.double() @ weight_OI.double().t() + bias_O.double()
     assert (product(x_TI) - expected_TO).norm() < WORST[quantization] * expected_TO.norm()
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
-def test_a_weight_without_outputs_gives_none(quantization: Quantization) -> None:
+def test_a_weight_without_outputs_gives_none(native: NativeKernels | None, quantization: Quantization) -> None:
     """An expert that lives on another rank."""
-    weight_format = WeightFormat(quantization, CPU, torch.float32)
+    weight_format = WeightFormat(quantization, CPU, torch.float32, native)
     assert weight_format.product(torch.zeros(0, 8), None)(torch.ones(3, 8)).shape == (3, 0)
     assert weight_format.packed_bytes(torch.empty((0, 8), device="meta")) == 0
 
@@ -80,9 +84,35 @@ def test_without_quantization_any_dtype_is_served(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("shape", "most"), [((1100, 520, 40), 1.25), ((4097, 1024, 8), 1.05)], ids=["half a megabyte", "four megabytes"]
 )
-def test_packed_bytes_are_what_memory_grows_by(quantization: Quantization, shape: tuple[int, int, int], most: float) -> None:
+def test_packed_bytes_are_what_memory_grows_by(
+    native: NativeKernels | None, quantization: Quantization, shape: tuple[int, int, int], most: float
+) -> None:
     """In a process of its own, as torch keeps what it has freed. Kernels round widths up, which small weights feel."""
-    arguments = [sys.executable, "-W", "ignore", "-c", RESIDENT, quantization, *map(str, shape)]
+    arguments = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        RESIDENT,
+        quantization,
+        "torch" if native is None else "native",
+        *map(str, shape),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     ratio = float(subprocess.run(arguments, env=environment, check=True, capture_output=True, timeout=100).stdout)
     assert 0.95 < ratio < most
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_large_weight_that_is_kept_is_in_memory_once_where_nothing_is_quantized(
+    native: NativeKernels | None, quantization: Quantization, kept: bool
+) -> None:
+    large_OI, small_OI = (torch.empty(outputs, 1024, device="meta") for outputs in (4096, 16))
+    weight_format = WeightFormat(quantization, CPU, torch.float32, native)
+    added = [weight_format.added_bytes(weight_OI, kept=kept) for weight_OI in (large_OI, small_OI)]
+    packed = [weight_format.packed_bytes(weight_OI) for weight_OI in (large_OI, small_OI)]
+    if not kept:
+        assert added == [packed[0] - large_OI.nbytes, packed[1] - small_OI.nbytes]
+    else:
+        assert added == ([0, packed[1]] if quantization == "none" else packed)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.half import FbgemmHalfProduct, NativeHalfProduct, half_product
+from ryzanstein.worker.model.products.floats import Packed
+from ryzanstein.worker.model.products.half import FbgemmHalfProduct, half_product
 from ryzanstein.worker.model.refusal import ModelRefused
 
 Half = Callable[[Tensor, Tensor | None], Product]
@@ -19,8 +19,8 @@ ROWS = (1, 2, 3, 5, 8, 17, 32, 100)
 
 @pytest.fixture(params=["our own", "FBGEMM"])
 def half(request: pytest.FixtureRequest) -> Half:
-    """Our own kernel where it knows the width, or always FBGEMM's."""
-    kernels = NativeKernels(library()) if request.param == "our own" else None
+    """Our own kernel, and FBGEMM's."""
+    kernels = request.getfixturevalue("kernels") if request.param == "our own" else None
     return lambda weight_OI, bias_O: half_product(weight_OI, bias_O, kernels)
 
 
@@ -114,7 +114,6 @@ def test_a_broken_number_makes_its_row_and_no_other_not_finite(
     assert finite_TO[[0, 1, 3]].all()
 
 
-def test_our_own_kernel_needs_whole_vectors_of_inputs(normal: Callable[..., Tensor]) -> None:
-    kernels = NativeKernels(library())
-    assert isinstance(half_product(normal(1, 30, 64), None, kernels), NativeHalfProduct)
-    assert isinstance(half_product(normal(1, 30, 65), None, kernels), FbgemmHalfProduct)
+def test_our_own_kernel_replaces_fbgemm(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
+    assert isinstance(half_product(normal(1, 30, 65), None, kernels), Packed)
+    assert isinstance(half_product(normal(1, 30, 65), None, None), FbgemmHalfProduct)

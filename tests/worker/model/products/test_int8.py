@@ -6,23 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.build import NotBuilt, library
 from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.int8 import Int8Product, KernelType
+from ryzanstein.worker.model.products.fastest import exact_kernels
+from ryzanstein.worker.model.products.int8 import Int8Product, KernelType, NativeKernel
 
 SHAPES = [(48, 64), (7, 5), (1, 288), (250, 96), (864, 288), (1100, 520)]
 ROWS = (1, 2, 3, 5, 8, 17, 32, 100)
-
-
-@pytest.fixture(scope="session", params=["torch", "native"])
-def native(request: pytest.FixtureRequest) -> NativeKernels | None:
-    """Rows quantized by torch, and by the kernels of our own where they can be built."""
-    if request.param == "torch":
-        return None
-    try:
-        return NativeKernels(library())
-    except NotBuilt as reason:
-        pytest.skip(str(reason))
 
 
 def by_all(
@@ -75,16 +64,15 @@ def test_kernels_agree_on_every_bit(
     products = by_all(kernel_types, native, normal(4, *shape), normal(5, shape[0]))
     for rows in ROWS:
         x_TI = normal(rows, rows, shape[1])
-        first, second = (product(x_TI) for product in products)
-        assert torch.equal(first, second)
+        first, *others = (product(x_TI) for product in products)
+        assert all(torch.equal(first, other) for other in others)
 
 
-def test_kernels_of_our_own_quantize_to_the_bits_of_torch(
-    kernel_types: list[KernelType], native: NativeKernels | None, normal: Callable[..., Tensor]
-) -> None:
+def test_our_own_kernels_quantize_to_the_bits_of_torch(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
     weight_OI, x_TI = normal(6, 96, 200), normal(7, 50, 200) * torch.logspace(-30, 30, 50).unsqueeze(1)
-    for kind in kernel_types:
-        assert torch.equal(Int8Product(weight_OI, None, kind)(x_TI), Int8Product(weight_OI, None, kind, native)(x_TI))
+    expected_TO = Int8Product(weight_OI, None, exact_kernels(None)[0])(x_TI)
+    for kind in (*exact_kernels(None), NativeKernel):
+        assert torch.equal(Int8Product(weight_OI, None, kind, kernels)(x_TI), expected_TO)
 
 
 @pytest.mark.parametrize("shape", [(250, 96), (864, 288)], ids=str)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ryzanstein.worker.benchmarks.flight import Round
@@ -37,6 +37,16 @@ class Timing:
         """From our own ranks."""
         return cls(
             done.total_tokens_per_s, done.decode_tokens_per_s, done.ttft_s, done.peak_rss_bytes, tuple(done.first_tokens)
+        )
+
+    @classmethod
+    def median(cls, timings: Sequence[Self]) -> Self:
+        """Of several of one contender: the one with the median speed, the most memory, the first tokens of the first."""
+        ordered = sorted(timings, key=lambda timing: timing.total_tokens_per_s)
+        return replace(
+            ordered[(len(ordered) - 1) // 2],
+            peak_rss_bytes=max(timing.peak_rss_bytes for timing in timings),
+            first_tokens=timings[0].first_tokens,
         )
 
 

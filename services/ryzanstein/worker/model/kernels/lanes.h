@@ -10,7 +10,8 @@
 #endif
 
 #include <stdint.h>
-#ifdef __F16C__
+#include <string.h>
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -32,6 +33,18 @@ typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES), aligned(2), ma
 INLINE Lanes load(const float *from) { return *(const Lanes *)from; }
 INLINE void store(float *to, Lanes value) { *(Lanes *)to = value; }
 
+/* The first `count` lanes, which may be more than there are; the others are 0 or stay as they were. */
+INLINE Lanes load_some(const float *from, i64 count) {
+    if (count >= LANES) return load(from);
+    Lanes value = {0};
+    memcpy(&value, from, (size_t)count * sizeof(float));
+    return value;
+}
+INLINE void store_some(float *to, Lanes value, i64 count) {
+    if (count >= LANES) store(to, value);
+    else memcpy(to, &value, (size_t)count * sizeof(float));
+}
+
 INLINE Lanes widen(const char *from) {
 #if LANES == 16 /* GCC 12 makes scalar conversions of the generic one */
     return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
@@ -45,6 +58,18 @@ INLINE Lanes widen(const char *from) {
 /* Number i and those after it of an array of float32 or float16. */
 INLINE Lanes load_cached(const char *from, i64 i, const int half) {
     return half ? widen(from + 2 * i) : *(const Lanes *)(from + 4 * i);
+}
+
+/* As load_cached, the other way. */
+INLINE void store_cached(char *to, i64 i, Lanes value, const int half) {
+    if (!half) *(Lanes *)(to + 4 * i) = value;
+#if LANES == 16
+    else _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+#elif LANES == 8 && defined(__F16C__)
+    else _mm_storeu_si128((__m128i *)(to + 2 * i), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#else
+    else *(HalfLanes *)(to + 2 * i) = __builtin_convertvector(value, HalfLanes);
+#endif
 }
 
 /* One vector of two: where the bit of the lane's number is 0 the sum of two lanes of a, else that of two lanes of b. What

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.layers.rotary import Angles
 
+_RESULTS = {"float_packed_bytes": c_int64, "int8_packed_bytes": c_int64, "int8_product": c_int, "attend_paged": c_int}
 _SMALLEST = torch.finfo(torch.float32).tiny
 _LANES = 16  # of the head dimension, computed at once
 
@@ -39,7 +40,12 @@ _SIGNATURES = {
     "silu_gate": (c_void_p, c_void_p, c_int64, c_int64),
     "quantize_to_float": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "quantize_to_int8": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
-    "half_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+    "float_packed_bytes": (c_int64, c_int64, c_int),
+    "float_pack": (c_void_p, c_void_p, c_int64, c_int64, c_int),
+    "float_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int),
+    "int8_packed_bytes": (c_int64, c_int64),
+    "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
+    "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
     "attend_paged": (POINTER(_Attention),),
 }
 
@@ -62,10 +68,13 @@ class NativeKernels:
         loaded = ctypes.CDLL(str(library))
         for name, types in _SIGNATURES.items():
             function = getattr(loaded, name)
-            function.argtypes, function.restype = types, c_int if name == "attend_paged" else None
+            function.argtypes, function.restype = types, _RESULTS.get(name)
         self._rms_norm, self._rotate_and_store, self._silu_gate = loaded.rms_norm, loaded.rotate_and_store, loaded.silu_gate
         self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
-        self._half_product, self._attend_paged = loaded.half_product, loaded.attend_paged
+        self._attend_paged = loaded.attend_paged
+        self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
+        self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
+        self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
         """x / rms(x) * (offset + weight)."""
@@ -101,17 +110,51 @@ class NativeKernels:
         self._quantize[dtype](x_TE.data_ptr(), levels_TE.data_ptr(), scale_T1.data_ptr(), num_rows, width, _SMALLEST)
         return levels_TE, scale_T1
 
-    def can_multiply(self, num_inputs: int) -> bool:
-        """Whether `half_product` knows rows of this width."""
-        return num_inputs % _LANES == 0
+    def float_packed_bytes(self, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
+        """Size of what `float_pack` returns for such a weight."""
+        packed_bytes: int = self._float_packed_bytes(num_outputs, num_inputs, dtype == torch.float16)
+        return packed_bytes
 
-    def half_product(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """x times a weight of float16, plus the bias."""
+    def float_pack(self, weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
+        """A weight of float32 as `float_product` reads it, kept in float32 or float16."""
+        weight_OI = weight_OI.contiguous()
+        num_outputs, num_inputs = weight_OI.shape
+        packed = torch.empty(self.float_packed_bytes(num_outputs, num_inputs, dtype) // dtype.itemsize, dtype=dtype)
+        self._float_pack(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, dtype == torch.float16)
+        return packed
+
+    def float_product(self, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int) -> Tensor:
+        """x times a packed weight, plus the bias."""
         x_TI = x_TI.contiguous()
-        (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
+        num_rows, num_inputs = x_TI.shape
         out_TO = torch.empty((num_rows, num_outputs))
-        bias = None if bias_O is None else bias_O.data_ptr()
-        self._half_product(*(x_TI.data_ptr(), weight_OI.data_ptr(), bias, out_TO.data_ptr(), num_rows, num_inputs, num_outputs))
+        self._float_product(
+            *(x_TI.data_ptr(), packed.data_ptr(), None if bias_O is None else bias_O.data_ptr(), out_TO.data_ptr()),
+            *(num_rows, num_inputs, num_outputs, packed.dtype == torch.float16),
+        )
+        return out_TO
+
+    def int8_packed_bytes(self, num_outputs: int, num_inputs: int) -> int:
+        """Size of what `int8_pack` returns for such a weight."""
+        packed_bytes: int = self._int8_packed_bytes(num_outputs, num_inputs)
+        return packed_bytes
+
+    def int8_pack(self, levels_OI: Tensor) -> Tensor:
+        """A weight of whole numbers in -127..127, int8, as `int8_product` reads it."""
+        levels_OI = levels_OI.contiguous()
+        num_outputs, num_inputs = levels_OI.shape
+        packed = torch.empty(self.int8_packed_bytes(num_outputs, num_inputs), dtype=torch.uint8)
+        self._int8_pack(levels_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
+        return packed
+
+    def int8_product(self, x_TI: Tensor, packed: Tensor, scale_O: Tensor) -> Tensor:
+        """Quantized rows times a packed weight, in float32. Raises MemoryError."""
+        x_TI = x_TI.contiguous()
+        (num_rows, num_inputs), num_outputs = x_TI.shape, len(scale_O)
+        out_TO = torch.empty((num_rows, num_outputs))
+        pointers = x_TI.data_ptr(), packed.data_ptr(), scale_O.data_ptr(), out_TO.data_ptr()
+        if self._int8_product(*pointers, num_rows, num_inputs, num_outputs, _SMALLEST):
+            raise MemoryError("no memory for the levels of rows")
         return out_TO
 
     def can_attend(self, head_dim: int) -> bool:

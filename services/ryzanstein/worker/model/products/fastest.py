@@ -15,12 +15,14 @@ from itertools import permutations
 
 import torch
 
-from ryzanstein.worker.model.products.int8 import FbgemmKernel, Kernel, KernelType, OneDnnKernel
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.products.int8 import FbgemmKernel, Kernel, KernelType, NativeKernel, OneDnnKernel
 from ryzanstein.worker.model.refusal import ModelRefused
 
 _ROWS = (1, 8, 16, 32, 64, 256)
 _REPEATS = 5
 _PROBE_INPUTS, _LARGEST = 64, 127
+_SMALL, _SMALL_ROWS, _HOPELESS = (256, 256), (16,), 20
 _MAX_OUTPUTS = 4096  # a part is enough to compare on
 _TWICE_BYTES = 4 * 2**20  # weights up to here may be kept in two packings
 
@@ -45,8 +47,8 @@ class KernelChoice:
 class FastestKernels:
     """For each shape the choice with the least product of times over some row counts."""
 
-    def __init__(self) -> None:
-        self._types = available_kernels()
+    def __init__(self, native: NativeKernels | None) -> None:
+        self._native, self._types = native, _worthwhile(exact_kernels(native), native)
         self._fastest = cache(self._measure)
 
     def of_shape(self, num_outputs: int, num_inputs: int) -> KernelChoice:
@@ -56,7 +58,10 @@ class FastestKernels:
         return self._fastest(num_outputs, num_inputs)
 
     def _measure(self, num_outputs: int, num_inputs: int) -> KernelChoice:
-        log_times = {kind: _log_times(kind, min(num_outputs, _MAX_OUTPUTS), num_inputs) for kind in self._types}
+        shape = min(num_outputs, _MAX_OUTPUTS), num_inputs
+        log_times = {
+            kind: [math.log(seconds) for seconds in _seconds(kind, shape, _ROWS, self._native)] for kind in self._types
+        }
 
         def cost(choice: KernelChoice) -> float:
             return sum(log_times[choice.of_rows(rows)][index] for index, rows in enumerate(_ROWS))
@@ -64,30 +69,41 @@ class FastestKernels:
         return min(_choices(self._types, twice=num_outputs * num_inputs <= _TWICE_BYTES), key=cost)
 
 
-def available_kernels() -> list[KernelType]:
-    """Raises ModelRefused where this torch or CPU has none that is exact."""
+def exact_kernels(native: NativeKernels | None) -> list[KernelType]:
+    """Our own or else FBGEMM's, and oneDNN's. Raises ModelRefused where this torch and CPU have none that is exact."""
     engines = torch.backends.quantized.supported_engines
     types: list[KernelType] = []
-    if "fbgemm" in engines:
+    if native is not None:
+        types.append(NativeKernel)
+    elif "fbgemm" in engines:
         types.append(FbgemmKernel)
     if "onednn" in engines:
         types.append(OneDnnKernel)
-    exact = [kind for kind in types if _is_exact(kind)]
+    exact = [kind for kind in types if _is_exact(kind, native)]
     if not exact:
         raise ModelRefused(f"quantization int8: this torch and CPU have no exact kernels, only {', '.join(engines)}")
     return exact
 
 
-def _is_exact(kind: KernelType) -> bool:
-    """Without VNNI, kernels add products in 16 bits, which the largest ones overflow.
+def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:
+    """Without VNNI, kernels of torch add products in 16 bits, which the largest ones overflow.
 
     torch warns once, at its first tensor for FBGEMM, that a later torch will not have them: nothing for a log of ours.
     """
     levels_TI = torch.full((1, _PROBE_INPUTS), _LARGEST, dtype=torch.int8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        kernel = kind(levels_TI, torch.ones(1))
-    return kernel(levels_TI.to(kernel.dtype)).item() == _PROBE_INPUTS * _LARGEST**2
+        kernel = kind(levels_TI, torch.ones(1), native)
+    return kernel(levels_TI.float()).item() == _PROBE_INPUTS * _LARGEST**2
+
+
+def _worthwhile(types: list[KernelType], native: NativeKernels | None) -> list[KernelType]:
+    """Without those that a small product shows to be hopeless: oneDNN multiplies by a plain loop where it has no kernel for
+    the CPU, thousands of times slower, and to measure every shape with it would take minutes."""
+    if len(types) == 1:
+        return types
+    times = [_seconds(kind, _SMALL, _SMALL_ROWS, native)[0] for kind in types]
+    return [kind for kind, seconds in zip(types, times, strict=True) if seconds < _HOPELESS * min(times)]
 
 
 def _choices(types: Sequence[KernelType], *, twice: bool) -> list[KernelChoice]:
@@ -97,17 +113,19 @@ def _choices(types: Sequence[KernelType], *, twice: bool) -> list[KernelChoice]:
     return once + [KernelChoice(few, many, rows) for few, many in permutations(types, 2) for rows in _ROWS[1:]]
 
 
-def _log_times(kind: KernelType, num_outputs: int, num_inputs: int) -> list[float]:
-    kernel = kind(torch.ones((num_outputs, num_inputs), dtype=torch.int8), torch.ones(num_outputs))
-    return [math.log(_seconds(kernel, torch.ones(rows, num_inputs, dtype=kernel.dtype))) for rows in _ROWS]
+def _seconds(kind: KernelType, shape: tuple[int, int], rows: Sequence[int], native: NativeKernels | None) -> list[float]:
+    """What a product of that shape takes, by its number of rows."""
+    num_outputs, num_inputs = shape
+    kernel = kind(torch.ones(shape, dtype=torch.int8), torch.ones(num_outputs), native)
+    return [_least_seconds(kernel, torch.ones(count, num_inputs)) for count in rows]
 
 
-def _seconds(kernel: Kernel, levels_TI: torch.Tensor) -> float:
+def _least_seconds(kernel: Kernel, x_TI: torch.Tensor) -> float:
     """The least of some calls, after one that is not counted."""
-    kernel(levels_TI)
+    kernel(x_TI)
     times = []
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        kernel(levels_TI)
+        kernel(x_TI)
         times.append(time.perf_counter() - began)
     return min(times)

@@ -9,22 +9,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 
-_TRANSPOSED_BYTES = 8 * 2**20
+_COPIED_BYTES = 8 * 2**20
 
 
-def float_product(weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool) -> Product:
+def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None, *, kept: bool) -> Product:
     """Chooses the layout (docs/performance.md has the times). `kept`: the weight stays in memory for another reader.
 
-    Small weights lie by inputs. Large ones are blocked by oneDNN, which halves the time of 4 to 16 rows; but not a kept one,
-    which would be in memory twice.
+    Packed for kernels of our own where there are any. Else small weights lie by inputs, and large ones are blocked by
+    oneDNN. A large one that is kept stays as it is, or it would be in memory twice.
     """
-    if weight_OI.nbytes < _TRANSPOSED_BYTES:
+    if kept and not copies_kept(weight_OI):
+        return ByOutputs(weight_OI, bias_O)
+    if native is not None:
+        return Packed(weight_OI, bias_O, native, torch.float32)
+    if weight_OI.nbytes < _COPIED_BYTES:
         return ByInputs(weight_OI, bias_O)
-    if not kept and _can_block(weight_OI):
-        return Blocked(weight_OI, bias_O)
-    return ByOutputs(weight_OI, bias_O)
+    return Blocked(weight_OI, bias_O) if _can_block(weight_OI) else ByOutputs(weight_OI, bias_O)
+
+
+def copies_kept(weight_OI: Tensor) -> bool:
+    """Whether a product of a kept weight has numbers of its own."""
+    return weight_OI.nbytes < _COPIED_BYTES
 
 
 def _can_block(weight_OI: Tensor) -> bool:
@@ -33,6 +41,17 @@ def _can_block(weight_OI: Tensor) -> bool:
         and weight_OI.dtype == torch.float32
         and "onednn" in torch.backends.quantized.supported_engines
     )
+
+
+class Packed:
+    """The weight as our own kernels read it, in float32 or float16. A row's result does not depend on the other rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels, dtype: torch.dtype) -> None:
+        self._packed, self._bias_O = native.float_pack(weight_OI, dtype), bias_O
+        self._num_outputs, self._multiply = len(weight_OI), native.float_product
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs)
 
 
 class ByInputs:

@@ -15,7 +15,7 @@ from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.by_rows import ByRows
 from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice
-from ryzanstein.worker.model.products.floats import float_product
+from ryzanstein.worker.model.products.floats import copies_kept, float_product
 from ryzanstein.worker.model.products.half import half_product
 from ryzanstein.worker.model.products.int8 import Int8Product, KernelType
 from ryzanstein.worker.model.products.packing import Packing
@@ -45,28 +45,32 @@ class WeightFormat:
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         """The caller may forget the weight. `kept`: it does not, for another reader."""
         if self._quantization == "none" or not len(weight_OI):  # no outputs: an expert of another rank
-            return float_product(weight_OI, bias_O, kept=kept)
+            return float_product(weight_OI, bias_O, self._native, kept=kept)
         if self._quantization == "fp16":
             return self.packing.product(weight_OI.nbytes, partial(half_product, weight_OI, bias_O, self._native))
         choice = self._kernels.of_shape(*weight_OI.shape)
         return self.packing.product(weight_OI.nbytes, partial(self._int8, weight_OI, bias_O, choice))
 
-    @property
-    def copies(self) -> bool:
-        """Whether a product of a kept weight has numbers of its own."""
-        return self._quantization != "none"
+    def added_bytes(self, weight_OI: Tensor, *, kept: bool) -> int:
+        """What memory grows by when a product is made of a weight that has been read; less than 0 where it shrinks."""
+        if not kept:
+            return self.packed_bytes(weight_OI) - weight_OI.nbytes
+        return self.packed_bytes(weight_OI) if self._quantization != "none" or copies_kept(weight_OI) else 0
 
     def packed_bytes(self, weight_OI: Tensor) -> int:
         """What a product keeps of such a weight."""
         num_outputs, num_inputs = weight_OI.shape
-        if self._quantization == "none" or not num_outputs:
-            return weight_OI.nbytes
+        if not num_outputs:
+            return 0
+        if self._quantization == "int8":
+            kinds = self._kernels.of_shape(num_outputs, num_inputs).kinds
+            return len(kinds) * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
+        if self._native is not None:
+            dtype = torch.float16 if self._quantization == "fp16" else torch.float32
+            return self._native.float_packed_bytes(num_outputs, num_inputs, dtype)
         if self._quantization == "fp16":
-            whole_blocks = self._native is None or not self._native.can_multiply(num_inputs)
-            block = _HALF_INPUTS if whole_blocks else 1
-            return num_outputs * math.ceil(num_inputs / block) * block * _HALF_BYTES
-        num_packings = len(self._kernels.of_shape(num_outputs, num_inputs).kinds)
-        return num_packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
+            return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
+        return weight_OI.nbytes
 
     def _int8(self, weight_OI: Tensor, bias_O: Tensor | None, choice: KernelChoice) -> Product:
         def product(kind: KernelType) -> Product:
@@ -78,4 +82,4 @@ class WeightFormat:
 
     @cached_property
     def _kernels(self) -> FastestKernels:
-        return FastestKernels()
+        return FastestKernels(self._native)

@@ -1,7 +1,7 @@
 """Products of 8-bit integers: weights with a scale per output, rows with a scale per row, exact sums of 32 bits.
 
 As LLM.int8() without outliers (Dettmers et al. 2022) and ZeroQuant's token-wise activations (Yao et al. 2022). The integer
-sums are exact and the scales are applied in one order, so a row's result depends on no other row, on no thread and on neither
+sums are exact and the scales are applied in one order, so a row's result depends on no other row, on no thread and on no
 kernel: which one multiplies is a matter of speed alone.
 
 Legend: T rows, I inputs, O outputs.
@@ -21,71 +21,88 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Kernel(Protocol):
-    """Whole numbers in -127..127, held in `dtype` [T, I], times a packed weight: [T, O] in float32, scaled per output."""
+    """Rows [T, I] times a packed weight: [T, O] in float32, all scales applied."""
 
-    dtype: torch.dtype
-
-    def __call__(self, levels_TI: Tensor) -> Tensor: ...
+    def __call__(self, x_TI: Tensor) -> Tensor: ...
 
 
 class KernelType(Protocol):
-    """Packs a weight of int8 [O, I] with its scales [O]."""
+    """Packs a weight of int8 [O, I], levels of -127..127, with its scales [O]."""
 
-    def __call__(self, levels_OI: Tensor, scale_O: Tensor) -> Kernel: ...
+    def __call__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> Kernel: ...
+
+
+class NativeKernel:
+    """Our own, which quantizes the rows by itself."""
+
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
+        assert native is not None, "chosen where there is one"
+        self._packed, self._scale_O, self._multiply = native.int8_pack(levels_OI), scale_O, native.int8_product
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._multiply(x_TI, self._packed, self._scale_O)
 
 
 class FbgemmKernel:
-    """FBGEMM, which quantizes by itself; told a scale of 1, it leaves whole numbers as they are."""
+    """FBGEMM, which quantizes with one scale for all rows; told a scale of 1, it leaves whole numbers as they are."""
 
-    dtype = torch.float32
-
-    def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
         weight = torch._make_per_channel_quantized_tensor(levels_OI, scale_O, zero_O, 0)
         self._packed = torch.ops.quantized.linear_prepack(weight, None)
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self._quantize_rows = rows_quantizer(native)
 
-    def __call__(self, levels_TI: Tensor) -> Tensor:
-        product: Tensor = self._multiply(levels_TI, 1.0, _LEVELS + 1, self._packed)
-        return product
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        levels_TI, scale_T1 = self._quantize_rows(x_TI, torch.float32)
+        product_TO: Tensor = self._multiply(levels_TI, 1.0, _LEVELS + 1, self._packed)
+        return product_TO.mul_(scale_T1)
 
 
 class OneDnnKernel:
     """oneDNN, which has AMX where the CPU has it."""
 
-    dtype = torch.int8
-
-    def __init__(self, levels_OI: Tensor, scale_O: Tensor) -> None:
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
         self._scale_O, self._zero_O = scale_O, torch.zeros(len(scale_O), dtype=torch.int32)
         self._multiply = torch.ops.onednn.qlinear_pointwise.default
+        self._quantize_rows = rows_quantizer(native)
 
-    def __call__(self, levels_TI: Tensor) -> Tensor:
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        levels_TI, scale_T1 = self._quantize_rows(x_TI, torch.int8)
         weight = (self._packed, self._scale_O, self._zero_O)
-        product: Tensor = self._multiply(levels_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
-        return product
+        product_TO: Tensor = self._multiply(levels_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
+        return product_TO.mul_(scale_T1)
 
 
-def quantize_rows(x_TI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class RowsQuantizer(Protocol):
     """Whole numbers in -127..127, held in `dtype`, and the scale of each row [T, 1]: their product is nearly x.
 
     A row with a NaN or an infinity has such a scale, and so has what is made of it.
     """
+
+    def __call__(self, x_TI: Tensor, dtype: torch.dtype, /) -> tuple[Tensor, Tensor]: ...
+
+
+def rows_quantizer(native: NativeKernels | None) -> RowsQuantizer:
+    """One call of our own, or torch's operators, which give the same bits."""
+    return quantize_rows if native is None else native.quantize_rows
+
+
+def quantize_rows(x_TI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scale_T1 = x_TI.abs().amax(dim=1, keepdim=True).div_(_LEVELS).clamp_min_(_SMALLEST)
     return (x_TI / scale_T1).round_().to(dtype), scale_T1
 
 
 class Int8Product:
-    """A weight quantized when it is loaded, times rows that are quantized as they come, with kernels of our own if given."""
+    """A weight quantized when it is loaded, times rows that are quantized as they come, plus the bias."""
 
     def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType, kernels: NativeKernels | None = None
+        self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType, native: NativeKernels | None = None
     ) -> None:
-        self._quantize_rows = quantize_rows if kernels is None else kernels.quantize_rows
-        levels_OI, scale_O1 = self._quantize_rows(weight_OI, torch.int8)
-        self._kernel, self._bias_O = kernel(levels_OI, scale_O1.squeeze(1)), bias_O
+        levels_OI, scale_O1 = rows_quantizer(native)(weight_OI, torch.int8)
+        self._kernel, self._bias_O = kernel(levels_OI, scale_O1.squeeze(1), native), bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        levels_TI, scale_T1 = self._quantize_rows(x_TI, self._kernel.dtype)
-        product_TO = self._kernel(levels_TI)
-        return product_TO.mul_(scale_T1) if self._bias_O is None else torch.addcmul(self._bias_O, product_TO, scale_T1)
+        product_TO = self._kernel(x_TI)
+        return product_TO if self._bias_O is None else product_TO.add_(self._bias_O)

@@ -1,0 +1,137 @@
+/* Products of rows with a weight of 8-bit integers: rows are quantized as they come, sums are exact.
+
+   A weight is packed once (panels.h), in each panel four inputs of all its outputs side by side, so that one instruction adds four
+   products in every lane. Its levels are stored plus 128, since that instruction multiplies unsigned with signed numbers; 128 times
+   the sum of a row's levels is taken off again.
+
+   Integer sums are the same in any order, and they are scaled in one: a row's result depends neither on the other rows nor on
+   the number of threads, and other kernels that are exact give the same bits.
+
+   Legend: T rows, I inputs, Q inputs by fours, O outputs. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "panels.h"
+
+enum { FOUR = 4 };                        /* inputs that are multiplied at once */
+enum { OFFSET = 128 };
+enum { PARALLEL = 128 * 1024 };           /* products from which on threads pay for their start */
+
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES), may_alias));
+
+/* sum[l] += weight[4 l + j] * x[j] for j from 0 to 3; weights are unsigned, the row's four numbers signed. */
+INLINE Ints add_products(Ints sum, Ints weight, int32_t x) {
+    Ints row = x - (Ints){0};
+#if LANES == 16 && defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)row);
+#elif LANES == 8 && defined(__AVXVNNI__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)row);
+#else
+    Shorts even = (Shorts)(weight & 0x00ff00ff), odd = (Shorts)((weight >> 8) & 0x00ff00ff);
+    Shorts row_even = (Shorts)row << 8 >> 8, row_odd = (Shorts)row >> 8;
+#if LANES == 16 && defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)even, (__m512i)row_even) +
+           (Ints)_mm512_madd_epi16((__m512i)odd, (__m512i)row_odd);
+#elif LANES == 8 && defined(__AVX2__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)even, (__m256i)row_even) +
+           (Ints)_mm256_madd_epi16((__m256i)odd, (__m256i)row_odd);
+#else
+    Shorts products = even * row_even, high = odd * row_odd; /* at most 255 * 127: within 16 bits */
+    Ints first = (Ints)products, second = (Ints)high;
+    return sum + (first << 16 >> 16) + (first >> 16) + (second << 16 >> 16) + (second >> 16);
+#endif
+#endif
+}
+
+/* Bytes of a packed weight. */
+i64 int8_packed_bytes(i64 O, i64 I) { return whole(O, LANES) * whole(I, FOUR); }
+
+/* Packs levels of -127 to 127. */
+void int8_pack(const int8_t *levels_OI, uint8_t *packed, i64 O, i64 I) {
+    memset(packed, OFFSET, (size_t)int8_packed_bytes(O, I));
+    for (i64 o = 0; o < O; o++) {
+        uint8_t *to = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
+        for (i64 i = 0; i < I; i++) to[i / FOUR * LANES * FOUR + i % FOUR] = (uint8_t)(levels_OI[o * I + i] + OFFSET);
+    }
+}
+
+typedef struct {
+    const int32_t *levels_TQ, *sum_T;
+    const float *scale_T, *scale_O;
+    const uint8_t *packed;
+    float *out_TO;
+    i64 Q, O;
+} Int8Product;
+
+/* Scales a tile's sums. One function for all tiles: it is not what takes time. */
+static void finish_tile(const Int8Product *p, i64 t, i64 panel, int rows, int panels, Ints sum[][TILE_SINGLE]) {
+    for (int n = 0; n < panels; n++) {
+        i64 o = (panel + n) * LANES, left = p->O - o; /* the last panel may have fewer outputs than lanes */
+        Lanes scale = load_some(p->scale_O + o, left);
+        for (int r = 0; r < rows; r++)
+            store_some(p->out_TO + (t + r) * p->O + o, __builtin_convertvector(sum[r][n], Lanes) * scale * p->scale_T[t + r], left);
+    }
+}
+
+INLINE void add_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels) {
+    const Int8Product *p = product;
+    const Ints *weight = (const Ints *)p->packed + panel * p->Q;
+    const int32_t *levels = p->levels_TQ + t * p->Q;
+    Ints sum[TILE_ROWS][TILE_SINGLE];
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++) sum[r][n] = -OFFSET * p->sum_T[t + r] - (Ints){0};
+    for (i64 q = begin; q < end; q++) {
+        Ints column[TILE_SINGLE];
+#pragma GCC unroll 8
+        for (int n = 0; n < panels; n++) column[n] = weight[n * p->Q + q];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int n = 0; n < panels; n++) sum[r][n] = add_products(sum[r][n], column[n], levels[r * p->Q + q]);
+    }
+    finish_tile(p, t, panel, rows, panels, sum);
+}
+
+/* scale = max(|x|) / 127, NaN where the row has a NaN or an infinity; levels of x / scale and their sum. Padding is 0. */
+static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t *sum, i64 I, i64 Q, float smallest) {
+    float largest = 0, invalid = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : invalid)
+    for (i64 i = 0; i < I; i++) {
+        float size = fabsf(x_I[i]);
+        largest = size > largest ? size : largest;
+        invalid += x_I[i] * 0.0f;
+    }
+    float step = largest / 127.0f;
+    *scale = (step < smallest ? smallest : step) + invalid;
+    int32_t total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 i = 0; i < I; i++) {
+        Float level = {x_I[i] / *scale + ROUNDING};
+        levels[i] = (int8_t)(uint8_t)level.bits; /* of NaN 0 */
+        total += levels[i];
+    }
+    memset(levels + I, 0, (size_t)(Q * FOUR - I));
+    *sum = total;
+}
+
+/* out = x weight^T, with a scale for each row and each output. Not 0 where there is no memory for the levels of the rows. */
+int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O, float *out_TO, i64 T, i64 I, i64 O,
+                 float smallest) {
+    i64 Q = whole(I, FOUR) / FOUR;
+    int32_t *levels_TQ = malloc((size_t)(T * (Q + 2)) * sizeof(int32_t)), *sum_T = levels_TQ + T * Q;
+    float *scale_T = (float *)(sum_T + T);
+    if (levels_TQ == NULL) return T > 0;
+    const Int8Product product = {levels_TQ, sum_T, scale_T, scale_O, packed, out_TO, Q, O};
+#pragma omp parallel if (T * I * O >= PARALLEL)
+    {
+#pragma omp for schedule(static)
+        for (i64 t = 0; t < T; t++)
+            quantize_row(x_TI + t * I, (int8_t *)(levels_TQ + t * Q), scale_T + t, sum_T + t, I, Q, smallest);
+        add_share(add_tile, &product, T, whole(O, LANES) / LANES, Q, Q);
+    }
+    free(levels_TQ);
+    return 0;
+}

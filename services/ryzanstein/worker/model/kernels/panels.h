@@ -1,0 +1,78 @@
+/* How products with a packed weight are cut into tiles whose sums fit the registers.
+
+   A weight is packed in panels: as many outputs as a register has lanes, all their inputs one after the other. A tile is some
+   rows times some panels. A thread has panels of its own, and multiplies all rows with a few of them while the second level of cache
+   holds these.
+
+   Legend: T rows, I inputs, O outputs. */
+
+#ifndef RYZANSTEIN_PANELS_H
+#define RYZANSTEIN_PANELS_H
+
+#include <omp.h>
+
+#include "lanes.h"
+
+#if LANES == 16 /* 32 registers: 24 sums, 4 of a weight, a row's number */
+#define TILE_ROWS 6
+#define TILE_PANELS 4
+#else
+#define TILE_ROWS 3
+#define TILE_PANELS 2
+#endif
+#define TILE_SINGLE (2 * TILE_PANELS) /* panels for a single row: as many sums at once hide what an instruction takes */
+
+INLINE i64 whole(i64 number, i64 of) { return (number + of - 1) / of * of; }
+
+/* Multiplies inputs `begin` to `end` - 1 of rows from t on with panels from `panel` on. */
+typedef void AddTile(const void *product, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels);
+
+INLINE void add_rows(AddTile *add, const void *product, i64 T, i64 panel, i64 begin, i64 end, const int panels) {
+    i64 tiles = (T + TILE_ROWS - 1) / TILE_ROWS;
+    for (i64 t = 0, rows; t < T; t += rows, tiles--) {
+        rows = (T - t + tiles - 1) / tiles; /* as even as can be */
+        switch (rows) {
+#if TILE_ROWS == 6
+        case 6: add(product, t, panel, begin, end, 6, panels); break;
+        case 5: add(product, t, panel, begin, end, 5, panels); break;
+        case 4: add(product, t, panel, begin, end, 4, panels); break;
+#endif
+        case 3: add(product, t, panel, begin, end, 3, panels); break;
+        case 2: add(product, t, panel, begin, end, 2, panels); break;
+        case 1: add(product, t, panel, begin, end, 1, panels); break;
+        }
+    }
+}
+
+INLINE void add_panels(AddTile *add, const void *product, i64 T, i64 panel, i64 begin, i64 end, i64 panels) {
+    switch (panels) {
+#if TILE_PANELS == 4
+    case 8: add(product, 0, panel, begin, end, 1, 8); break;
+    case 7: add(product, 0, panel, begin, end, 1, 7); break;
+    case 6: add(product, 0, panel, begin, end, 1, 6); break;
+    case 5: add(product, 0, panel, begin, end, 1, 5); break;
+    case 4: add_rows(add, product, T, panel, begin, end, 4); break;
+    case 3: add_rows(add, product, T, panel, begin, end, 3); break;
+#else
+    case 4: add(product, 0, panel, begin, end, 1, 4); break;
+    case 3: add(product, 0, panel, begin, end, 1, 3); break;
+#endif
+    case 2: add_rows(add, product, T, panel, begin, end, 2); break;
+    case 1: add_rows(add, product, T, panel, begin, end, 1); break;
+    }
+}
+
+/* All rows times this thread's share of the panels, `block` inputs at a time. Called by every thread of a team. */
+INLINE void add_share(AddTile *add, const void *product, i64 T, i64 num_panels, i64 num_inputs, i64 block) {
+    i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    i64 panel = num_panels * thread / threads, last = num_panels * (thread + 1) / threads;
+    i64 most = T == 1 ? TILE_SINGLE : TILE_PANELS, tiles = (last - panel + most - 1) / most;
+    for (; tiles > 0; tiles--) {
+        i64 panels = (last - panel + tiles - 1) / tiles;
+        for (i64 i = 0; i < num_inputs; i += block)
+            add_panels(add, product, T, panel, i, i + block < num_inputs ? i + block : num_inputs, panels);
+        panel += panels;
+    }
+}
+
+#endif
