@@ -74,7 +74,7 @@ def test_the_same_numbers_as_llama(
 
 def test_two_ranks_have_half_of_the_heads_each(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
     rename(checkpoint(seed=5, **SHAPE), tmp_path, bias=False)
-    options = RunnerOptions(num_blocks=8)
+    options = RunnerOptions(num_blocks=8, kernels="torch")  # ours round outputs up
     whole, *halves = (
         slice_bytes(tmp_path, TensorParallel(rank, size, LocalCollectives()), options)
         for rank, size in ((0, 1), (0, 2), (1, 2))
