@@ -1,6 +1,8 @@
-"""Why small weights are laid out by inputs: one product of a decode step in both layouts, interleaved.
+"""One product with every kernel that this machine has, interleaved: microseconds by the number of rows.
 
-.venv/bin/python benchmarks/products.py [--threads 2]
+.venv/bin/python benchmarks/products.py [--threads 2] [--shapes 864x288,2560x2048] [--rows 1,8,32,512]
+
+A shape is outputs x inputs. Our own kernels are "packed" and "int8 own".
 """
 
 from __future__ import annotations
@@ -8,42 +10,74 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+import warnings
 
 import torch
-import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
 
-SHAPES = ((1024, 192), (384, 192), (192, 512))
-BATCHES = (1, 8, 32)
-ROUNDS, CALLS = 9, 300
+from ryzanstein.worker.model.kernels.build import library
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.fastest import exact_kernels, worthwhile
+from ryzanstein.worker.model.products.floats import Blocked, ByInputs, ByOutputs, Packed
+from ryzanstein.worker.model.products.half import FbgemmHalfProduct
+from ryzanstein.worker.model.products.int8 import FbgemmKernel, Int8Product, NativeKernel, OneDnnKernel
+
+INT8_NAMES = {NativeKernel: "int8 own", FbgemmKernel: "int8 FBGEMM", OneDnnKernel: "int8 oneDNN"}
+ROUNDS, ROUND_S = 7, 0.02
 
 
-def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    return (time.perf_counter() - began) / CALLS
+def products(weight_OI: torch.Tensor, native: NativeKernels) -> dict[str, Product]:
+    """By name."""
+    kinds = worthwhile(list(dict.fromkeys([*exact_kernels(native), *exact_kernels(None)])), native)
+    return {
+        "by outputs": ByOutputs(weight_OI, None),
+        "by inputs": ByInputs(weight_OI, None),
+        "oneDNN": Blocked(weight_OI, None),
+        "packed": Packed(weight_OI, None, native, torch.float32),
+        "fp16 FBGEMM": FbgemmHalfProduct(weight_OI, None),
+        "fp16 packed": Packed(weight_OI, None, native, torch.float16),
+    } | {INT8_NAMES[kind]: Int8Product(weight_OI, None, kind, native) for kind in kinds}
+
+
+def seconds(product: Product, x_TI: torch.Tensor) -> float:
+    """Of one call, on average over a part of a second."""
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < ROUND_S or not calls:
+        product(x_TI)
+        calls += 1
+    return (time.perf_counter() - began) / calls
 
 
 @torch.inference_mode()
-def compare(num_outputs: int, num_inputs: int, batch: int) -> tuple[float, float]:
-    """Medians in seconds: weights of [outputs, inputs], and of [inputs, outputs]."""
-    x, by_outputs = torch.randn(batch, num_inputs), torch.randn(num_outputs, num_inputs)
-    by_inputs = by_outputs.t().contiguous()
-    calls = (lambda: F.linear(x, by_outputs)), (lambda: torch.mm(x, by_inputs))
-    rounds = [[seconds(call) for call in calls] for _ in range(ROUNDS)]
-    return statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds)
+def measure(shape: tuple[int, int], rows: list[int], native: NativeKernels) -> Table:
+    """Medians of the rounds."""
+    named = products(torch.randn(shape), native)
+    table = Table("us", *(f"{count} rows" for count in rows), title=f"{shape[0]} x {shape[1]}")
+    times: dict[tuple[str, int], list[float]] = {}
+    for _ in range(ROUNDS):
+        for count in rows:
+            x_TI = torch.randn(count, shape[1])
+            for name, product in named.items():
+                times.setdefault((name, count), []).append(seconds(product, x_TI))
+    for name in named:
+        table.add_row(name, *(f"{statistics.median(times[name, count]) * 1e6:,.0f}" for count in rows))
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
-    for num_outputs, num_inputs in SHAPES:
-        for batch in BATCHES:
-            linear_s, mm_s = compare(num_outputs, num_inputs, batch)
-            microseconds = f"{linear_s * 1e6:.1f} / {mm_s * 1e6:.1f} us"
-            print(f"{num_outputs} x {num_inputs}, batch {batch}: {microseconds} ({mm_s / linear_s:.2f})")
+    parser.add_argument("--shapes", default="864x288,2560x2048")
+    parser.add_argument("--rows", default="1,4,8,32,128,512")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore", UserWarning)
+    native = NativeKernels(library())
+    for shape in args.shapes.split(","):
+        num_outputs, num_inputs = map(int, shape.split("x"))
+        Console().print(measure((num_outputs, num_inputs), [int(count) for count in args.rows.split(",")], native))
 
 
 if __name__ == "__main__":

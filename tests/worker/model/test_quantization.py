@@ -194,7 +194,7 @@ def alone_and_together(model_dir: Path, runner: Callable[..., Any], sequences: t
     ]
 
 
-@pytest.mark.parametrize("quantization", ["fp16", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "fp16", "int8"])
 @pytest.mark.parametrize("name", DENSE)
 def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch_of_eight(
     cases: dict[str, Case], runner: Callable[..., Any], sequences: type, name: str, quantization: Quantization

@@ -16,6 +16,7 @@
 #include "lanes.h"
 
 enum { CHUNK = 64 };           /* keys whose scores are held at once: whole vectors of them */
+enum { LINE = 64 };            /* bytes of a line of the caches */
 enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
 
 typedef struct {
@@ -38,14 +39,27 @@ typedef struct {
 
 /* Where the next keys lie, up to a chunk of them. Past the last one its address is repeated, for whole vectors of keys. */
 static i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
-    i64 count = end - first < CHUNK ? end - first : CHUNK;
+    i64 count = end - first < CHUNK ? end - first : CHUNK, slot_bytes = a->C * item_bytes;
     i64 block = first / a->block_size, offset = first % a->block_size;
-    for (i64 j = 0; j < count; j++) {
-        head->keys[j] = a->pages_NC + ((table[block] * a->block_size + offset) * a->C + k * a->D) * item_bytes;
-        if (++offset == a->block_size) offset = 0, block++;
+    for (i64 j = 0; j < count; offset = 0, block++) {
+        const char *key = a->pages_NC + (table[block] * a->block_size + offset) * slot_bytes + k * a->D * item_bytes;
+        for (; offset < a->block_size && j < count; offset++, key += slot_bytes) head->keys[j++] = key;
     }
     for (i64 j = count; j % LANES; j++) head->keys[j] = head->keys[count - 1];
     return count;
+}
+
+/* Asks for the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not foresee where it
+   goes on; of a large one it does. */
+static void prefetch_keys(const Attention *a, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
+    i64 bytes = a->D * item_bytes, slot_bytes = a->C * item_bytes;
+    if (bytes > 4 * LINE) return;
+    for (i64 j = first; j < end && j < first + CHUNK; j++) {
+        i64 slot = table[j / a->block_size] * a->block_size + j % a->block_size;
+        const char *key = a->pages_NC + slot * slot_bytes + k * bytes, *value = key + a->values * item_bytes;
+        for (i64 b = 0; b < bytes; b += LINE) __builtin_prefetch(key + b), __builtin_prefetch(value + b);
+        __builtin_prefetch(key + bytes - 1), __builtin_prefetch(value + bytes - 1);
+    }
 }
 
 /* Scores of `rows` query heads from g on with keys from j on, as many as make a vector of scores: each key is loaded once. */
@@ -134,7 +148,7 @@ INLINE void add_all_values(const Attention *a, Head *head, i64 count, const int 
 }
 
 INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const int half) {
-    const i64 G = a->G, D = a->D;
+    const i64 G = a->G, D = a->D, *table = a->tables_SB + s * a->B;
     Head head;
     head.q_GD = a->q_T + a->rows_S[s] * a->q_stride + k * G * D;
     head.out_GD = a->out_T + a->rows_S[s] * a->out_stride + k * G * D;
@@ -142,7 +156,8 @@ INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const 
     memset(head.out_GD, 0, (size_t)(G * D) * sizeof(float));
     for (i64 g = 0; g < G; g++) head.greatest_G[g] = -3.0e38f, head.total_G[g] = 0;
     for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
-        i64 count = find_keys(a, &head, a->tables_SB + s * a->B, k, first, a->length_S[s], half ? 2 : 4);
+        i64 count = find_keys(a, &head, table, k, first, a->length_S[s], half ? 2 : 4);
+        prefetch_keys(a, table, k, first + CHUNK, a->length_S[s], half ? 2 : 4);
         score_keys(a, &head, count, half);
         if (a->cap > 0) cap_scores(a, &head, count);
         for (i64 g = 0; g < G; g++) soften(&head, count, g, D);

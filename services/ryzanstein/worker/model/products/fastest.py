@@ -48,7 +48,7 @@ class FastestKernels:
     """For each shape the choice with the least product of times over some row counts."""
 
     def __init__(self, native: NativeKernels | None) -> None:
-        self._native, self._types = native, _worthwhile(exact_kernels(native), native)
+        self._native, self._types = native, worthwhile(exact_kernels(native), native)
         self._fastest = cache(self._measure)
 
     def of_shape(self, num_outputs: int, num_inputs: int) -> KernelChoice:
@@ -97,7 +97,7 @@ def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:
     return kernel(levels_TI.float()).item() == _PROBE_INPUTS * _LARGEST**2
 
 
-def _worthwhile(types: list[KernelType], native: NativeKernels | None) -> list[KernelType]:
+def worthwhile(types: list[KernelType], native: NativeKernels | None) -> list[KernelType]:
     """Without those that a small product shows to be hopeless: oneDNN multiplies by a plain loop where it has no kernel for
     the CPU, thousands of times slower, and to measure every shape with it would take minutes."""
     if len(types) == 1:
