@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys, PrefillKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,15 @@ class Paged:
     keys: PagedKeys
 
 
-Segment = Span | Batch | Paged
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Several sequences with several new tokens each, whose keys are read where they lie."""
+
+    kernels: NativeKernels
+    keys: PrefillKeys
+
+
+Segment = Span | Batch | Paged | Prefill
 
 
 def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
@@ -83,6 +91,8 @@ def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scorin
     for segment in segments:
         if isinstance(segment, Paged):
             segment.kernels.attend_paged(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
+        elif isinstance(segment, Prefill):
+            segment.kernels.attend_prefill(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
         elif isinstance(segment, Batch):
             _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
         else:

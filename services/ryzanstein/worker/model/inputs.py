@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import Batch, Paged, Segment, Span, Staged
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.attention import Batch, Paged, Prefill, Segment, Span, Staged
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys, PrefillKeys
 from ryzanstein.worker.model.staging import Placement, Staging
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
@@ -62,7 +62,7 @@ class InputBuilder:
     """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
 
     `view_keys`: single new tokens with that many keys in adjacent slots are not batched, unless the batch can be staged.
-    `kernels` read single new tokens' keys in their blocks; then nothing is batched or staged. `knows_causal`: scores are not
+    `kernels` read keys in their blocks; then nothing is batched, staged or masked. `knows_causal`: scores are not
     capped, so that a whole prompt needs no mask.
     `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
     """
@@ -118,7 +118,8 @@ class InputBuilder:
         single_S = keys.num_new_S == 1
         if self.kernels is not None:
             singles, others = np.flatnonzero(single_S), np.flatnonzero(~single_S)
-            return [*self._spans(keys, others), *([self._paged(keys, singles, self.kernels)] if len(singles) else [])]
+            several = [self._prefill(keys, others, self.kernels)] if len(others) else []
+            return [*several, *([self._paged(keys, singles, self.kernels)] if len(singles) else [])]
         staging = self._staging_for(keys, single_S)
         viewed_S = keys.adjacent_S & (keys.length_S - keys.begin_S >= self.view_keys)
         together_S = single_S if staging is not None else single_S & ~viewed_S
@@ -140,6 +141,11 @@ class InputBuilder:
         found = (keys.first_S, keys.table_SB, keys.begin_S, keys.length_S)
         rows_S, tables_SB, begin_S, length_S = (self._tensor(array[singles]) for array in found)
         return Paged(kernels, PagedKeys(rows_S, tables_SB, begin_S, length_S, self.block_size))
+
+    def _prefill(self, keys: _Keys, several: Integers, kernels: NativeKernels) -> Prefill:
+        found = (keys.first_S, keys.num_new_S, keys.table_SB, keys.length_S)
+        rows_S, num_new_S, tables_SB, length_S = (self._tensor(array[several]) for array in found)
+        return Prefill(kernels, PrefillKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window))
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
         """The staging place, if there is one and the step's single tokens can use it."""

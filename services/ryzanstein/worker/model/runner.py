@@ -122,6 +122,6 @@ class ModelRunner:
 
 
 def _paging(loaded: LoadedModel) -> NativeKernels | None:
-    """The kernels that read a decode batch's keys in their blocks, where they can do so for this model."""
+    """The kernels that read keys in their blocks, where they can do so for this model."""
     kernels, spec = loaded.kernels.native, loaded.spec
     return kernels if kernels is not None and kernels.can_attend(spec.head_dim) and spec.alibi is None else None

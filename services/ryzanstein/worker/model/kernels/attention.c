@@ -13,22 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lanes.h"
+#include "attention.h"
 
 enum { CHUNK = 64 };           /* keys whose scores are held at once: whole vectors of them */
 enum { LINE = 64 };            /* bytes of a line of the caches */
 enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
-
-typedef struct {
-    const float *q_T;       /* queries of a token: H x D, `q_stride` apart */
-    const char *pages_NC;   /* a slot: keys of K heads, and values of K heads from `values` on */
-    const i64 *rows_S;      /* which token of the step is a sequence's new one */
-    const i64 *tables_SB, *begin_S, *length_S; /* blocks; keys `begin` to `length` - 1 are seen */
-    float *out_T;           /* as queries, `out_stride` apart */
-    i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D;
-    i64 half;               /* whether slots hold float16 */
-    float scale, cap;       /* scores: times scale, and where cap > 0 squeezed between -cap and cap */
-} Attention;
 
 /* What one head of one sequence computes with. */
 typedef struct {
@@ -52,11 +41,10 @@ static i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i6
 /* Asks for the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not foresee where it
    goes on; of a large one it does. */
 static void prefetch_keys(const Attention *a, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
-    i64 bytes = a->D * item_bytes, slot_bytes = a->C * item_bytes;
+    i64 bytes = a->D * item_bytes;
     if (bytes > 4 * LINE) return;
     for (i64 j = first; j < end && j < first + CHUNK; j++) {
-        i64 slot = table[j / a->block_size] * a->block_size + j % a->block_size;
-        const char *key = a->pages_NC + slot * slot_bytes + k * bytes, *value = key + a->values * item_bytes;
+        const char *key = key_at(a, table, k, j, item_bytes), *value = key + a->values * item_bytes;
         for (i64 b = 0; b < bytes; b += LINE) __builtin_prefetch(key + b), __builtin_prefetch(value + b);
         __builtin_prefetch(key + bytes - 1), __builtin_prefetch(value + bytes - 1);
     }

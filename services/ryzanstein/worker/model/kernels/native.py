@@ -17,16 +17,22 @@ from torch import Tensor
 
 from ryzanstein.worker.model.layers.rotary import Angles
 
-_RESULTS = {"float_packed_bytes": c_int64, "int8_packed_bytes": c_int64, "int8_product": c_int, "attend_paged": c_int}
+_RESULTS = {
+    "float_packed_bytes": c_int64,
+    "int8_packed_bytes": c_int64,
+    "int8_product": c_int,
+    "attend_paged": c_int,
+    "attend_prefill": c_int,
+}
 _SMALLEST = torch.finfo(torch.float32).tiny
 _LANES = 16  # of the head dimension, computed at once
 
 
 class _Attention(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "pages", "rows", "tables", "begin", "length", "out")),
+        *((name, c_void_p) for name in ("q", "pages", "rows", "num_new", "tables", "begin", "length", "out")),
         *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_blocks", "block_size")),
-        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "half")),
+        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "half", "window")),
         *((name, c_float) for name in ("scale", "cap")),
     )
 
@@ -47,6 +53,7 @@ _SIGNATURES = {
     "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
     "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
     "attend_paged": (POINTER(_Attention),),
+    "attend_prefill": (POINTER(_Attention),),
 }
 
 
@@ -61,6 +68,20 @@ class PagedKeys:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillKeys:
+    """Sequences with several new tokens: first row of the step, number of new tokens, block table, and all keys. int64.
+
+    A new token sees itself and the keys before it, at most `window` with itself."""
+
+    rows_S: Tensor
+    num_new_S: Tensor
+    tables_SB: Tensor
+    length_S: Tensor
+    block_size: int
+    window: int | None
+
+
 class NativeKernels:
     """A loaded library. Tensors must be contiguous in their last dimension; nothing of a shape is checked again here."""
 
@@ -71,7 +92,7 @@ class NativeKernels:
             function.argtypes, function.restype = types, _RESULTS.get(name)
         self._rms_norm, self._rotate_and_store, self._silu_gate = loaded.rms_norm, loaded.rotate_and_store, loaded.silu_gate
         self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
-        self._attend_paged = loaded.attend_paged
+        self._attend_paged, self._attend_prefill = loaded.attend_paged, loaded.attend_prefill
         self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
@@ -165,16 +186,38 @@ class NativeKernels:
         self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. `scoring`: scale and cap of the scores. Raises MemoryError."""
-        scale, cap = scoring
-        num_kv_heads, group, head_dim = q_TKGD.shape[1:]
-        columns = pages_NC.shape[1]
-        arguments = _Attention(
-            *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), keys.tables_SB.data_ptr()),
-            *(keys.begin_S.data_ptr(), keys.length_S.data_ptr(), out_TKGD.data_ptr()),
-            *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
-            *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim),
-            pages_NC.dtype == torch.float16,
-            *(scale, cap or 0.0),
-        )
+        arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         if self._attend_paged(byref(arguments)):
             raise MemoryError("no memory for the scores of attention")
+
+    def attend_prefill(
+        self, q_TKGD: Tensor, pages_NC: Tensor, keys: PrefillKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
+    ) -> None:
+        """As `attend_paged`. Raises MemoryError."""
+        arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
+        if self._attend_prefill(byref(arguments)):
+            raise MemoryError("no memory for the scores of attention")
+
+
+def _arguments(
+    q_TKGD: Tensor,
+    pages_NC: Tensor,
+    keys: PagedKeys | PrefillKeys,
+    scoring: tuple[float, float | None],
+    out_TKGD: Tensor,
+) -> _Attention:
+    scale, cap = scoring
+    num_kv_heads, group, head_dim = q_TKGD.shape[1:]
+    columns = pages_NC.shape[1]
+    num_new, begin, window = (
+        (keys.num_new_S.data_ptr(), None, keys.window)
+        if isinstance(keys, PrefillKeys)
+        else (None, keys.begin_S.data_ptr(), None)
+    )
+    return _Attention(
+        *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), num_new),
+        *(keys.tables_SB.data_ptr(), begin, keys.length_S.data_ptr(), out_TKGD.data_ptr()),
+        *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
+        *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim),
+        *(pages_NC.dtype == torch.float16, window or 0, scale, cap or 0.0),
+    )
