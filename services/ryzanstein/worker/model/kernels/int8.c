@@ -95,17 +95,9 @@ INLINE void add_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
     finish_tile(p, t, panel, rows, panels, sum);
 }
 
-/* scale = max(|x|) / 127, NaN where the row has a NaN or an infinity; levels of x / scale and their sum. Padding is 0. */
+/* Levels of x / scale and their sum. Padding is 0. */
 static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t *sum, i64 I, i64 Q, float smallest) {
-    float largest = 0, invalid = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : invalid)
-    for (i64 i = 0; i < I; i++) {
-        float size = fabsf(x_I[i]);
-        largest = size > largest ? size : largest;
-        invalid += x_I[i] * 0.0f;
-    }
-    float step = largest / 127.0f;
-    *scale = (step < smallest ? smallest : step) + invalid;
+    *scale = row_scale(x_I, I, smallest);
     int32_t total = 0;
 #pragma omp simd reduction(+ : total)
     for (i64 i = 0; i < I; i++) {

@@ -1,4 +1,4 @@
-/* As many floats as a register holds, and the exponential of one: what the kernels are written with.
+/* As many floats as a register holds, the exponential of one, the scale of a row: what the kernels are written with.
 
    Vectors are those of GCC 12 and clang 15, so that one source serves every CPU. */
 
@@ -9,6 +9,7 @@
 #error "GCC 12 or clang 15 is needed, or a later one"
 #endif
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __x86_64__
@@ -137,6 +138,19 @@ INLINE float exponential(float x) {
     p = p * r * r + r + 1.0f;
     Float power = {.bits = (turns.bits + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.value;
+}
+
+/* The scale of a row in 8 bits: max(|x|) / 127, NaN where the row has a NaN or an infinity. */
+static inline float row_scale(const float *x, i64 E, float smallest) {
+    float largest = 0, invalid = 0;
+#pragma omp simd reduction(max : largest) reduction(+ : invalid)
+    for (i64 e = 0; e < E; e++) {
+        float size = fabsf(x[e]);
+        largest = size > largest ? size : largest;
+        invalid += x[e] * 0.0f;
+    }
+    float scale = largest / 127.0f;
+    return (scale < smallest ? smallest : scale) + invalid;
 }
 
 #endif

@@ -78,19 +78,6 @@ void silu_gate(const float *gate_up_T2E, float *out_TE, i64 T, i64 E) {
     }
 }
 
-/* scale = max(|x|) / 127 of each row, NaN where the row has a NaN or an infinity. */
-static inline float row_scale(const float *x, i64 E, float smallest) {
-    float largest = 0, invalid = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : invalid)
-    for (i64 e = 0; e < E; e++) {
-        float size = fabsf(x[e]);
-        largest = size > largest ? size : largest;
-        invalid += x[e] * 0.0f;
-    }
-    float scale = largest / 127.0f;
-    return (scale < smallest ? smallest : scale) + invalid;
-}
-
 void quantize_to_float(const float *x_TE, float *levels_TE, float *scale_T, i64 T, i64 E, float smallest) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
     for (i64 t = 0; t < T; t++) {
