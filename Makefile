@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test up bench lint types protos manifests clean
+.PHONY: help setup parts run test up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends
 
 test: setup ## Pass the tests
 	$(BIN)/python -m pytest
+
+parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, haproxy, iproute2, nftables (apt)
+	bash .ci/parts
 
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
