@@ -19,7 +19,18 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
         "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
-        "bench": ("ryzanstein.worker.benchmarks", "Measure: `bench engine | collectives | machine | suite | compare`."),
+        "bench": (
+            "ryzanstein.worker.benchmarks",
+            "Measure: `bench engine | collectives | machine | suite | compare`, and besides the worker `bench router | failover`.",
+        ),
+    }
+)
+
+# Benchmarks of other programs than the worker, by the first argument of `bench`.
+BENCHMARKS: Mapping[str, str] = MappingProxyType(
+    {
+        "router": "ryzanstein.router.benchmarks",
+        "failover": "ryzanstein.chaos",
     }
 )
 
@@ -35,4 +46,7 @@ def add_programs(app: typer.Typer) -> None:
 def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
     @app.command(name, help=help_text, context_settings=_PASS_ON, add_help_option=False)
     def become(context: typer.Context) -> None:
-        os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+        program, arguments = module, context.args
+        if name == "bench" and arguments and arguments[0] in BENCHMARKS:
+            program, arguments = BENCHMARKS[arguments[0]], arguments[1:]
+        os.execv(sys.executable, [sys.executable, "-m", program, *arguments])
