@@ -48,11 +48,12 @@ class Campaign:
     _seen: dict[str, list[Observation]] = field(default_factory=dict)
 
     async def run(self) -> Results:
-        """Runs that failed in the laboratory itself are tried again on a new cluster, a few times."""
+        """Runs that failed in the laboratory itself are tried again on a new cluster, as long as that helps, a few times."""
         for layout, faults in by_layout(self.order.faults):
             possible = [fault for fault in faults if self._possible(fault)]
             for _ in range(_MAX_REBUILDS):
-                if self._left(possible) and await self._on_a_stage(layout, possible):
+                left = self._left(possible)
+                if not left or await self._on_a_stage(layout, possible) or left == self._left(possible):
                     break
         for fault in self.order.faults:
             if seen := self._seen.get(fault.name):
