@@ -88,12 +88,16 @@ class AttemptRun:
         self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
         self._tell = tell
         self._worked = False
+        self._submitted_at: float | None = None
 
     def submitted(self, at: float) -> None:
+        self._submitted_at = at
         if self.on_submitted is not None:
             self.on_submitted(at)
 
     def accepted(self, prompt_tokens: int) -> None:
+        if self._submitted_at is not None:
+            self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
         self._generation.start(self.node_id, prompt_tokens)
 
     def token(self, choice: int, index: int, token: Token) -> None:

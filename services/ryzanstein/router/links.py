@@ -21,6 +21,7 @@ from ryzanstein.router.core import ServedModel
 from ryzanstein.router.delivery import AttemptSink
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.link import CLOSED, NodeLink
+from ryzanstein.router.link_report import LinkLoss, LinkReport, RecentLosses
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -45,7 +46,7 @@ class Links:
     """The links of a router. `follow` membership; `close` in the end."""
 
     def __init__(self, router_id: str, thresholds: Thresholds, telemetry: Telemetry) -> None:
-        self._router_id = router_id
+        self.router_id = router_id
         self._thresholds = thresholds
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
@@ -54,6 +55,8 @@ class Links:
         self._nodes: dict[str, NodeLink] = {}
         self._breakers: dict[str, Breaker] = {}
         self._draining: frozenset[str] = frozenset()
+        self._suspected: set[str] = set()
+        self._losses = RecentLosses()
         self._changed = asyncio.Event()
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
@@ -73,7 +76,7 @@ class Links:
         self._notify()
 
     def _open(self, address: str) -> None:
-        link = NodeLink(address, self._router_id, self._thresholds, self)
+        link = NodeLink(address, self.router_id, self._thresholds, self)
         task = self._loop.create_task(link.run())
         self._tasks[link] = task
         task.add_done_callback(lambda task: self._gone(link, task))
@@ -94,6 +97,7 @@ class Links:
         for node_id in [name for name, known in self._nodes.items() if known is link and name != but]:
             del self._nodes[node_id]
             del self._breakers[node_id]
+            self._suspected.discard(node_id)
             self._telemetry.forget_node(node_id)
 
     async def close(self) -> None:
@@ -116,6 +120,29 @@ class Links:
             link.suspected,
             link.node_id in self._draining,
         )
+
+    def reports(self) -> list[LinkReport]:
+        """Every link at this moment, by node id, for people."""
+        links = sorted(self._tasks, key=lambda link: (link.node_id, link.address))
+        return [self._report(link) for link in links]
+
+    def _report(self, link: NodeLink) -> LinkReport:
+        breaker = self._breakers.get(link.node_id)
+        return LinkReport(
+            link.node_id,
+            link.address,
+            link.connected,
+            link.suspicion,
+            BreakerState.CLOSED if breaker is None else breaker.state,
+            link.inflight,
+            link.beat.state,
+            link.beat.reason,
+        )
+
+    @property
+    def recent_losses(self) -> tuple[LinkLoss, ...]:
+        """Oldest first."""
+        return self._losses.all
 
     def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
         """Sends an attempt to a node of the last snapshot."""
@@ -177,6 +204,7 @@ class Links:
             self._telemetry.breaker.labels(node_id).set(BreakerState.CLOSED.value)
         if restarted:
             self._breakers[node_id].reset()
+        self._telemetry.know_node(node_id)
         self._telemetry.link_up.labels(node_id).set(1)
         self._notify()
 
@@ -185,12 +213,29 @@ class Links:
             if (breaker := self._breakers.get(link.node_id)) is not None:
                 breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()
+            self._losses.add(link.node_id, cause, link.inflight)
+        self._trust(link)
         if self._nodes.get(link.node_id) is link:
             self._telemetry.link_up.labels(link.node_id).set(0)
         self._notify()
 
     def link_changed(self, link: NodeLink) -> None:
+        if link.suspected:
+            self._suspect(link)
+        else:
+            self._trust(link)
         self._notify()
+
+    def _suspect(self, link: NodeLink) -> None:
+        if link.node_id not in self._suspected:
+            self._suspected.add(link.node_id)
+            self._telemetry.suspicions.labels(link.node_id, link.suspicion).inc()
+            self._telemetry.suspected.labels(link.node_id).set(1)
+
+    def _trust(self, link: NodeLink) -> None:
+        if link.node_id in self._suspected:
+            self._suspected.discard(link.node_id)
+            self._telemetry.suspected.labels(link.node_id).set(0)
 
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)

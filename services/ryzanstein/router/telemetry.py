@@ -11,6 +11,11 @@ from ryzanstein.metrics import (
     new_registry,
 )
 
+# Counters that alerts look at exist from the start: `increase()` of a series whose first value is 1 does not see that 1.
+LINK_LOSS_CAUSES = ("link_lost", "silence", "protocol")
+SUSPICION_CAUSES = ("silence", "stall")
+FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure")
+
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
 
 
@@ -52,12 +57,28 @@ class Telemetry:
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
+        self.suspected = gauge("node_suspected", "1: the node is silent or its work does not move", "node_id")
+        self.accept = histogram(
+            "time_to_accept", "Attempt sent to the node's word that it took it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
+        )
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
+        for cause in FAILOVER_CAUSES:
+            self.failovers.labels(cause)
+
+    def know_node(self, node_id: str) -> None:
+        """A node is linked: its counters exist before the first loss."""
+        self.suspected.labels(node_id).set(0)
+        for cause in LINK_LOSS_CAUSES:
+            self.link_losses.labels(node_id, cause)
+        for cause in SUSPICION_CAUSES:
+            self.suspicions.labels(node_id, cause)
+
     def forget_node(self, node_id: str) -> None:
         """Drops the states of a node that is gone; what it did stays counted."""
-        for metric in (self.link_up, self.breaker):
+        for metric in (self.link_up, self.breaker, self.suspected):
             metric.remove(node_id)

@@ -6,6 +6,8 @@ One model at a time. The node asks for its state; whoever waits for a change is 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 NO_MODEL = "no model is loaded"
+MAX_LOSSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Serving:
 class ModelHost:
     """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss.
 
-    `on_gone` hears why everything that ran is gone, and whether that is the node's fault.
+    `on_gone` hears why everything that ran is gone, and whether that is the node's fault. `recent_losses` come with the Unix
+    seconds at which the ranks were lost.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class ModelHost:
         self.text: TextModel | None = None
         self.serving: Serving | None = None
         self.losses = 0
+        self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
     async def load(self, choice: ModelChoice) -> None:
         """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read."""
@@ -124,6 +129,7 @@ class ModelHost:
         self._telemetry.rank_losses.labels(loss.cause.value.lower(), str(loss.rank)).inc()
         self.serving = None
         self.losses += 1
+        self.recent_losses.append((time.time(), loss))
         if self.state is not NodeState.FAILED:
             self._become(NodeState.RECOVERING, loss.message)
         error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})

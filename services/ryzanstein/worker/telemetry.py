@@ -10,6 +10,7 @@ from ryzanstein.cluster import NodeState
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -74,6 +75,8 @@ class Telemetry:
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
+            for cause in LossCause:  # so that `increase()` sees the first loss
+                self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 
     def ranks_gone(self) -> None:
         """New ranks will count from zero."""

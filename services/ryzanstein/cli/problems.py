@@ -1,0 +1,46 @@
+"""What is wrong in a cluster, one line per problem, worst first: what a person should see before any table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView
+from ryzanstein.cluster import NodeState
+
+STILL_S = 1.0
+_AT_REST = frozenset({"idle", "profile"})
+
+
+def problems(view: ClusterView) -> list[str]:
+    """Empty: nothing that could be asked complained."""
+    found = [f"{service} does not answer: {error}" for service, error in view.errors.items()]
+    if "router" not in view.errors and not any(model.ready_nodes for model in view.models):
+        found.append("no node is ready: every request waits, then fails with NO_NODES")
+    for node in view.nodes:
+        found += _of_node(node, "orchestrator" not in view.errors)
+    for link in view.router.links:
+        found += _of_link(view.router.router_id, link)
+    return found
+
+
+def _of_node(view: NodeView, members_known: bool) -> Iterator[str]:
+    name = view.node.node_id
+    if view.error:
+        yield f"{name} does not answer: {view.error}"
+    elif view.node.state is not NodeState.READY or view.reason:
+        yield f"{name} is {view.node.state.name}" + (f": {view.reason}" if view.reason else "")
+    if members_known and not view.member:
+        yield f"{name} is linked but no member: it has no lease at the orchestrator"
+    for rank in view.ranks:
+        if rank.phase not in _AT_REST and rank.since_progress_s >= STILL_S:
+            yield f"{name} rank {rank.rank} has not moved for {rank.since_progress_s:.1f} s, in {rank.phase}"
+
+
+def _of_link(router_id: str, link: LinkView) -> Iterator[str]:
+    name = link.node_id or link.address
+    if not link.up:
+        yield f"{router_id} has no link to {name}"
+    if link.suspicion:
+        yield f"{router_id} suspects {name}: {link.suspicion}"
+    if link.breaker != "closed":
+        yield f"{router_id} keeps the breaker of {name} {link.breaker.replace('_', '-')}"
