@@ -30,7 +30,7 @@ MODELS = (ModelView("demo", 512, 1),)
 def view(node: NodeView | None = None, link: LinkView = FINE, **parts: object) -> ClusterView:
     router = RouterView("router-0", (link,), (LinkLossView(time.time() - 3, "node-0", "silence", 4),))
     nodes = (NodeView(READY, (IDLE,)) if node is None else node,)
-    return ClusterView(**{"nodes": nodes, "router": router, "models": MODELS, **parts})  # type: ignore[arg-type]
+    return ClusterView(**({"nodes": nodes, "router": router, "models": MODELS} | parts))  # type: ignore[arg-type]
 
 
 def test_a_healthy_idle_cluster_has_no_problems() -> None:
@@ -54,10 +54,19 @@ def test_a_rank_that_stands_still_in_a_collective_is_named() -> None:
 def test_suspicion_breaker_and_a_missing_link_are_told_of_the_router() -> None:
     bad = LinkView("node-0", "10.0.0.1:50061", False, "silence", "half_open", 0, NodeState.READY, "")
     assert problems(view(link=bad)) == [
-        "router-0 has no link to node-0",
+        "router-0 has no link to node-0: silence",
         "router-0 suspects node-0: silence",
         "router-0 keeps the breaker of node-0 half-open",
     ]
+
+
+def test_a_node_that_was_lost_and_is_no_member_any_more_is_missed_for_a_while() -> None:
+    def losses(ago_s: float) -> ClusterView:
+        loss = LinkLossView(time.time() - ago_s, "node-1", "link_lost", 2)
+        return view(router=RouterView("router-0", (FINE,), (loss,)))
+
+    assert problems(losses(5)) == ["router-0 has no link to node-1: link_lost"]
+    assert problems(losses(3600)) == []
 
 
 def test_a_linked_node_without_a_lease_is_a_problem_only_when_the_orchestrator_could_say_so() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
-from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView
+from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView, RouterView
 from ryzanstein.cluster import NodeState
 
 STILL_S = 1.0
+MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was taken away
 _AT_REST = frozenset({"idle", "profile"})
 
 
@@ -18,6 +20,7 @@ def problems(view: ClusterView) -> list[str]:
         found.append("no node is ready: every request waits, then fails with NO_NODES")
     for node in view.nodes:
         found += _of_node(node, "orchestrator" not in view.errors)
+    found += _unlinked(view.router)
     for link in view.router.links:
         found += _of_link(view.router.router_id, link)
     return found
@@ -36,10 +39,18 @@ def _of_node(view: NodeView, members_known: bool) -> Iterator[str]:
             yield f"{name} rank {rank.rank} has not moved for {rank.since_progress_s:.1f} s, in {rank.phase}"
 
 
+def _unlinked(router: RouterView) -> Iterator[str]:
+    """Links that are down, and nodes that were lost lately and are no members any more."""
+    last = {loss.node_id: loss for loss in router.recent_losses if loss.time > time.time() - MISSED_S}
+    linked = {link.node_id for link in router.links}
+    down = [link.node_id or link.address for link in router.links if not link.up]
+    for name in [*down, *(node_id for node_id in last if node_id not in linked)]:
+        why = f": {last[name].cause}" if name in last else ""
+        yield f"{router.router_id} has no link to {name}{why}"
+
+
 def _of_link(router_id: str, link: LinkView) -> Iterator[str]:
     name = link.node_id or link.address
-    if not link.up:
-        yield f"{router_id} has no link to {name}"
     if link.suspicion:
         yield f"{router_id} suspects {name}: {link.suspicion}"
     if link.breaker != "closed":
