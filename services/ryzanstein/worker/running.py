@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from opentelemetry.trace import Span
 
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
@@ -127,7 +127,9 @@ class RunningGenerations:
         for failed in events.failed:
             if (generation := self._groups.get(failed.group)) is not None:
                 error = RyzansteinError(failed.message, Code(failed.code), failed.reason)
-                self.fail(generation, error, node_fault=failed.code == Code.INTERNAL)
+                # The ranks were asked whose fault those are: see engine.probe.
+                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
+                self.fail(generation, error, node_fault=node_fault)
         for link in links.values():
             link.end_step(events.step)
             if link.closed:

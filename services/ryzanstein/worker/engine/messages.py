@@ -73,6 +73,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: int  # ... and found
     prefill_tokens: int
     decode_tokens: int
+    memory_retries: int = 0  # steps that were given up for want of memory, and done in smaller parts
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

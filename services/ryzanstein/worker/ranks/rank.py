@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Never
 
+from ryzanstein.worker.engine.probe import RanksUnsound
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.ranks.board import RankBoard
@@ -48,7 +49,7 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         return 0
     except Exception as error:
         _log(start.spec, start.rank).exception("rank failed")
-        agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024]))
+        agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024], isinstance(error, RanksUnsound)))
         return 1
 
 
@@ -75,7 +76,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
     agent.send(ready)
     if start.rank > 0:
-        loops.follow(plans[0], runner, board, recorder)
+        loops.Follower(runner, board, recorder).run(plans[0])
     executor = loops.RankExecutor(runner, board, plans, recorder)
     loops.Lead(agent, Engine(loops.engine_settings(start.spec, ready.num_blocks), executor), executor).run()
 
