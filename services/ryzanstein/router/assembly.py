@@ -19,9 +19,8 @@ from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.sqlite import SqliteSessions
-from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.opened import open_sessions, session_bounds
+from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.view import ClusterView
@@ -52,14 +51,13 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
-        sessions = await _open_sessions(settings, telemetry)
-        stack.push_async_callback(sessions.close)
+        sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         links = Links(router_id, _thresholds(settings), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
         stack.push_async_callback(claimed.close)
-        turns = Turns(sessions, _session_bounds(settings), telemetry, claimed)
+        turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
         core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
@@ -73,20 +71,6 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
     return server
-
-
-async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
-    bounds, evicted = _session_bounds(settings), telemetry.sessions_evicted.inc
-    if settings.session_store == "memory":
-        return MemorySessions(bounds, evicted)
-    if settings.session_store == "sqlite":
-        return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, evicted)
-    # An optional dependency: only who uses it has it installed.
-    from ryzanstein.router.redis_client import redis_client
-    from ryzanstein.router.sessions.redis import RedisSessions
-
-    client = redis_client(settings.redis_url.get_secret_value())
-    return await RedisSessions.open(client, settings.redis_prefix, bounds, evicted)
 
 
 @contextlib.asynccontextmanager
@@ -115,10 +99,6 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
         stall_s=settings.stall_s,
         stall_steps=settings.stall_steps,
     )
-
-
-def _session_bounds(settings: RouterSettings) -> SessionBounds:
-    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
 
 
 def _policy(settings: RouterSettings) -> CorePolicy:

@@ -34,6 +34,13 @@ class RouterSettings(ServiceSettings):
     max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
     max_session_messages: int = Field(2048, ge=2)
     max_session_chars: int = Field(1_000_000, ge=1)
+    store_wait_s: float = Field(
+        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it goes on without it"
+    )
+    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for when the store fails")
+    store_recent_chars: int = Field(64_000_000, ge=0, description="and at most so many characters of them")
+    store_backlog_writes: int = Field(10_000, ge=1, description="writes that may wait for a store that fails")
+    store_backlog_chars: int = Field(64_000_000, ge=1, description="and at most so many characters")
     claim_ttl_s: float = Field(
         6.0, ge=0.5, le=300, description="how long a session stays busy after the router that answers in it has died"
     )

@@ -55,6 +55,11 @@ class Telemetry:
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
+        self.store_outages = counter("store_outages", "Times that the session store began to fail")
+        self.store_backlog = gauge("store_backlog", "Writes of sessions that wait for the store")
+        self.store_from_memory = counter("store_from_memory", "Sessions read from memory while the store failed")
+        self.store_lost_writes = counter("store_lost_writes", "Writes of sessions that the store never took", "cause")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
     def forget_node(self, node_id: str) -> None:
