@@ -13,6 +13,7 @@ from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.links import Links
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
@@ -114,4 +115,5 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         settings.default_deadline_s,
         settings.reattach_window_s,
         settings.max_retained_tokens,
+        HedgePolicy(settings.hedge_share, settings.hedge_min),
     )

@@ -58,6 +58,8 @@ class RouterSettings(ServiceSettings):
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
 
+    hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
+    hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
     suspect_phi: float = Field(3.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
     dead_grace_s: float = Field(0.5, ge=0)

@@ -49,6 +49,7 @@ class Telemetry:
         self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
         self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
+        self.hedges_running = gauge("hedges_running", "Generations that have a backup beside their first attempt")
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
