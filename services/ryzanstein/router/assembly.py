@@ -13,14 +13,15 @@ from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.links import Links
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
-from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.sqlite import SqliteSessions
-from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.claimed import Claimed
+from ryzanstein.router.sessions.opened import open_sessions, session_bounds
+from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
@@ -54,12 +55,14 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
-        sessions = await _open_sessions(settings, telemetry)
-        stack.push_async_callback(sessions.close)
+        sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         links = Links(router_id, _thresholds(settings), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
-        core = RouterCore(links, Turns(sessions, _session_bounds(settings), telemetry), _policy(settings), telemetry, tracing)
+        claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
+        stack.push_async_callback(claimed.close)
+        turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
+        core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
@@ -73,13 +76,6 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     return server
-
-
-async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
-    bounds = _session_bounds(settings)
-    if settings.session_store == "memory":
-        return MemorySessions(bounds, telemetry.sessions_evicted.inc)
-    return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, telemetry.sessions_evicted.inc)
 
 
 @contextlib.asynccontextmanager
@@ -110,10 +106,6 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
     )
 
 
-def _session_bounds(settings: RouterSettings) -> SessionBounds:
-    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
-
-
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
         RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
@@ -127,4 +119,5 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         settings.default_deadline_s,
         settings.reattach_window_s,
         settings.max_retained_tokens,
+        HedgePolicy(settings.hedge_share, settings.hedge_min),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.router.redis_url import checked_redis_url
 
 
 class RouterSettings(ServiceSettings):
@@ -21,10 +22,28 @@ class RouterSettings(ServiceSettings):
     nodes: str = Field("", description="host:port of nodes, separated by commas, known besides the orchestrator's")
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
 
-    session_store: Literal["sqlite", "memory"] = Field("sqlite", description="memory forgets at a restart")
+    session_store: Literal["sqlite", "redis", "memory"] = Field(
+        "sqlite", description="sqlite: a file in state_dir; redis: for routers on several hosts; memory forgets at a restart"
+    )
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://[user:password@]host[:port][/database], rediss:// with TLS, unix://path; "
+        "give it in the environment, where other users of the machine do not see it",
+    )
+    redis_prefix: str = Field("ryzanstein:", max_length=64, description="begins every key, so that clusters can share a server")
     max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
     max_session_messages: int = Field(2048, ge=2)
     max_session_chars: int = Field(1_000_000, ge=1)
+    store_wait_s: float = Field(
+        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it goes on without it"
+    )
+    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for when the store fails")
+    store_recent_chars: int = Field(64_000_000, ge=0, description="and at most so many characters of them")
+    store_backlog_writes: int = Field(10_000, ge=1, description="writes that may wait for a store that fails")
+    store_backlog_chars: int = Field(64_000_000, ge=1, description="and at most so many characters")
+    claim_ttl_s: float = Field(
+        6.0, ge=0.5, le=300, description="how long a session stays busy after the router that answers in it has died"
+    )
 
     max_running: int = Field(4096, ge=1, description="generations at once")
     max_waiting: int = Field(1024, ge=1, description="generations per model that no node has accepted yet")
@@ -39,9 +58,22 @@ class RouterSettings(ServiceSettings):
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
 
+    hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
+    hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
     suspect_phi: float = Field(3.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
     dead_grace_s: float = Field(0.5, ge=0)
     beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation assumed of a node's beats")
     stall_s: float = Field(2.0, gt=0, description="least time without a step, with work pending, that is a stall")
     stall_steps: float = Field(10.0, gt=0, description="and at least so many times a usual step")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis_url(cls, url: SecretStr) -> SecretStr:
+        return SecretStr(checked_redis_url(url.get_secret_value())) if url.get_secret_value() else url
+
+    @model_validator(mode="after")
+    def _redis_has_a_url(self) -> Self:
+        if self.session_store == "redis" and not self.redis_url.get_secret_value():
+            raise ValueError("session_store redis needs redis_url")
+        return self

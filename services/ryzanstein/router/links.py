@@ -150,6 +150,11 @@ class Links:
         self._breakers[node_id].sent()
         return Placement(link, node_id, link.submit(attempt, sink))
 
+    def punctual(self, node_id: str) -> bool:
+        """Its last sign is no older than usual."""
+        link = self._nodes.get(node_id)
+        return link is not None and link.punctual
+
     def breaker(self, node_id: str) -> Breaker | None:
         """None when the node is gone for good."""
         return self._breakers.get(node_id)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -20,6 +20,7 @@ from ryzanstein.router.admission import Admission, Limits
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.generations import Generations
+from ryzanstein.router.hedge_budget import HedgeBudget, HedgePolicy
 from ryzanstein.router.links import Links
 from ryzanstein.router.runner import Runner, RunnerPolicy
 from ryzanstein.router.sessions.turn import Turn, Turns
@@ -40,6 +41,7 @@ class CorePolicy:
     deadline_s: float = 600.0
     reattach_window_s: float = 30.0
     max_retained_tokens: int = 1_000_000
+    hedges: HedgePolicy = field(default_factory=HedgePolicy)
 
 
 class RouterCore:
@@ -54,6 +56,7 @@ class RouterCore:
         self._admission = Admission(policy.limits, telemetry)
         self._generations = Generations(policy.reattach_window_s, policy.max_retained_tokens, self._stop, telemetry)
         self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
+        self._hedges = HedgeBudget(policy.hedges, self._running.__len__, telemetry)
 
     @property
     def ready(self) -> bool:
@@ -70,13 +73,14 @@ class RouterCore:
         """See `Core.submit`."""
         request.sampling.validate()
         self._admission.check_size(request.prompt)
-        request, turn = await self._turns.open(request)
+        generation_id = uuid.uuid4().hex
+        request, turn = await self._turns.open(request, generation_id)
         try:
             request = self._completed(request)
             self._admission.check_room(len(self._running), self._generations.waiting(request.model))
             if turn is not None:
                 await turn.ensure(request.model)
-            return self._launch(request, turn)
+            return self._launch(generation_id, request, turn)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -136,8 +140,7 @@ class RouterCore:
             raise errors.invalid("model", f"must be given, the cluster serves {', '.join(sorted(known))}"[:256])
         return next(iter(known))
 
-    def _launch(self, request: GenerationRequest, turn: Turn | None) -> str:
-        generation_id = uuid.uuid4().hex
+    def _launch(self, generation_id: str, request: GenerationRequest, turn: Turn | None) -> str:
         span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
         request = replace(request, traceparent=traceparent(span, request.traceparent))
         generation = Generation(generation_id, request, self._generations)
@@ -159,7 +162,7 @@ class RouterCore:
         with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
             try:
                 async with asyncio.timeout((request.deadline or 0.0) - time.time()):
-                    await Runner(generation, self._links, self._policy.runner, self._telemetry).run()
+                    await Runner(generation, self._links, self._policy.runner, self._hedges, self._telemetry).run()
             except TimeoutError:
                 return errors.deadline_exceeded()
             except RyzansteinError as error:

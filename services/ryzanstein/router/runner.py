@@ -30,6 +30,7 @@ from ryzanstein.router.attempt import (
 from ryzanstein.router.choose import affinity, candidates
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.hedge_budget import HedgeBudget
 from ryzanstein.router.links import Links
 from ryzanstein.router.telemetry import Telemetry
 
@@ -64,10 +65,14 @@ class _Reroute:
 class Runner:
     """Runs one generation. `run` it once, as a task; cancelling it cancels the generation on its nodes."""
 
-    def __init__(self, generation: Generation, links: Links, policy: RunnerPolicy, telemetry: Telemetry) -> None:
+    def __init__(
+        self, generation: Generation, links: Links, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: Telemetry
+    ) -> None:
         self._generation = generation
         self._links = links
         self._policy = policy
+        self._hedges = hedges
+        self._racing = False
         self._telemetry = telemetry
         self._wish = affinity(generation.request)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
@@ -83,9 +88,19 @@ class Runner:
             await self._place(None)
             while not self._generation.log.complete:
                 await self._handle(await self._events.get())
+                if len(self._runs) < 2:
+                    self._end_race()
         finally:
             for run in self._runs:
                 self._abandon(run)
+                self._hedges.forget(run)
+            self._runs.clear()
+            self._end_race()
+
+    def _end_race(self) -> None:
+        if self._racing:
+            self._racing = False
+            self._hedges.give()
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -198,17 +213,23 @@ class Runner:
         return errors.no_nodes(self._generation.request.model, f"{self._fruitless} attempts failed ({cause})")
 
     def _hedge(self, suspicion: Suspected) -> None:
+        """A backup must itself be on time: in a cluster that is slow as a whole, or after a pause of this router, one
+        backup more would only be more work. The node is not told to be suspect twice, so this looks again by itself."""
+        run = suspicion.run
         if len(self._runs) > 1:
             return
-        nodes = self._candidates(suspicion.run.node_id)
+        nodes = [node_id for node_id in self._candidates(run.node_id) if self._links.punctual(node_id)]
         if not nodes:
-            # There may be a backup a moment later, and the node is not told to be suspect twice.
-            if suspicion.run.suspect:
+            if run.suspect:
                 asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._events.put_nowait, suspicion)
+        elif not self._hedges.take():
+            again = partial(self._events.put_nowait, suspicion)
+            self._hedges.wait(run, lambda: run in self._runs and run.suspect, again)
         else:
+            self._racing = True
             self._telemetry.hedges.labels("started").inc()
-            suspicion.run.race()
-            self._start(nodes[0], _Reroute(suspicion.cause, suspicion.run.node_id, suspicion.at), hedge=True)
+            run.race()
+            self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
 
     def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:
         generation = self._generation

@@ -54,6 +54,7 @@ class Telemetry:
         self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
         self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
+        self.hedges_running = gauge("hedges_running", "Generations that have a backup beside their first attempt")
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
@@ -65,6 +66,11 @@ class Telemetry:
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
+        self.store_outages = counter("store_outages", "Times that the session store began to fail")
+        self.store_backlog = gauge("store_backlog", "Writes of sessions that wait for the store")
+        self.store_from_memory = counter("store_from_memory", "Sessions read from memory while the store failed")
+        self.store_lost_writes = counter("store_lost_writes", "Writes of sessions that the store never took", "cause")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
         for cause in FAILOVER_CAUSES:

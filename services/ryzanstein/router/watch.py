@@ -16,6 +16,8 @@ SILENCE = "silence"
 STALL = "stall"
 # A timer that fires so late says that this router was paused, and that the node's beats may lie unread in its sockets.
 _LATE_S = 0.05
+# One beat in ten comes so late.
+_LATE_PHI = 1.0
 
 
 class Level(IntEnum):
@@ -44,6 +46,11 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def punctual(self) -> bool:
+        """Nothing is late yet, let alone suspect."""
+        return self.level is Level.FINE and self._beats.phi(self._loop.time()) < _LATE_PHI
 
     def beat(self, beat: Beat) -> None:
         now = self._loop.time()
