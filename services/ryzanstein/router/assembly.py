@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
+from ryzanstein.router.choosing import make_chooser
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.links import Links
@@ -53,7 +54,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await _open_sessions(settings, telemetry)
         stack.push_async_callback(sessions.close)
-        links = Links(router_id, _thresholds(settings), telemetry)
+        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         core = RouterCore(links, Turns(sessions, _session_bounds(settings), telemetry), _policy(settings), telemetry, tracing)
@@ -112,7 +113,7 @@ def _session_bounds(settings: RouterSettings) -> SessionBounds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts),
         Limits(
             settings.max_running,
             settings.max_waiting,

@@ -55,6 +55,12 @@ class Telemetry:
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.choices = counter("choices", "Nodes chosen for attempts, by why that one", "model", "policy", "outcome")
+        self.policy = gauge("policy", "1: requests for the model follow this policy now", "model", "policy")
+        self.policy_switches = counter("policy_switches", "Automatic changes of policy", "model", "policy")
+        self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
+        self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
+        self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
     def forget_node(self, node_id: str) -> None:
