@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
+from ryzanstein.router.choosing import make_chooser
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
@@ -56,7 +57,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
-        links = Links(router_id, _thresholds(settings), telemetry)
+        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
@@ -108,7 +109,7 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts),
         Limits(
             settings.max_running,
             settings.max_waiting,

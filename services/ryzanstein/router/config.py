@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.redis_url import checked_redis_url
 
 
@@ -51,7 +53,20 @@ class RouterSettings(ServiceSettings):
     max_prompt_chars: int = Field(1_000_000, ge=1)
     max_prompt_tokens: int = Field(1_000_000, ge=1)
     default_deadline_s: float = Field(600.0, gt=0, description="for requests that bring none")
+
+    policy: PolicyName = Field("affinity", description="how requests find their nodes")
+    model_policy: Annotated[dict[str, PolicyName], NoDecode] = Field(
+        {}, description="MODEL=POLICY, repeated or separated by commas: models with a policy of their own"
+    )
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
+    load_window_s: float = Field(300.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
+    load_floor: int = Field(32, ge=1, description="requests in the window below which a node is never too full")
+    load_bound: float = Field(1.05, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
+    imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
+    imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
+    imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")
+    imbalance_calm_s: float = Field(300.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
+    prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="beginnings that the prefix policy remembers a model")
 
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
@@ -76,4 +91,21 @@ class RouterSettings(ServiceSettings):
     def _redis_has_a_url(self) -> Self:
         if self.session_store == "redis" and not self.redis_url.get_secret_value():
             raise ValueError("session_store redis needs redis_url")
+        return self
+
+    @field_validator("model_policy", mode="before")
+    @classmethod
+    def _read_pairs(cls, value: Any) -> Any:
+        """From text, `MODEL=POLICY,MODEL=POLICY`; a model's name may itself contain an equals sign."""
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.strip().rpartition("=") for pair in value.split(",") if pair.strip()]
+        if not all(model and policy for model, _, policy in pairs):
+            raise ValueError("must be MODEL=POLICY")
+        return {model: policy for model, _, policy in pairs}
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.imbalance_calm < self.imbalance_alarm <= self.imbalance_switch:
+            raise ValueError("must be imbalance_calm < imbalance_alarm <= imbalance_switch")
         return self

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import structlog
 
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation import Attempt
+from ryzanstein.generation import Attempt, GenerationRequest
 from ryzanstein.router.breaker import Breaker, BreakerState
-from ryzanstein.router.choose import NodeView, is_usable
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, is_usable
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.delivery import AttemptSink
 from ryzanstein.router.detector import Thresholds
@@ -45,9 +45,10 @@ class Placement:
 class Links:
     """The links of a router. `follow` membership; `close` in the end."""
 
-    def __init__(self, router_id: str, thresholds: Thresholds, telemetry: Telemetry) -> None:
+    def __init__(self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry) -> None:
         self.router_id = router_id
         self._thresholds = thresholds
+        self._chooser = chooser
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[NodeLink, asyncio.Task[None]] = {}
@@ -119,6 +120,7 @@ class Links:
             self._breakers[link.node_id].admits,
             link.suspected,
             link.node_id in self._draining,
+            link.connected,
         )
 
     def reports(self) -> list[LinkReport]:
@@ -143,6 +145,17 @@ class Links:
     def recent_losses(self) -> tuple[LinkLoss, ...]:
         """Oldest first."""
         return self._losses.all
+
+    def wish(self, request: GenerationRequest) -> Affinity:
+        """What the request wants to stay near."""
+        return self._chooser.wish(request)
+
+    def candidates(self, model: str, wish: Affinity, excluded: Collection[str]) -> list[str]:
+        """Node ids, the best first, of which the first one is to be given an attempt now. Empty when no node can take it.
+
+        A member without a link counts too: a key still belongs to it.
+        """
+        return self._chooser.candidates([self._view(link) for link in self._nodes.values()], model, wish, excluded)
 
     def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
         """Sends an attempt to a node of the last snapshot."""

@@ -27,7 +27,6 @@ from ryzanstein.router.attempt import (
     Suspected,
     Worked,
 )
-from ryzanstein.router.choose import affinity, candidates
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.hedge_budget import HedgeBudget
@@ -44,12 +43,10 @@ _LOOK_AGAIN_S = 0.25
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
     """`failover_wait_s`: how long a generation waits for a node before it fails with NO_NODES. `max_fruitless_attempts`:
-    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few.
-    `queue_bound`: how many sequences may wait on a session's node before another one is preferred."""
+    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few."""
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
-    queue_bound: int = 32
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class Runner:
         self._hedges = hedges
         self._racing = False
         self._telemetry = telemetry
-        self._wish = affinity(generation.request)
+        self._wish = links.wish(generation.request)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
@@ -176,13 +173,7 @@ class Runner:
             breaker.worked()
 
     def _candidates(self, *excluded: str) -> list[str]:
-        return candidates(
-            self._links.snapshot(),
-            self._generation.request.model,
-            self._wish,
-            self._policy.queue_bound,
-            {*excluded, *self._excluded},
-        )
+        return self._links.candidates(self._generation.request.model, self._wish, {*excluded, *self._excluded})
 
     async def _place(self, lost: Lost | None) -> None:
         """Starts the next attempt, waiting for a node if need be. Raises when the generation must be given up."""

@@ -71,6 +71,12 @@ class Telemetry:
         self.store_backlog = gauge("store_backlog", "Writes of sessions that wait for the store")
         self.store_from_memory = counter("store_from_memory", "Sessions read from memory while the store failed")
         self.store_lost_writes = counter("store_lost_writes", "Writes of sessions that the store never took", "cause")
+        self.choices = counter("choices", "Nodes chosen for attempts, by why that one", "model", "policy", "outcome")
+        self.policy = gauge("policy", "1: requests for the model follow this policy now", "model", "policy")
+        self.policy_switches = counter("policy_switches", "Automatic changes of policy", "model", "policy")
+        self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
+        self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
+        self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
         for cause in FAILOVER_CAUSES:
