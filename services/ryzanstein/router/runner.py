@@ -39,6 +39,9 @@ log = structlog.get_logger(__name__)
 # becomes half-open is no event.
 _LOOK_AGAIN_S = 0.25
 
+# Attempts are numbered from epoch * 2**16 on: room for 65,536 of each router, and for 65,536 routers, in the wire's uint32.
+_EPOCH_SHIFT = 16
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
@@ -73,7 +76,8 @@ class Runner:
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
-        self._next_attempt = 0
+        # Higher than every attempt of the routers that had the generation before.
+        self._next_attempt = generation.epoch << _EPOCH_SHIFT
         self._fruitless = 0
         self._stuck_since = time.monotonic()
 
