@@ -18,6 +18,7 @@ from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
+from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.memory import MemorySessions
 from ryzanstein.router.sessions.sqlite import SqliteSessions
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -56,7 +57,10 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         links = Links(router_id, _thresholds(settings), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
-        core = RouterCore(links, Turns(sessions, _session_bounds(settings), telemetry), _policy(settings), telemetry, tracing)
+        claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
+        stack.push_async_callback(claimed.close)
+        turns = Turns(sessions, _session_bounds(settings), telemetry, claimed)
+        core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 

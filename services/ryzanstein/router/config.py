@@ -25,6 +25,9 @@ class RouterSettings(ServiceSettings):
     max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
     max_session_messages: int = Field(2048, ge=2)
     max_session_chars: int = Field(1_000_000, ge=1)
+    claim_ttl_s: float = Field(
+        6.0, ge=0.5, le=300, description="how long a session stays busy after the router that answers in it has died"
+    )
 
     max_running: int = Field(4096, ge=1, description="generations at once")
     max_waiting: int = Field(1024, ge=1, description="generations per model that no node has accepted yet")

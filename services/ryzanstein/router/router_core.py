@@ -70,13 +70,14 @@ class RouterCore:
         """See `Core.submit`."""
         request.sampling.validate()
         self._admission.check_size(request.prompt)
-        request, turn = await self._turns.open(request)
+        generation_id = uuid.uuid4().hex
+        request, turn = await self._turns.open(request, generation_id)
         try:
             request = self._completed(request)
             self._admission.check_room(len(self._running), self._generations.waiting(request.model))
             if turn is not None:
                 await turn.ensure(request.model)
-            return self._launch(request, turn)
+            return self._launch(generation_id, request, turn)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -136,8 +137,7 @@ class RouterCore:
             raise errors.invalid("model", f"must be given, the cluster serves {', '.join(sorted(known))}"[:256])
         return next(iter(known))
 
-    def _launch(self, request: GenerationRequest, turn: Turn | None) -> str:
-        generation_id = uuid.uuid4().hex
+    def _launch(self, generation_id: str, request: GenerationRequest, turn: Turn | None) -> str:
         span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
         request = replace(request, traceparent=traceparent(span, request.traceparent))
         generation = Generation(generation_id, request, self._generations)
