@@ -76,10 +76,17 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
 
 
 async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
-    bounds = _session_bounds(settings)
+    bounds, evicted = _session_bounds(settings), telemetry.sessions_evicted.inc
     if settings.session_store == "memory":
-        return MemorySessions(bounds, telemetry.sessions_evicted.inc)
-    return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, telemetry.sessions_evicted.inc)
+        return MemorySessions(bounds, evicted)
+    if settings.session_store == "sqlite":
+        return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, evicted)
+    # An optional dependency: only who uses it has it installed.
+    from ryzanstein.router.redis_client import redis_client
+    from ryzanstein.router.sessions.redis import RedisSessions
+
+    client = redis_client(settings.redis_url.get_secret_value())
+    return await RedisSessions.open(client, settings.redis_prefix, bounds, evicted)
 
 
 @contextlib.asynccontextmanager

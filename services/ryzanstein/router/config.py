@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.router.redis_url import checked_redis_url
 
 
 class RouterSettings(ServiceSettings):
@@ -21,7 +22,15 @@ class RouterSettings(ServiceSettings):
     nodes: str = Field("", description="host:port of nodes, separated by commas, known besides the orchestrator's")
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
 
-    session_store: Literal["sqlite", "memory"] = Field("sqlite", description="memory forgets at a restart")
+    session_store: Literal["sqlite", "redis", "memory"] = Field(
+        "sqlite", description="sqlite: a file in state_dir; redis: for routers on several hosts; memory forgets at a restart"
+    )
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://[user:password@]host[:port][/database], rediss:// with TLS, unix://path; "
+        "give it in the environment, where other users of the machine do not see it",
+    )
+    redis_prefix: str = Field("ryzanstein:", max_length=64, description="begins every key, so that clusters can share a server")
     max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
     max_session_messages: int = Field(2048, ge=2)
     max_session_chars: int = Field(1_000_000, ge=1)
@@ -48,3 +57,14 @@ class RouterSettings(ServiceSettings):
     beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation assumed of a node's beats")
     stall_s: float = Field(2.0, gt=0, description="least time without a step, with work pending, that is a stall")
     stall_steps: float = Field(10.0, gt=0, description="and at least so many times a usual step")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis_url(cls, url: SecretStr) -> SecretStr:
+        return SecretStr(checked_redis_url(url.get_secret_value())) if url.get_secret_value() else url
+
+    @model_validator(mode="after")
+    def _redis_has_a_url(self) -> Self:
+        if self.session_store == "redis" and not self.redis_url.get_secret_value():
+            raise ValueError("session_store redis needs redis_url")
+        return self

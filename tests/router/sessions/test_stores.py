@@ -1,4 +1,4 @@
-"""Both stores behave alike; the SQLite one also survives."""
+"""All stores behave alike; those outside the process also survive it, and are shared."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
+from ryzanstein.router.redis_client import redis_client
 from ryzanstein.router.sessions.memory import MemorySessions
+from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.sqlite import SqliteSessions
 from ryzanstein.router.sessions.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -20,8 +23,8 @@ Opener = Callable[..., Awaitable[SessionStore]]
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def open_store(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[SessionStore] = []
 
     async def open_store(evicted: list[int] | None = None, **bounds: int) -> SessionStore:
@@ -29,6 +32,9 @@ async def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         store: SessionStore
         if request.param == "memory":
             store = MemorySessions(SessionBounds(**bounds), told.append)
+        elif request.param == "redis":
+            client = redis_client((await start_redis()).url)
+            store = await RedisSessions.open(client, "test:", SessionBounds(**bounds), told.append)
         else:
             store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(**bounds), told.append)
         opened.append(store)
