@@ -8,11 +8,14 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.journal.journalled_core import JournalledCore
+from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
@@ -31,12 +34,14 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """A router whose links are being made; its faces stand on `core` and `sessions`."""
 
-    core: RouterCore
+    core: RouterCore | JournalledCore
     sessions: SessionStore
     links: Links
     telemetry: Telemetry
@@ -60,7 +65,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, _session_bounds(settings), telemetry, claimed)
-        core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
+        make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
+        core = await open_core(settings, router_id, telemetry, make_core)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
@@ -75,12 +81,19 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     return server
 
 
+def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
+    """Tells other routers where this one's gRPC face listens."""
+    if isinstance(router.core, JournalledCore):
+        host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
+        router.core.start(settings.router_address or f"{host}:{grpc_port}")
+
+
 async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
     bounds, evicted = _session_bounds(settings), telemetry.sessions_evicted.inc
     if settings.session_store == "memory":
         return MemorySessions(bounds, evicted)
     if settings.session_store == "sqlite":
-        return await SqliteSessions.open(settings.state_dir / "sessions.db", bounds, evicted)
+        return await SqliteSessions.open((settings.session_dir or settings.state_dir) / "sessions.db", bounds, evicted)
     # An optional dependency: only who uses it has it installed.
     from ryzanstein.router.redis_client import redis_client
     from ryzanstein.router.sessions.redis import RedisSessions

@@ -23,7 +23,10 @@ class RouterSettings(ServiceSettings):
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
 
     session_store: Literal["sqlite", "redis", "memory"] = Field(
-        "sqlite", description="sqlite: a file in state_dir; redis: for routers on several hosts; memory forgets at a restart"
+        "sqlite", description="sqlite: files in session_dir; redis: for routers on several hosts; memory forgets at a restart"
+    )
+    session_dir: Path | None = Field(
+        None, description="directory of sqlite's files, for all routers of a host; empty: state_dir, for this router alone"
     )
     redis_url: SecretStr = Field(
         SecretStr(""),
@@ -45,6 +48,12 @@ class RouterSettings(ServiceSettings):
     max_prompt_tokens: int = Field(1_000_000, ge=1)
     default_deadline_s: float = Field(600.0, gt=0, description="for requests that bring none")
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
+
+    router_address: str = Field(
+        "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
+    )
+    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that says nothing keeps its generations")
+    journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="how far the journal of generations lags behind")
 
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")

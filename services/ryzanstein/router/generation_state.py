@@ -31,9 +31,7 @@ class GenerationObserver(Protocol):
 class Generation:
     """A generation of this router. Its runner writes, readers `follow`."""
 
-    def __init__(
-        self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0
-    ) -> None:
+    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
         """`epoch`: how many routers had it before this one."""
         self.generation_id = generation_id
         self.request = request

@@ -83,6 +83,8 @@ class Runner:
 
     async def run(self) -> None:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
+        if self._generation.log.complete:
+            return
         try:
             await self._place(None)
             while not self._generation.log.complete:

@@ -12,6 +12,7 @@ import pytest
 from ryzanstein.router.journal.journal import Append, Head, Journal, JournalUnavailableError, Outcome, Owner, Record
 from ryzanstein.router.journal.redis import RedisJournal
 from ryzanstein.router.journal.sqlite import SqliteJournal
+from ryzanstein.router.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[Journal]]
 ONE, OTHER = Owner("one/1", "127.0.0.1:1"), Owner("other/1", "127.0.0.1:2")
@@ -26,7 +27,7 @@ async def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
     async def open_one(lease_s: float = 60.0, retention_s: float = 60.0) -> Journal:
         journal: Journal
         if request.param == "redis":
-            journal = RedisJournal(url, lease_s, retention_s)
+            journal = RedisJournal(redis_client(url, decode_responses=False), "test:", lease_s, retention_s)
         else:
             journal = await SqliteJournal.open(tmp_path / "journal.db", lease_s, retention_s)
         opened.append(journal)
@@ -153,7 +154,7 @@ async def test_a_damaged_file_and_one_of_an_earlier_boot_are_begun_anew(tmp_path
 
 
 async def test_a_redis_that_is_gone_is_an_outage_until_it_is_back(redis_server) -> None:  # type: ignore[no-untyped-def]
-    journal = RedisJournal(redis_server.url, 60, 60)
+    journal = RedisJournal(redis_client(redis_server.url, decode_responses=False), "test:", 60, 60)
     assert await journal.write(ONE, [opening("a")]) == [Outcome.WRITTEN]
     redis_server.kill()
     for call in (journal.write(ONE, [Append("a", 0, b"1")]), journal.head("a"), journal.renew(ONE)):

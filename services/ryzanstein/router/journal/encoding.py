@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from google.rpc import status_pb2
@@ -22,9 +22,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     """`new_messages`: how many of the request's last messages make its session's turn."""
     request = generation.request
     submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
-    journalled = pb.JournalRequest(
-        submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages
-    )
+    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages)
     return journalled.SerializeToString()
 
 
@@ -114,6 +112,11 @@ class _Position:
         self.num_ends = len(generation.ended) if full else 0
         self.started = full and generation.started is not None
         self.settled = full and generation.settled
+
+
+def has_settled(batches: Sequence[bytes]) -> bool:
+    """Whether nothing is left to do."""
+    return bool(batches) and pb.JournalBatch.FromString(batches[-1]).settled
 
 
 def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:

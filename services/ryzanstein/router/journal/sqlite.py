@@ -41,9 +41,7 @@ _Result = TypeVar("_Result")
 class SqliteJournal:
     """A `Journal` in a file. `open` it; `close` waits for what is under way."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lease_s: float, retention_s: float
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lease_s: float, retention_s: float) -> None:
         self._connection = connection
         self._thread = thread
         self._lease_s = lease_s
