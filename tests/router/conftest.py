@@ -17,7 +17,7 @@ import pytest
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt
-from ryzanstein.router.assembly import Router, assembled, grpc_face
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import worker_pb2 as worker
@@ -271,6 +271,7 @@ async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIte
     async with assembled(settings) as router:
         server = grpc_face(router, settings)
         await server.start()
+        let_find(router, settings, server.port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
             yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel))

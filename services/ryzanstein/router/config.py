@@ -25,7 +25,10 @@ class RouterSettings(ServiceSettings):
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
 
     session_store: Literal["sqlite", "redis", "memory"] = Field(
-        "sqlite", description="sqlite: a file in state_dir; redis: for routers on several hosts; memory forgets at a restart"
+        "sqlite", description="sqlite: files in session_dir; redis: for routers on several hosts; memory forgets at a restart"
+    )
+    session_dir: Path | None = Field(
+        None, description="directory of sqlite's files, for all routers of a host; empty: state_dir, for this router alone"
     )
     redis_url: SecretStr = Field(
         SecretStr(""),
@@ -67,6 +70,12 @@ class RouterSettings(ServiceSettings):
     imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")
     imbalance_calm_s: float = Field(300.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
     prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="beginnings that the prefix policy remembers a model")
+
+    router_address: str = Field(
+        "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
+    )
+    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that says nothing keeps its generations")
+    journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="how far the journal of generations lags behind")
 
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")

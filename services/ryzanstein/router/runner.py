@@ -18,7 +18,6 @@ from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
-    NO_PROGRESS,
     NODE_FAULT,
     REQUEST_FAULT,
     AttemptEvent,
@@ -40,6 +39,9 @@ log = structlog.get_logger(__name__)
 # While no node can take a generation it looks again this often, besides at every change of a node: a breaker that
 # becomes half-open is no event.
 _LOOK_AGAIN_S = 0.25
+
+# Attempts are numbered from epoch * 2**16 on: room for 65,536 of each router, and for 65,536 routers, in the wire's uint32.
+_EPOCH_SHIFT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,15 @@ class Runner:
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
         self._refused_by: set[str] = set()
-        self._next_attempt = 0
+        # Higher than every attempt of the routers that had the generation before.
+        self._next_attempt = generation.epoch << _EPOCH_SHIFT
         self._fruitless = 0
         self._stuck_since = time.monotonic()
 
     async def run(self) -> None:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
+        if self._generation.log.complete:
+            return
         try:
             await self._place(None)
             while not self._generation.log.complete:
