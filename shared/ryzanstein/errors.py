@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 DOMAIN = "ryzanstein.v1"
+DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 
 
 class Code(IntEnum):
@@ -112,6 +113,28 @@ def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> Ryzanste
         Code.RESOURCE_EXHAUSTED,
         "QUEUE_FULL",
         {"waiting": str(waiting), "bound": str(bound)},
+        retry_after_s=retry_after_s,
+    )
+
+
+def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -> RyzansteinError:
+    """Where it waits, its first token would come later than the latency objective allows."""
+    return RyzansteinError(
+        f"the first token would take {expected_wait_s:.2f} s, the objective is {objective_s:g} s",
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        {"expected_wait_s": f"{expected_wait_s:.3f}", "objective_s": f"{objective_s:g}"},
+        retry_after_s=retry_after_s,
+    )
+
+
+def deadline_unreachable(expected_wait_s: float, left_s: float, retry_after_s: float) -> RyzansteinError:
+    """Refused before any work: where it waits, not even its first token can come before the client stops waiting."""
+    return RyzansteinError(
+        f"the first token would take {expected_wait_s:.2f} s, the deadline is in {left_s:.2f} s",
+        Code.DEADLINE_EXCEEDED,
+        DEADLINE_UNREACHABLE,
+        {"expected_wait_s": f"{expected_wait_s:.3f}", "left_s": f"{left_s:.3f}"},
         retry_after_s=retry_after_s,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import DEADLINE_UNREACHABLE, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.router.breaker import Blame, blame
 from ryzanstein.router.connection import PROTOCOL
@@ -138,7 +138,9 @@ class AttemptRun:
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
-        match blame(error.code, node_fault):
+        # A deadline that this node's queue cannot meet is no client's mistake: another node's may be shorter.
+        unreachable = error.reason == DEADLINE_UNREACHABLE
+        match Blame.BACK_PRESSURE if unreachable else blame(error.code, node_fault):
             case Blame.CLIENT:
                 self._tell(Rejected(self, error))
             case Blame.BACK_PRESSURE:

@@ -126,7 +126,9 @@ class RunningGenerations:
                 self._end_choice(generation, end)
         for failed in events.failed:
             if (generation := self._groups.get(failed.group)) is not None:
-                error = RyzansteinError(failed.message, Code(failed.code), failed.reason)
+                error = RyzansteinError(
+                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
+                )
                 self.fail(generation, error, node_fault=failed.code == Code.INTERNAL)
         for link in links.values():
             link.end_step(events.step)
