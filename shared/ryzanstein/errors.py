@@ -128,13 +128,13 @@ def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -
     )
 
 
-def deadline_unreachable(expected_wait_s: float, left_s: float, retry_after_s: float) -> RyzansteinError:
-    """Refused before any work: where it waits, not even its first token can come before the client stops waiting."""
+def deadline_unreachable(expected_s: float, left_s: float, retry_after_s: float) -> RyzansteinError:
+    """Refused before any work: where it waits, the answer cannot come before the client stops waiting."""
     return RyzansteinError(
-        f"the first token would take {expected_wait_s:.2f} s, the deadline is in {left_s:.2f} s",
+        f"the answer would take {expected_s:.2f} s, the deadline is in {left_s:.2f} s",
         Code.DEADLINE_EXCEEDED,
         DEADLINE_UNREACHABLE,
-        {"expected_wait_s": f"{expected_wait_s:.3f}", "left_s": f"{left_s:.3f}"},
+        {"expected_s": f"{expected_s:.3f}", "left_s": f"{left_s:.3f}"},
         retry_after_s=retry_after_s,
     )
 

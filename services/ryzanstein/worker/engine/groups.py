@@ -143,7 +143,7 @@ class Groups:
     def _remove(self, sequence: Sequence) -> None:
         """Ended or cancelled: how long it ran tells how long others will."""
         if sequence.blocks:
-            self._pace.end(len(sequence.generated) - len(sequence.group.message.generated[sequence.choice]))
+            self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
         self._scheduler.remove(sequence)
 
     def _open(self, sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ class Pace:
     def __init__(self) -> None:
         # Of a straight line through (prompt tokens x, duration y): decayed sums.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._num_ends = self._num_generated = 0.0
+        self._num_ends = self._lengths = self._shares = self._squares = 0.0
 
     @property
     def known(self) -> bool:
@@ -46,7 +46,19 @@ class Pace:
     @property
     def mean_length(self) -> float:
         """Steps that a sequence runs; 0 before the first has ended."""
-        return self._num_generated / self._num_ends if self._num_ends else 0.0
+        return self._lengths / self._num_ends if self._num_ends else 0.0
+
+    @property
+    def mean_share(self) -> float:
+        """Of what a sequence may generate, what it does generate; 1 before the first has ended."""
+        return self._shares / self._num_ends if self._num_ends else 1.0
+
+    @property
+    def irregularity(self) -> float:
+        """How little a sequence's age says about what is left of it: 0 when all take the same share, 1 when they end as if by
+        chance in every step (the squared coefficient of variation of the share, at most 1)."""
+        mean = self.mean_share
+        return min(1.0, max(0.0, self._squares / self._num_ends / mean**2 - 1)) if self._num_ends and mean else 0.0
 
     def step(self, num_prefill: int, duration_s: float) -> None:
         """A step with so many prompt tokens took so long."""
@@ -56,10 +68,13 @@ class Pace:
         self._xx = self._xx * _KEEP_STEP + num_prefill * num_prefill
         self._xy = self._xy * _KEEP_STEP + num_prefill * duration_s
 
-    def end(self, num_generated: int) -> None:
-        """A sequence gave its place back for good."""
+    def end(self, num_generated: int, num_allowed: int) -> None:
+        """A sequence gave its place back for good, after so many of the tokens that it might have generated."""
+        share = num_generated / max(1, num_allowed)
         self._num_ends = self._num_ends * _KEEP_LENGTH + 1
-        self._num_generated = self._num_generated * _KEEP_LENGTH + num_generated
+        self._lengths = self._lengths * _KEEP_LENGTH + num_generated
+        self._shares = self._shares * _KEEP_LENGTH + share
+        self._squares = self._squares * _KEEP_LENGTH + share * share
 
     def prefill_s(self, num_tokens: int, room: int) -> float:
         """Until so many prompt tokens are computed, `room` of them in a step."""
@@ -67,9 +82,9 @@ class Pace:
             return 0.0
         return -(-num_tokens // max(1, room)) * self.decode_step_s + num_tokens * self.prefill_token_s
 
-    def release_s(self, num_running: int) -> float:
+    def release_s(self, num_places: int) -> float:
         """Between one of so many sequences giving back its place and the next (Little's law)."""
-        return self.step_s * self.mean_length / max(1, num_running)
+        return self.step_s * self.mean_length / max(1, num_places)
 
     def chunk(self, objective_s: float) -> int:
         """Prompt tokens with which a step takes no longer than the objective; never so few that prompts starve."""

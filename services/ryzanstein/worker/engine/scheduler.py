@@ -36,8 +36,8 @@ class Scheduler:
         self._prefix = PrefixCache(self.pool, settings.block_size)
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(settings.max_idle_tenants)
-        self.out_of_room = False
-        """Whether somebody waits for blocks or a place, not for the budget of a step."""
+        self.num_places = settings.max_sequences
+        """How many sequences there is room for: fewer than may run when blocks are what is short."""
         self._num_admitted = 0
         self._limit = settings.token_budget
         self.num_paused: Counter[str] = Counter()
@@ -105,11 +105,11 @@ class Scheduler:
         return min(budget, num_decodes + self._pace.chunk(objective_s)) if num_decodes else budget
 
     def _admit(self) -> None:
-        self.out_of_room = False
+        self.num_places = self._settings.max_sequences
         while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
             matched = self._prefix.match(sequence)
             if not self._make_way(sequence, matched):
-                self.out_of_room = True
+                self.num_places = max(1, len(self.running))
                 return
             self.waiting.remove(sequence)
             self._start(sequence, matched)

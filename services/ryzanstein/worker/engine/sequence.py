@@ -101,6 +101,16 @@ class Sequence:
         """Tokens to compute before the next one can be sampled; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
+    @property
+    def num_begun(self) -> int:
+        """Tokens generated here, without those of earlier attempts."""
+        return len(self.generated) - len(self.group.message.generated[self.choice])
+
+    @property
+    def num_allowed(self) -> int:
+        """Tokens that it may still generate."""
+        return self.group.message.max_tokens - len(self.generated)
+
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions start..end-1, prompt and generated."""
         num_prompt = self.group.num_prompt

@@ -1,5 +1,8 @@
 """Refuses early what would come too late, before any work is wasted on it: deadlines, and the latency objective.
 
+An answer that would be cut off by its deadline is wasted work for everybody behind it: under load, serving each request just
+until it is late serves nobody. So a deadline must leave time for the whole answer, as long as answers are of late.
+
 Looks at the line when somebody has joined it and now and then. Only groups that nothing was done for are refused: neither
 those that were paused nor continuations, whose clients are reading already.
 """
@@ -10,7 +13,7 @@ import math
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.engine.outlook import Outlook
+from ryzanstein.worker.engine.outlook import Outlook, Wait
 from ryzanstein.worker.engine.pace import Pace
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Group
@@ -40,7 +43,7 @@ class Shedding:
 
     @property
     def retry_after_s(self) -> float:
-        """When one place in the line will be free."""
+        """When one place in the line will be free; a second where nothing is known."""
         return _bounded(self._pace.release_s(len(self._scheduler.running)) if self._pace.mean_length else 1.0)
 
     def joined(self) -> None:
@@ -57,21 +60,22 @@ class Shedding:
         return self._look(now)
 
     def _look(self, now: float) -> list[tuple[Group, RyzansteinError]]:
-        outlook = Outlook(self._settings, self._scheduler, self._pace)
+        outlook = Outlook(self._scheduler, self._pace)
         late = []
-        for sequence, wait_s in outlook.waits():
-            error = self._judge(sequence.group, wait_s, now) if sequence.group.fresh else None
+        for wait in outlook.waits():
+            group = wait.sequence.group
+            error = self._judge(group, wait, now) if group.fresh else None
             if error is not None:
-                late.append((sequence.group, error))
-                outlook.skip(sequence)
+                late.append((group, error))
+                outlook.skip(wait.sequence)
         self._newcomer_s = outlook.newcomer_s
         return late
 
-    def _judge(self, group: Group, wait_s: float, now: float) -> RyzansteinError | None:
+    def _judge(self, group: Group, wait: Wait, now: float) -> RyzansteinError | None:
         left_s = math.inf if group.message.deadline is None else group.message.deadline - now
-        if wait_s > left_s:
-            return errors.deadline_unreachable(wait_s, left_s, _bounded(wait_s - left_s))
-        expected_s = now - group.arrived + wait_s
+        if wait.finish_s > left_s:
+            return errors.deadline_unreachable(wait.finish_s, left_s, _bounded(wait.finish_s - left_s))
+        expected_s = now - group.arrived + wait.first_token_s
         allowed_s = self._objective_s * (1.0 if group.let_in else HEADROOM)
         if expected_s > allowed_s:
             return errors.too_busy(expected_s, self._objective_s, _bounded(expected_s - allowed_s))
