@@ -142,11 +142,10 @@ def test_who_is_cancelled_in_its_prompt_gets_back_what_was_not_computed(run, gro
 @given(
     demand=st.lists(st.integers(1, 12), min_size=2, max_size=5),
     shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=5, max_size=5),
-    num_blocks=st.integers(20, 60),
-    max_sequences=st.integers(1, 8),
+    sizes=st.fixed_dictionaries({"num_blocks": st.integers(20, 60), "max_sequences": st.integers(1, 8)}),
 )
-def test_no_tenant_starves_and_every_request_comes_to_its_end(run, group, demand, shapes, num_blocks, max_sequences) -> None:
-    it = run(num_blocks=num_blocks, block_size=4, max_sequences=max_sequences, token_budget=32, max_waiting=256)
+def test_no_tenant_starves_and_every_request_comes_to_its_end(run, group, demand, shapes, sizes) -> None:
+    it = run(**sizes, block_size=4, token_budget=32, max_waiting=256)
     names = [f"t{i}" for i in range(len(demand))]
     tenants = Tenants(it, group, dict(zip(names, demand, strict=True)), dict(zip(names, shapes, strict=False)))
     served = tenants.run(600)

@@ -101,7 +101,7 @@ def test_a_full_line_gives_a_place_to_a_higher_priority_the_youngest_must_go(run
     it.step()
     assert [(failure.group, failure.reason) for failure in it.failed.values()] == [(16, "QUEUE_FULL")]
     it.drain()
-    assert list(it.ended)[0] == (100, 0)
+    assert next(iter(it.ended)) == (100, 0)
 
 
 def test_a_full_line_gives_a_place_to_a_tenant_with_fewer(run, group) -> None:
