@@ -41,7 +41,7 @@ async def peak(address: str, seconds: float) -> dict[str, float]:
     began = client.sent[0].came + SETTLE_S
     ended = client.sent[0].came + seconds
     tokens = sum(began <= at < ended for sent in client.sent for at in sent.tokens)
-    requests = sum(began <= sent.ended < ended for sent in client.sent)
+    requests = sum(began <= sent.ended < ended for sent in client.sent if not sent.refused)
     return {"requests_per_s": requests / (ended - began), "tokens_per_s": tokens / (ended - began)}
 
 
@@ -50,20 +50,20 @@ async def offered(address: str, load: float, top: dict[str, float], seconds: flo
     async with grpc.aio.insecure_channel(address) as channel:
         client = Client(channel, seed=int(10 * load))
         await open_loop(client.send, load * top["requests_per_s"], SETTLE_S + seconds, seed=int(10 * load))
-    began = client.sent[0].came + SETTLE_S
-    return summary([sent for sent in client.sent if sent.came >= began], client.sent, began, seconds, top, load)
+    return {"load": load, **summary(client.sent, seconds, top)}
 
 
-def summary(
-    counted: list[Sent], everything: list[Sent], began: float, seconds: float, top: dict[str, float], load: float
-) -> dict[str, Any]:
-    served = [sent for sent in counted if not sent.refused]
-    in_window = [sent for sent in everything if sent.tokens]
-    tokens = sum(began <= at < began + seconds for sent in in_window for at in sent.tokens)
-    good = sum(began <= at < began + seconds for sent in in_window if sent.ttft_s <= OBJECTIVE_S for at in sent.tokens)
-    refused = [sent for sent in counted if sent.refused]
+def summary(sent: list[Sent], seconds: float, top: dict[str, float]) -> dict[str, Any]:
+    began = sent[0].came + SETTLE_S
+
+    def tokens_of(some: list[Sent]) -> int:
+        return sum(began <= at < began + seconds for one in some for at in one.tokens)
+
+    counted = [one for one in sent if one.came >= began]
+    served = [one for one in counted if not one.refused]
+    refused = [one for one in counted if one.refused]
+    tokens, good = tokens_of(sent), tokens_of([one for one in sent if one.tokens and one.ttft_s <= OBJECTIVE_S])
     return {
-        "load": load,
         "offered_per_s": len(counted) / seconds,
         "served_per_s": len(served) / seconds,
         "tokens_per_s": tokens / seconds,
@@ -79,12 +79,12 @@ def summary(
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    with cluster(OBJECTIVE_S) as it:
-        top = asyncio.run(peak(it.router_address, SETTLE_S + seconds))
-        rows = [asyncio.run(offered(it.router_address, load, top, seconds)) for load in LOADS]
     with cluster(0.0) as it:
-        asyncio.run(peak(it.router_address, SETTLE_S))
+        top = asyncio.run(peak(it.router_address, SETTLE_S + seconds))
         without = asyncio.run(offered(it.router_address, LOADS[-1], top, seconds))
+    with cluster(OBJECTIVE_S) as it:
+        asyncio.run(peak(it.router_address, 2 * SETTLE_S))
+        rows = [asyncio.run(offered(it.router_address, load, top, seconds)) for load in LOADS]
     return {"places": PLACES, "objective_s": OBJECTIVE_S, "peak": top, "loads": rows, "without_objective": without}
 
 

@@ -14,7 +14,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
-WORDS = "river stone moon house tree night cloud bread light water".split()
+WORDS = ["river", "stone", "moon", "house", "tree", "night", "cloud", "bread", "light", "water"]
 
 
 @dataclass(slots=True)
