@@ -198,7 +198,7 @@ class ScriptedNode(WorkerServiceServicer):
 
     def _fail(self, output: worker.StepOutput, run: Running) -> None:
         assert self.refuse is not None
-        output.failed.add(
+        failed = output.failed.add(
             handle=run.handle,
             code=self.refuse.code,
             reason=self.refuse.reason,
@@ -206,6 +206,8 @@ class ScriptedNode(WorkerServiceServicer):
             metadata=dict(self.refuse.metadata),
             node_fault=self.refuse_node_fault,
         )
+        if self.refuse.retry_after_s is not None:
+            failed.retry_delay.FromNanoseconds(int(self.refuse.retry_after_s * 1e9))
 
     def _rows(self, output: worker.StepOutput, run: Running) -> None:
         end = run.attempt.request.sampling.max_tokens or self.default_tokens

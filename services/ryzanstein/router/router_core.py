@@ -95,7 +95,7 @@ class RouterCore:
         request, turn = await self._turns.open(request, generation_id)
         try:
             request = self._completed(request)
-            self._admission.check_room(len(self._running), self._generations.waiting(request.model))
+            self._admission.check_room(len(self._running), self._generations.waiting(request.model), request.tenant)
             if turn is not None:
                 await turn.ensure(request.model)
             generation = self._launch(generation_id, request, turn, resumable)
@@ -212,6 +212,7 @@ class RouterCore:
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
         task = asyncio.get_running_loop().create_task(self._live(generation, turn))
         self._running[generation] = task
+        self._admission.enter(request.tenant)
 
         def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
             self._wind_up(generation, turn, task)
@@ -244,6 +245,7 @@ class RouterCore:
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
         """Runs however the generation ended, also when it was cancelled before its first step."""
         del self._running[generation]
+        self._admission.leave(generation.request.tenant)
         if turn is not None:
             turn.release()
         error, outcome = self._outcome(generation, task)

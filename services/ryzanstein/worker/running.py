@@ -126,7 +126,9 @@ class RunningGenerations:
                 self._end_choice(generation, end)
         for failed in events.failed:
             if (generation := self._groups.get(failed.group)) is not None:
-                error = RyzansteinError(failed.message, Code(failed.code), failed.reason)
+                error = RyzansteinError(
+                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
+                )
                 # The ranks were asked whose fault those are: see engine.probe.
                 node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
                 self.fail(generation, error, node_fault=node_fault)
