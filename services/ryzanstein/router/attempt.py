@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
+REQUEST_FAULT = "request_fault"
+NO_PROGRESS = "no_progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,16 @@ class AttemptRun:
         self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
         self._tell = tell
         self._worked = False
+        self._submitted_at: float | None = None
 
     def submitted(self, at: float) -> None:
+        self._submitted_at = at
         if self.on_submitted is not None:
             self.on_submitted(at)
 
     def accepted(self, prompt_tokens: int) -> None:
+        if self._submitted_at is not None:
+            self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
         self._generation.start(self.node_id, prompt_tokens)
 
     def token(self, choice: int, index: int, token: Token) -> None:
@@ -138,11 +144,13 @@ class AttemptRun:
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
-        match blame(error.code, node_fault):
+        match blame(error.code, node_fault, error.reason):
             case Blame.CLIENT:
                 self._tell(Rejected(self, error))
             case Blame.BACK_PRESSURE:
                 self._tell(Lost(self, BACK_PRESSURE, time.monotonic(), error))
+            case Blame.REQUEST:
+                self._tell(Lost(self, REQUEST_FAULT, time.monotonic(), error))
             case Blame.NODE:
                 self._tell(Lost(self, NODE_FAULT, time.monotonic(), error))
 

@@ -77,6 +77,15 @@ class NodeLink:
     def suspected(self) -> bool:
         return self._watch is not None and self._watch.level is not Level.FINE
 
+    @property
+    def suspicion(self) -> str:
+        """Why the node is suspected; empty: it is not."""
+        return "" if self._watch is None else self._watch.cause
+
+    @property
+    def punctual(self) -> bool:
+        return self._watch is not None and self._watch.punctual
+
     def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
         """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""
         if self._connection is None:
