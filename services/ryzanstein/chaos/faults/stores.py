@@ -56,7 +56,10 @@ def _databases(directory: Path) -> list[Path]:
     return found
 
 
-_OUTAGE = (Sign("router", "session store failed"), Sign("router", "session turn dropped"))
+_OUTAGE = (
+    Sign("router", "session store fails, sessions are kept in memory"),
+    Sign("router", "journal out of reach; generations go on in memory"),
+)
 FAULTS = (
     Fault(
         "store_sqlite_locked",
