@@ -1,4 +1,7 @@
-"""Every fault once, for real: no token is lost or repeated, no answer changes, no request fails. How long things take is a benchmark's."""
+"""Every fault once, for real: no token is lost or repeated, no answer changes, no request fails.
+
+How long things take is the benchmark's.
+"""
 
 from __future__ import annotations
 
@@ -53,19 +56,14 @@ def test_no_fault_costs_a_token(group: str, network: Network, part: Callable[[st
 
 
 def test_interrupted_it_leaves_nothing(network: Network, part: Callable[[str], str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        failover("--runs", "9", "--only", "sigkill_agent", "--json", str(tmp_path / "x.json")),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("sigkill_agent 1"):
-            break
-    children = _children(process.pid)
-    process.send_signal(signal.SIGTERM)
-    process.stderr.read()
-    assert process.wait(60) == 130
+    command = failover("--runs", "9", "--only", "sigkill_agent", "--json", str(tmp_path / "x.json"))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        any(line.startswith("sigkill_agent 1") for line in process.stderr)
+        children = _children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(60) == 130
     assert len(children) >= 5
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     time.sleep(0.2)
