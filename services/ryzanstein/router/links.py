@@ -197,6 +197,12 @@ class Links:
     def link_changed(self, link: NodeLink) -> None:
         self._notify()
 
+    def link_beat(self, link: NodeLink) -> None:
+        self._telemetry.beats.labels(link.node_id).inc()
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None:
+        self._telemetry.suspicions.labels(link.node_id, cause).inc()
+
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
         self._notify()

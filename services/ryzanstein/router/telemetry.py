@@ -53,6 +53,8 @@ class Telemetry:
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.beats = counter("beats", "Beats heard", "node_id")
+        self.suspicions = counter("suspicions", "Times that a node was suspected", "node_id", "cause")
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
