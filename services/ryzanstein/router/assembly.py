@@ -14,6 +14,7 @@ from ryzanstein.router.call import Calls
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
@@ -112,7 +113,12 @@ def _session_bounds(settings: RouterSettings) -> SessionBounds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        RunnerPolicy(
+            settings.failover_wait_s,
+            settings.max_fruitless_attempts,
+            settings.queue_bound,
+            Patience(settings.accept_s, settings.attempt_silence_s),
+        ),
         Limits(
             settings.max_running,
             settings.max_waiting,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -33,6 +33,7 @@ from ryzanstein.router.choose import affinity, candidates
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -46,11 +47,13 @@ _LOOK_AGAIN_S = 0.25
 class RunnerPolicy:
     """`failover_wait_s`: how long a generation waits for a node before it fails with NO_NODES. `max_fruitless_attempts`:
     how many attempts in a row may fail without a new token, so that a request which kills nodes kills few.
-    `queue_bound`: how many sequences may wait on a session's node before another one is preferred."""
+    `queue_bound`: how many sequences may wait on a session's node before another one is preferred. `patience`: how long an
+    attempt may bring nothing on a node that works for others."""
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
     queue_bound: int = 32
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -77,18 +80,31 @@ class Runner:
         self._excluded: set[str] = set()
         self._refused_by: set[str] = set()
         self._next_attempt = 0
+        self._looking: asyncio.TimerHandle | None = None
         self._fruitless = 0
         self._stuck_since = time.monotonic()
 
     async def run(self) -> None:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
+        self._look()
         try:
             await self._place(None)
             while not self._generation.log.complete:
                 await self._handle(await self._events.get())
         finally:
+            if self._looking is not None:
+                self._looking.cancel()
             for run in self._runs:
                 self._abandon(run)
+
+    def _look(self) -> None:
+        """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
+        patience, now = self._policy.patience, time.monotonic()
+        left_s = {run: patience.left_s(run.quiet, now) for run in self._runs}
+        for run in [run for run, left in left_s.items() if left <= 0]:
+            run.alarm()
+        again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
+        self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -129,7 +145,8 @@ class Runner:
             return
         self._telemetry.hedges.labels("won").inc()
         if (breaker := self._links.breaker(loser.node_id)) is not None:
-            breaker.open()
+            # A node that works for others may only be slow with this one: a few such in a row open its breaker.
+            (breaker.fault if reroute.cause == NO_PROGRESS else breaker.open)()
         self._report(winner, reroute)
 
     async def _on_lost(self, lost: Lost) -> None:
@@ -137,6 +154,8 @@ class Runner:
         self._blame(lost)
         if not self._runs:
             self._fruitless += 1
+            if lost.cause == NO_PROGRESS:
+                self._stuck_since = lost.at  # until now it was thought to be in good hands
             await self._place(lost)
             return
         (left,) = self._runs
@@ -152,7 +171,7 @@ class Runner:
         breaker = self._links.breaker(lost.run.node_id)
         if breaker is None:
             return
-        if lost.cause == NODE_FAULT:
+        if lost.cause in (NODE_FAULT, NO_PROGRESS):
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
