@@ -81,6 +81,10 @@ class RouterSettings(ServiceSettings):
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
+    accept_s: float = Field(5.0, gt=0, description="until a node has accepted what it was sent")
+    attempt_silence_s: float = Field(
+        20.0, gt=0, description="until an attempt brings a token on a node that works for others; longer with a queue"
+    )
 
     hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
     hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")

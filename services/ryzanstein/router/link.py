@@ -56,6 +56,8 @@ class NodeLink:
         self.node_id = ""
         self.beat = Beat()
         self.departed = False
+        self.newest_begun = 0
+        """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id
         self._thresholds = thresholds

@@ -35,6 +35,15 @@ class Placement:
     node_id: str
     handle: int
 
+    @property
+    def overtaken(self) -> bool:
+        """An attempt that was sent to the node after this one has brought something."""
+        return self.link.newest_begun > self.handle
+
+    def began(self) -> None:
+        """It has brought something."""
+        self.link.newest_begun = max(self.link.newest_begun, self.handle)
+
     def cancel(self) -> None:
         self.link.cancel(self.handle)
 
