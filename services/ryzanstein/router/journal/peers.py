@@ -43,7 +43,7 @@ def moved(generation_id: str) -> RyzansteinError:
     return errors.unavailable(MOVED, f"generation {generation_id[:64]} goes on at another router; attach again", 0.1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class OwnerLostError(Exception):
     """The owner is gone, for this reason."""
 
