@@ -137,3 +137,27 @@ async def test_a_taken_port_is_told(start_node: Any, tmp_path: Path) -> None:
     async with router_process("--grpc-port", str(node.port), "--no-http", "--state-dir", str(tmp_path)) as router:
         assert str(node.port) in (await router.event("cannot serve"))["error"]
         assert await asyncio.wait_for(router.process.wait(), 20) == 1
+
+
+async def test_a_router_that_was_paused_suspects_nobody(start_node: Any, until: Any, tmp_path: Path) -> None:
+    nodes = [await start_node(name, step_s=0.01) for name in "ab"]
+    addresses = ",".join(node.address for node in nodes)
+    async with router_process("--grpc-port", "0", "--no-http", "--nodes", addresses, "--state-dir", str(tmp_path)) as router:
+        serving = await router.event("serving")
+        await router.event("readiness")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving['grpc_port']}") as channel:
+            chat = inference.ChatRequest(
+                messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+                sampling=inference.SamplingParams(max_tokens=300),
+            )
+            answer = InferenceServiceStub(channel).Chat(chat)
+            await until(lambda: sum(node.num_running for node in nodes) == 1)
+            for pause_s in (0.3, 0.7, 1.2):
+                await asyncio.sleep(0.2)
+                router.process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(pause_s)
+                router.process.send_signal(signal.SIGCONT)
+            assert (await answer).usage.completion_tokens == 300
+        printed = await get(f"http://127.0.0.1:{serving['metrics_port']}/metrics")
+        assert 'outcome="started"' not in printed
+        assert sum(len(node.submits) for node in nodes) == 1

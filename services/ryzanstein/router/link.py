@@ -47,6 +47,10 @@ class LinkObserver(Protocol):
         """The node's state, model or health is another than before."""
         ...
 
+    def link_beat(self, link: NodeLink) -> None: ...
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None: ...
+
 
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
@@ -178,6 +182,7 @@ class NodeLink:
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
+        self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
         if beat.state is before.state and beat.model == before.model:
@@ -199,6 +204,7 @@ class NodeLink:
         if level is Level.DEAD and self._connection is not None:
             self._connection.end(cause)
         elif level is Level.SUSPECT:
+            self._observer.link_suspected(self, cause)
             log.warning("node suspected", node_id=self.node_id, cause=cause, generations=len(self._sinks))
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)

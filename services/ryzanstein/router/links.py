@@ -254,15 +254,19 @@ class Links:
         self._notify()
 
     def _suspect(self, link: NodeLink) -> None:
-        if link.node_id not in self._suspected:
-            self._suspected.add(link.node_id)
-            self._telemetry.suspicions.labels(link.node_id, link.suspicion).inc()
-            self._telemetry.suspected.labels(link.node_id).set(1)
+        self._suspected.add(link.node_id)
+        self._telemetry.suspected.labels(link.node_id).set(1)
 
     def _trust(self, link: NodeLink) -> None:
         if link.node_id in self._suspected:
             self._suspected.discard(link.node_id)
             self._telemetry.suspected.labels(link.node_id).set(0)
+
+    def link_beat(self, link: NodeLink) -> None:
+        self._telemetry.beats.labels(link.node_id).inc()
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None:
+        self._telemetry.suspicions.labels(link.node_id, cause).inc()
 
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
