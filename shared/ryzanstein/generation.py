@@ -137,6 +137,7 @@ class GenerationRequest:
     """What a client asked for, as the faces hand it to the router's core and the router to a node.
 
     `deadline` is Unix time in seconds, None: the client waits for ever. `traceparent` is W3C trace context or empty.
+    `last_node` answered the session's turn before, as the session store remembers it: a hint where its KV cache is.
     """
 
     model: str
@@ -148,6 +149,7 @@ class GenerationRequest:
     priority: int = 0
     request_id: str = ""
     traceparent: str = ""
+    last_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
