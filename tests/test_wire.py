@@ -73,7 +73,8 @@ def attempts(draw: st.DrawFn) -> Attempt:
         prompt=draw(prompts),
         sampling=sampling,
         deadline=draw(st.none() | st.integers(0, 2**31).map(float)),
-        priority=draw(st.integers(-5, 5)),
+        priority=draw(st.integers(-10, 10)),
+        tenant=draw(texts),
         request_id=draw(texts),
         traceparent=draw(texts),
     )

@@ -161,3 +161,35 @@ async def test_a_router_that_was_paused_suspects_nobody(start_node: Any, until: 
         printed = await get(f"http://127.0.0.1:{serving['metrics_port']}/metrics")
         assert 'outcome="started"' not in printed
         assert sum(len(node.submits) for node in nodes) == 1
+
+
+async def test_three_router_processes_send_a_session_to_one_node(start_node: Any, tmp_path: Path) -> None:
+    """They have their own memories of sessions, and nothing else that could tell them."""
+    nodes = ",".join([(await start_node(name)).address for name in "abc"])
+    seen: dict[str, set[str]] = {f"s{i}": set() for i in range(8)}
+    for name in "xyz":
+        flags = ("--grpc-port", "0", "--no-http", "--nodes", nodes, "--state-dir", str(tmp_path / name))
+        async with router_process(*flags) as router:
+            port = (await router.event("serving"))["grpc_port"]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await _all_linked(router, 3)
+                for session_id, found in seen.items():
+                    found.add(await _answering_node(channel, session_id))
+    assert all(len(found) == 1 for found in seen.values())
+    assert len(set.union(*seen.values())) == 3
+
+
+async def _all_linked(router: RouterProcess, count: int) -> None:
+    for _ in range(count):
+        await router.event("link up")
+
+
+async def _answering_node(channel: grpc.aio.Channel, session_id: str) -> str:
+    chat = inference.ChatRequest(
+        messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+        sampling=inference.SamplingParams(max_tokens=1),
+        session_id=session_id,
+    )
+    responses = InferenceServiceStub(channel).StreamChat(inference.StreamChatRequest(chat=chat))
+    events = [response.event async for response in responses]
+    return str(events[0].started.node_id)

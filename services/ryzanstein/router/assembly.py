@@ -8,13 +8,18 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
+from ryzanstein.router.choosing import make_chooser
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
+from ryzanstein.router.journal.journalled_core import JournalledCore
+from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
@@ -23,20 +28,25 @@ from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.opened import open_sessions, session_bounds
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
+from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.view import ClusterView
 from ryzanstein.router.view_cache import ViewCache
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
+
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """A router whose links are being made; its faces stand on `core` and `sessions`."""
 
-    core: RouterCore
+    core: RouterCore | JournalledCore
     sessions: SessionStore
     links: Links
     telemetry: Telemetry
@@ -53,25 +63,34 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
-        links = Links(router_id, _thresholds(settings), telemetry)
+        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
-        core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
+        make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
+        core = await open_core(settings, router_id, telemetry, make_core)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """The public gRPC server, not yet started."""
-    services = inference.DESCRIPTOR.services_by_name.values()
+    services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
     server = RpcServer(settings.host, settings.grpc_port, [service.full_name for service in services])
     calls = Calls(router.telemetry, router.tracing)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
+    add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     return server
+
+
+def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
+    """Tells other routers where this one's gRPC face listens."""
+    if isinstance(router.core, JournalledCore):
+        host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
+        router.core.start(settings.router_address or f"{host}:{grpc_port}")
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +123,11 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        RunnerPolicy(
+            settings.failover_wait_s,
+            settings.max_fruitless_attempts,
+            Patience(settings.accept_s, settings.attempt_silence_s),
+        ),
         Limits(
             settings.max_running,
             settings.max_waiting,

@@ -41,6 +41,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._excused = False
         self.level = Level.FINE
+        self.cause = ""
 
     def start(self) -> None:
         self._arm(self._next_change())
@@ -101,7 +102,7 @@ class Watch:
         now = self._loop.time()
         level, cause = self._verdict(now)
         if level is not self.level:
-            self.level = level
+            self.level, self.cause = level, cause
             self._on_level(level, cause)
 
     def _verdict(self, now: float) -> tuple[Level, str]:

@@ -44,6 +44,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         finished=[choice.finished for choice in attempt.generated],
         deadline=request.deadline,
         priority=request.priority,
+        tenant=request.tenant,
         traceparent=request.traceparent,
     )
 

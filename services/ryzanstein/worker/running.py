@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from opentelemetry.trace import Span
 
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
@@ -126,8 +126,12 @@ class RunningGenerations:
                 self._end_choice(generation, end)
         for failed in events.failed:
             if (generation := self._groups.get(failed.group)) is not None:
-                error = RyzansteinError(failed.message, Code(failed.code), failed.reason)
-                self.fail(generation, error, node_fault=failed.code == Code.INTERNAL)
+                error = RyzansteinError(
+                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
+                )
+                # The ranks were asked whose fault those are: see engine.probe.
+                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
+                self.fail(generation, error, node_fault=node_fault)
         for link in links.values():
             link.end_step(events.step)
             if link.closed:

@@ -30,7 +30,8 @@ class Outcome:
         self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
 
     def add_failure(self, group: int, error: RyzansteinError) -> None:
-        self._failed.append(GroupFailed(group, int(error.code), error.reason, error.message))
+        failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
+        self._failed.append(failed)
 
     def take(self, step: int, stats: EngineStats, step_s: float) -> StepEvents:
         """Everything since the last take."""
