@@ -172,16 +172,20 @@ async def test_three_router_processes_send_a_session_to_one_node(start_node: Any
         async with router_process(*flags) as router:
             port = (await router.event("serving"))["grpc_port"]
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await _all_linked(router, 3)
+                await _all_linked(channel, 3)
                 for session_id, found in seen.items():
                     found.add(await _answering_node(channel, session_id))
     assert all(len(found) == 1 for found in seen.values())
     assert len(set.union(*seen.values())) == 3
 
 
-async def _all_linked(router: RouterProcess, count: int) -> None:
-    for _ in range(count):
-        await router.event("link up")
+async def _all_linked(channel: grpc.aio.Channel, count: int) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            models = (await InferenceServiceStub(channel).ListModels(inference.ListModelsRequest())).models
+            if models and models[0].ready_nodes == count:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def _answering_node(channel: grpc.aio.Channel, session_id: str) -> str:
