@@ -229,6 +229,20 @@ async def test_a_redis_that_answers_nothing_delays_an_answer_by_the_bound_and_on
     assert await contents(client) == conversation("one", "two", "three", "four")
 
 
+async def test_a_session_that_is_not_in_memory_is_waited_for_while_the_store_is_only_slow(
+    start_node: Any, start_router: Any, start_redis: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    first = await start_router(node, session_store="redis", redis_url=redis.url, router_id="first")
+    await first.inference.Chat(chat("one"))
+    other = await start_router(node, session_store="redis", redis_url=redis.url, router_id="other")
+    redis.process.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.6, redis.process.send_signal, signal.SIGCONT)
+    await other.inference.Chat(chat("two"))
+    assert sent(node) == [*conversation("one"), "two"]
+    assert other.value("store_outages_total") == 1
+
+
 async def test_a_router_begins_without_its_redis_and_finds_it_later(
     start_node: Any, start_router: Any, start_redis: Any, until: Any
 ) -> None:
