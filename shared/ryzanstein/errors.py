@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 DOMAIN = "ryzanstein.v1"
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
+LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 
 
@@ -115,6 +117,16 @@ def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> Ryzanste
         {"waiting": str(waiting), "bound": str(bound)},
         retry_after_s=retry_after_s,
     )
+
+
+def out_of_memory(message: str, retry_after_s: float = 1.0) -> RyzansteinError:
+    """A node had no memory even for this request alone."""
+    return RyzansteinError(message, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY, retry_after_s=retry_after_s)
+
+
+def logits_not_finite(message: str) -> RyzansteinError:
+    """The model's answer to this request is not a number, on ranks that are well."""
+    return RyzansteinError(message, Code.INTERNAL, LOGITS_NOT_FINITE)
 
 
 def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -> RyzansteinError:

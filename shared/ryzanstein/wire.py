@@ -19,6 +19,7 @@ from ryzanstein.generation import (
     ChoiceProgress,
     Delta,
     Finished,
+    FinishReason,
     GenerationEvent,
     GenerationRequest,
     Message,
@@ -183,6 +184,32 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     usage=usage_to_wire(event.usage),
                 )
             )
+
+
+def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
+    """What another router's stream carries. The text of a delta with several tokens is all at its first."""
+    match wire.WhichOneof("kind"):
+        case "started":
+            begun = wire.started
+            return Started(begun.generation_id, begun.model, begun.node_id, begun.prompt_tokens)
+        case "delta":
+            return _delta_from_wire(wire.delta)
+        case "finished":
+            usage = wire.finished.usage
+            counted = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+            return Finished(wire.finished.choice, FinishReason(wire.finished.finish_reason), counted)
+        case _:
+            raise errors.invalid("event", "must be started, delta or finished")
+
+
+def _delta_from_wire(delta: inference.GenerationDelta) -> Delta:
+    texts = (delta.text, *("" for _ in delta.token_ids[1:]))
+    if delta.logprobs:
+        columns = zip(delta.token_ids, texts, delta.logprobs, strict=True)
+        tokens = [Token(token_id, text, logprobs_from_wire(logprobs)) for token_id, text, logprobs in columns]
+    else:
+        tokens = [Token(token_id, text) for token_id, text in zip(delta.token_ids, texts, strict=True)]
+    return Delta(delta.choice, delta.first_index, tokens, delta.node_id)
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,7 @@ import pytest
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt
-from ryzanstein.router.assembly import Router, assembled, grpc_face
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import worker_pb2 as worker
@@ -74,6 +75,12 @@ class ScriptedNode(WorkerServiceServicer):
     """Sends rows, ends and failures of handles that nobody submitted."""
     fixed_incarnation: str = ""
     die_at: int | None = None
+    swallow: Callable[[worker.Submit], bool] = lambda submit: False
+    """Which submits are never heard of again, while the node works for the others."""
+    waiting: int = 0
+    """Sequences that wait, as its beats say."""
+    freeze_at: int | None = None
+    """Attempts that reach this index stand still there, while the node works for the others."""
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
     default_tokens: int = 16
@@ -137,6 +144,8 @@ class ScriptedNode(WorkerServiceServicer):
         async for frame in frames:
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
+                if self.swallow(frame.submit):
+                    continue
                 running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
@@ -155,7 +164,7 @@ class ScriptedNode(WorkerServiceServicer):
             state=worker.NodeState.ValueType(self.state),
             model=self.model,
             context_length=CONTEXT_LENGTH,
-            load=worker.Load(running=self.num_running, capacity=256),
+            load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
         )
 
@@ -213,6 +222,8 @@ class ScriptedNode(WorkerServiceServicer):
         sampling = run.attempt.request.sampling
         for choice in sorted(run.left):
             index = run.next_index[choice]
+            if index == self.freeze_at:
+                continue
             if index == self.die_at:
                 self.die_at = None
                 self._dying = asyncio.create_task(self.die())
@@ -272,6 +283,7 @@ async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIte
     async with assembled(settings) as router:
         server = grpc_face(router, settings)
         await server.start()
+        let_find(router, settings, server.port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
             yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel))
@@ -296,6 +308,70 @@ async def start_router(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
             return await stack.enter_async_context(running_router(made, len(nodes) if ready_nodes is None else ready_nodes))
 
         yield start
+
+
+@dataclass(eq=False)
+class RedisServer:
+    """A real redis-server on a port of its own, that writes every change to its folder."""
+
+    program: str
+    folder: Path
+    port: int
+    password: str
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0" if self.password else f"redis://127.0.0.1:{self.port}/0"
+
+    async def start(self) -> None:
+        settings = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "appendonly": "yes", "appendfsync": "always"}
+        if self.password:
+            settings["requirepass"] = self.password
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        self.process = await asyncio.create_subprocess_exec(self.program, *flags, stdout=asyncio.subprocess.DEVNULL)
+        async with asyncio.timeout(20):
+            while not await self._answers():  # noqa: ASYNC110 - it tells nobody when it is ready
+                await asyncio.sleep(0.02)
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.write(b"PING\r\n")
+        answer = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        return answer.startswith((b"+PONG", b"-NOAUTH"))
+
+    async def kill(self) -> None:
+        """SIGKILL; `start` brings it back with what it had stored."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def start_redis(part: Callable[[str], str], tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[RedisServer]]]:
+    """Starts Redis servers; all are gone at the end."""
+    servers: list[RedisServer] = []
+
+    async def start(password: str = "") -> RedisServer:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        folder = tmp_path / f"redis-{port}"
+        folder.mkdir()
+        server = RedisServer(part("redis-server"), folder, port, password)
+        servers.append(server)
+        await server.start()
+        return server
+
+    yield start
+    for server in servers:
+        await server.kill()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import urllib.request
@@ -106,6 +107,29 @@ async def test_without_a_node_it_lives_and_is_not_ready(tmp_path: Path) -> None:
 async def test_what_cannot_be_started_ends_with_a_code_that_says_so(flags: tuple[str, ...], code: int) -> None:
     async with router_process(*flags) as router:
         assert await asyncio.wait_for(router.process.wait(), 30) == code
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "told"),
+    [
+        ("redis://:hunter2@127.0.0.1:{port}/0", 1, "Redis refuses this router"),
+        ("http://:hunter2@127.0.0.1:{port}/0", 2, "must be redis://"),
+        ("redis://:hunter2@127.0.0.1:999999/0", 2, "must name a port"),
+    ],
+)
+async def test_a_redis_url_that_cannot_be_used_is_told_without_its_password(
+    start_redis: Any, tmp_path: Path, url: str, code: int, told: str
+) -> None:
+    redis = await start_redis(password="another")
+    environment = {**os.environ, "RYZANSTEIN_REDIS_URL": url.format(port=redis.port)}
+    command = (sys.executable, "-m", "ryzanstein.router", "--session-store", "redis", "--grpc-port", "0", "--no-http")
+    process = await asyncio.create_subprocess_exec(
+        *command, "--state-dir", str(tmp_path), "--log-level", "debug", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    _, printed = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == code
+    assert told in printed.decode()
+    assert "hunter2" not in printed.decode()
 
 
 async def test_a_taken_port_is_told(start_node: Any, tmp_path: Path) -> None:

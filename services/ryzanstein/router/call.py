@@ -15,6 +15,7 @@ from structlog.contextvars import get_contextvars
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
+from ryzanstein.router.journal.peers import OWNER
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
 from ryzanstein.tracing import Tracing, traceparent
@@ -30,6 +31,8 @@ class Call:
     traceparent: str
     deadline: float | None
     cancel_on_disconnect: bool
+    owner_id: str = ""
+    """Of a call from another router: whom it means."""
     tenant: str = ""
 
     def complete(self, request: GenerationRequest) -> GenerationRequest:
@@ -64,6 +67,7 @@ class Calls:
                 traceparent(span, received),
                 None if remaining_s is None else time.time() + remaining_s,
                 metadata.get(CANCEL_ON_DISCONNECT, "").lower() == "true",
+                metadata.get(OWNER, ""),
                 metadata.get(TENANT_ID, ""),
             )
         except RyzansteinError as error:

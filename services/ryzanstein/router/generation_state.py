@@ -31,9 +31,11 @@ class GenerationObserver(Protocol):
 class Generation:
     """A generation of this router. Its runner writes, readers `follow`."""
 
-    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver) -> None:
+    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
+        """`epoch`: how many routers had it before this one."""
         self.generation_id = generation_id
         self.request = request
+        self.epoch = epoch
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.ended: list[Finished] = []

@@ -56,6 +56,8 @@ class NodeLink:
         self.node_id = ""
         self.beat = Beat()
         self.departed = False
+        self.newest_begun = 0
+        """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id
         self._thresholds = thresholds
@@ -76,6 +78,15 @@ class NodeLink:
     @property
     def suspected(self) -> bool:
         return self._watch is not None and self._watch.level is not Level.FINE
+
+    @property
+    def suspicion(self) -> str:
+        """Why the node is suspected; empty: it is not."""
+        return "" if self._watch is None else self._watch.cause
+
+    @property
+    def punctual(self) -> bool:
+        return self._watch is not None and self._watch.punctual
 
     def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
         """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""

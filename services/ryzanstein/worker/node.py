@@ -26,6 +26,7 @@ from ryzanstein.worker.host import ModelHost, Serving
 from ryzanstein.worker.links import LinkBounds, RouterLink
 from ryzanstein.worker.ranks.group import GroupEvents
 from ryzanstein.worker.ranks.messages import ProfileTrace
+from ryzanstein.worker.ranks.recovery import Rung
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import NO_STATS, Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -33,6 +34,7 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
+FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 _THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
 
 
@@ -221,8 +223,19 @@ class Node:
             self.host.serving.group.send(message)
 
     def _on_step(self, events: StepEvents) -> None:
+        self._note_recoveries(events)
         self.stats = events.stats
         self.running.on_step(events)
+
+    def _note_recoveries(self, events: StepEvents) -> None:
+        """The lower rungs, which the engine takes by itself."""
+        retries = events.stats.memory_retries - self.stats.memory_retries
+        if retries > 0:
+            self._telemetry.recoveries.labels(Rung.RETRY_SMALLER.value).inc(retries)
+            log.warning("step retried in smaller parts", retries=retries, rung=Rung.RETRY_SMALLER.value)
+        failed = sum(failure.reason in FAILED_ALONE for failure in events.failed)
+        if failed:
+            self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
 
     def _on_trace(self, trace: ProfileTrace) -> None:
         if self.trace is not None and not self.trace.done():

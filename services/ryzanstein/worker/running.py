@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from opentelemetry.trace import Span
 
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
@@ -129,7 +129,9 @@ class RunningGenerations:
                 error = RyzansteinError(
                     failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
                 )
-                self.fail(generation, error, node_fault=failed.code == Code.INTERNAL)
+                # The ranks were asked whose fault those are: see engine.probe.
+                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
+                self.fail(generation, error, node_fault=node_fault)
         for link in links.values():
             link.end_step(events.step)
             if link.closed:

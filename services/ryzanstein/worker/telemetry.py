@@ -10,7 +10,9 @@ from ryzanstein.cluster import NodeState
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
+from ryzanstein.worker.ranks.recovery import Rung
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
@@ -48,6 +50,7 @@ class Telemetry:
         self.choices = self._counter("choices_total", "Choices that ended.", "reason")
         self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
+        self.recoveries = self._counter("recoveries_total", "What was done about failures, by rung of the ladder.", "rung")
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.beats = self._counter("beats_total", "Status beats.")
@@ -60,6 +63,8 @@ class Telemetry:
         )
         self._stats = NO_STATS
         self._steps: dict[int, int] = {}
+        for rung in Rung:
+            self.recoveries.labels(rung.value)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)
@@ -80,6 +85,8 @@ class Telemetry:
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
+            for cause in LossCause:  # so that `increase()` sees the first loss
+                self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 
     def ranks_gone(self) -> None:
         """New ranks will count from zero."""

@@ -1,4 +1,4 @@
-"""Both stores behave alike; the SQLite one also survives."""
+"""All stores behave alike; those outside the process also survive it, and are shared."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
+from ryzanstein.router.redis_client import redis_client
 from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.sqlite import SCHEMA_VERSION, SqliteSessions
+from ryzanstein.router.sessions.redis import RedisSessions
+from ryzanstein.router.sessions.sqlite import SqliteSessions
+from ryzanstein.router.sessions.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 
 Opener = Callable[..., Awaitable[SessionStore]]
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def open_store(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[SessionStore] = []
 
     async def open_store(evicted: list[int] | None = None, **bounds: int) -> SessionStore:
@@ -28,6 +32,9 @@ async def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         store: SessionStore
         if request.param == "memory":
             store = MemorySessions(SessionBounds(**bounds), told.append)
+        elif request.param == "redis":
+            client = redis_client((await start_redis()).url)
+            store = await RedisSessions.open(client, "test:", SessionBounds(**bounds), told.append)
         else:
             store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(**bounds), told.append)
         opened.append(store)
@@ -135,6 +142,82 @@ async def test_above_the_bound_the_least_recently_used_session_is_evicted_and_to
     assert evicted == [1]
 
 
+async def test_a_generations_turn_is_added_once_however_often_it_is_appended(open_store: Opener) -> None:
+    store = await open_store()
+    await store.create("s", "m")
+    for generation_id in ("g", "g", "h", "g"):
+        await store.append("s", HELLO, model="m", node_id="a", generation_id=generation_id)
+    assert (await store.get("s")).messages == (*HELLO, *HELLO)
+    await store.delete("s")
+    await store.create("s", "m")
+    await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
+    assert (await store.get("s")).messages == HELLO
+
+
+async def refused_as_busy(claim: Awaitable[None]) -> None:
+    with pytest.raises(RyzansteinError) as failure:
+        await claim
+    assert (failure.value.code, failure.value.reason, failure.value.retry_after_s) == (Code.ABORTED, "SESSION_BUSY", 1.0)
+
+
+async def test_a_claimed_session_is_busy_for_every_other_generation_until_it_is_released(open_store: Opener) -> None:
+    store = await open_store()
+    await store.claim("s", "g", "r1", 60.0)
+    await store.claim("s", "g", "r1", 60.0)
+    await refused_as_busy(store.claim("s", "h", "r1", 60.0))
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await store.claim("other", "h", "r2", 60.0)
+    await store.release("s", "g", "r2")
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await store.release("s", "g", "r1")
+    await store.claim("s", "h", "r2", 60.0)
+
+
+async def test_a_claim_passes_to_the_owner_that_takes_the_generation_over(open_store: Opener) -> None:
+    store = await open_store()
+    await store.claim("s", "g", "r1", 60.0)
+    await store.claim("s", "g", "r2", 60.0)
+    assert await store.renew({"s": "g"}, "r1", 60.0) == {"s"}
+    await store.release("s", "g", "r1")
+    await refused_as_busy(store.claim("s", "h", "r3", 60.0))
+
+
+async def test_a_claim_ends_with_its_time_unless_it_is_renewed(open_store: Opener) -> None:
+    store = await open_store()
+    await store.claim("s", "g", "r1", 0.3)
+    await store.claim("kept", "g", "r1", 0.3)
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        assert not await store.renew({"kept": "g"}, "r1", 0.3)
+    await refused_as_busy(store.claim("kept", "h", "r2", 60.0))
+    await store.claim("s", "h", "r2", 60.0)
+    assert await store.renew({"s": "g", "kept": "g"}, "r1", 60.0) == {"s"}
+
+
+async def test_a_renewal_takes_again_what_nobody_has(open_store: Opener) -> None:
+    store = await open_store()
+    assert not await store.renew({"s": "g"}, "r1", 60.0)
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+
+
+async def test_a_stored_turn_ends_the_claim_of_its_generation_and_of_no_other(open_store: Opener) -> None:
+    store = await open_store()
+    await store.create("s", "m")
+    await store.claim("s", "g", "r1", 60.0)
+    await store.append("s", HELLO, model="m", node_id="a", generation_id="late")
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
+    await store.claim("s", "h", "r2", 60.0)
+
+
+async def test_of_many_who_claim_at_once_one_wins(open_store: Opener) -> None:
+    store = await open_store()
+    claims = [store.claim("s", f"g{i}", f"r{i % 3}", 60.0) for i in range(20)]
+    refusals = [error for error in await asyncio.gather(*claims, return_exceptions=True) if error is not None]
+    assert len(refusals) == 19
+    assert {getattr(error, "reason", error) for error in refusals} == {"SESSION_BUSY"}
+
+
 async def test_a_sqlite_session_survives_a_restart(tmp_path: Path) -> None:
     store = await SqliteSessions.open(tmp_path / "deep" / "s.db", SessionBounds(), lambda count: None)
     await store.create("s", "m", HELLO)
@@ -160,11 +243,68 @@ async def test_a_file_of_a_later_version_is_refused_and_kept(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "s.db") as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     db.close()
-    with pytest.raises(RyzansteinError, match="schema 2, this router knows 1"):
+    with pytest.raises(RyzansteinError, match=f"schema {SCHEMA_VERSION + 1}, this router knows {SCHEMA_VERSION}"):
         await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
 
 
-async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(sqlite3.DatabaseError):
-        await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+VERSION_1 = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY, model TEXT NOT NULL,
+    create_time REAL NOT NULL, update_time REAL NOT NULL, node_id TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
+CREATE TABLE messages (
+    session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
+    role TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (session_id, position)
+) WITHOUT ROWID;
+INSERT INTO sessions VALUES ('s', 'm', 1.0, 2.0, 'a');
+INSERT INTO messages VALUES ('s', 0, 'user', 'hello');
+PRAGMA user_version = 1;
+"""
+
+
+async def test_a_file_of_the_version_before_is_taken_along(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.executescript(VERSION_1)
+    db.close()
+    store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+    await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
+    assert (await store.get("s")).messages == (Message(Role.USER, "hello"), *HELLO)
+    await store.close()
+
+
+async def test_two_stores_on_one_file_see_each_others_claims_and_turns(tmp_path: Path) -> None:
+    one, other = [await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None) for _ in range(2)]
+    await one.create("s", "m")
+    await one.claim("s", "g", "r1", 60.0)
+    await refused_as_busy(other.claim("s", "h", "r2", 60.0))
+    await one.append("s", HELLO, model="m", node_id="a", generation_id="g")
+    await other.append("s", HELLO, model="m", node_id="a", generation_id="g")
+    assert (await other.get("s")).messages == HELLO
+    await other.claim("s", "h", "r2", 60.0)
+    await one.close()
+    await other.close()
+
+
+def damaged_in_the_middle(path: Path) -> bytes:
+    """Pages of a real database, overwritten."""
+    with sqlite3.connect(path) as db:
+        db.executescript(VERSION_1)
+        db.executemany("INSERT INTO messages VALUES ('s', ?, 'user', ?)", [(i + 1, "x" * 500) for i in range(200)])
+    db.close()
+    content = bytearray(path.read_bytes())
+    content[4096 * 4 : 4096 * 12] = b"\xa5" * (4096 * 8)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["no database", "overwritten", "cut"])
+async def test_a_damaged_file_is_refused_by_name_and_kept(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "s.db"
+    content = b"not a database" * 100 if damage == "no database" else damaged_in_the_middle(path)
+    content = content[: 4096 * 10 + 100] if damage == "cut" else content
+    path.write_bytes(content)
+    with pytest.raises(RyzansteinError) as failure:
+        await SqliteSessions.open(path, SessionBounds(), lambda count: None)
+    assert (failure.value.code, failure.value.reason) == (Code.FAILED_PRECONDITION, "STATE_CORRUPT")
+    assert str(path) in failure.value.message
+    assert path.read_bytes() == content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -141,3 +142,34 @@ async def test_sessions_are_created_listed_and_deleted_over_grpc(start_node: Any
     assert [m.role for m in kept.messages] == [inference.ROLE_SYSTEM, USER, ASSISTANT]
     await client.sessions.DeleteSession(inference.DeleteSessionRequest(session_id=made.session_id))
     assert not (await client.sessions.ListSessions(inference.ListSessionsRequest())).sessions
+
+
+async def test_a_second_request_is_refused_by_every_router_that_shares_the_sessions(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a", step_s=0.01)
+    one = await start_router(node, session_store="sqlite", router_id="r1", claim_ttl_s=0.5)
+    other = await start_router(node, session_store="sqlite", router_id="r2")
+    running = one.inference.Chat(chat("one", tokens=100))
+    await until(lambda: bool(node.submits))
+    await asyncio.sleep(0.7)  # longer than the claim lives: it is renewed
+    error = await refused(other.inference.Chat(chat("two")))
+    assert (error.code, error.reason, error.retry_after_s) == (Code.ABORTED, "SESSION_BUSY", 1.0)
+    await running
+    await other.inference.Chat(chat("three"))
+    assert [content for _, content in sent(node)][::2] == ["one", "three"]
+
+
+async def test_a_session_whose_answer_was_cancelled_is_free_for_every_router(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a", step_s=0.01)
+    one = await start_router(node, session_store="sqlite", router_id="r1")
+    other = await start_router(node, session_store="sqlite", router_id="r2")
+    stream = one.inference.StreamChat(inference.StreamChatRequest(chat=chat("one", tokens=500)))
+    started = (await anext(aiter(stream))).event.started
+    await one.inference.CancelGeneration(inference.CancelGenerationRequest(generation_id=started.generation_id))
+    await until(lambda: not one.router.core.running)
+    await asyncio.sleep(0.1)
+    await other.inference.Chat(chat("two"))
+    assert sent(node) == [(USER, "two")]

@@ -10,7 +10,14 @@ import pytest
 from ryzanstein.generation import FinishReason, SamplingParams
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import (
+    OutOfMemory,
+    SampledToken,
+    SampleRow,
+    SequencesFailed,
+    StepPlan,
+    needs_full_logits,
+)
 from ryzanstein.worker.engine.settings import EngineSettings
 
 VOCABULARY = 97
@@ -47,6 +54,7 @@ class FakeRanks:
         self.cache: list[list[int | None]] = [[None] * settings.block_size for _ in range(settings.num_blocks)]
         self.plans: list[StepPlan] = []
         self.failing: Callable[[SampleRow], bool] = lambda row: False
+        self.short: Callable[[StepPlan], bool] = lambda plan: False
         self.cost_s: Callable[[StepPlan], float] = lambda plan: 0.0
         self.busy_s = 0.0
 
@@ -68,6 +76,8 @@ class FakeRanks:
                 written.add(slot)
                 self.cache[slot[0]][slot[1]] = plan.token_ids[position]
                 position += 1
+        if self.short(plan):
+            raise OutOfMemory("rank 1: no memory for the step")
         bad = {i: "logits are not numbers" for i, row in enumerate(rows) if self.failing(row)}
         if bad:
             raise SequencesFailed(bad)

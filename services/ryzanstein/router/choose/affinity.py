@@ -15,10 +15,12 @@ _PREFIX_TOKENS = 256
 @dataclass(frozen=True, slots=True)
 class Affinity:
     """`key` orders the nodes. `sticky`: a conversation's state is worth waiting in that node's queue for; otherwise the key
-    is only a good guess, and load is shared among nodes first."""
+    is only a good guess, and load is shared among nodes first. `marks`: digests of ever longer beginnings, the shortest
+    first, where a policy looks for the longest one that it knows."""
 
     key: bytes
     sticky: bool
+    marks: tuple[bytes, ...] = ()
 
 
 def affinity(request: GenerationRequest) -> Affinity:
@@ -27,7 +29,12 @@ def affinity(request: GenerationRequest) -> Affinity:
         return Affinity(b"session:" + request.session_id.encode(), True)
     if request.user:
         return Affinity(b"user:" + request.user.encode(), True)
-    return Affinity(b"prefix:" + _prefix(request.prompt), False)
+    return Affinity(beginning(request.prompt), False)
+
+
+def beginning(prompt: Prompt) -> bytes:
+    """A key that requests share which begin alike, up to the first user message."""
+    return b"prefix:" + _prefix(prompt)
 
 
 def _prefix(prompt: Prompt) -> bytes:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ryzanstein import errors
 from ryzanstein.generation import Message
+from ryzanstein.router.sessions.claims import LocalClaims
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
+    extended,
     page_token,
     read_page_token,
 )
@@ -26,8 +28,10 @@ class MemorySessions:
         self._bounds = bounds
         self._on_evicted = on_evicted
         self._sessions: dict[str, Session] = {}
+        self._told: dict[str, set[str]] = {}
+        self._claims = LocalClaims()
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         if checked_id(session_id) in self._sessions:
             raise errors.already_exists("session", session_id)
         self._bounds.check(messages)
@@ -40,6 +44,7 @@ class MemorySessions:
         surplus = len(self._sessions) - self._bounds.max_sessions
         for session_id in list(self._sessions)[: max(0, surplus)]:
             del self._sessions[session_id]
+            self._told.pop(session_id, None)
         if surplus > 0:
             self._on_evicted(surplus)
 
@@ -59,17 +64,29 @@ class MemorySessions:
     async def delete(self, session_id: str) -> None:
         if self._sessions.pop(session_id, None) is None:
             raise errors.not_found("session", session_id)
+        self._told.pop(session_id, None)
 
-    async def append(self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str) -> None:
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
         session = await self.get(session_id)
-        del self._sessions[session_id]
-        self._sessions[session_id] = replace(
-            session,
-            model=session.model or model,
-            messages=(*session.messages, *messages),
-            update_time=time.time(),
-            node_id=node_id,
-        )
+        told = self._told.setdefault(session_id, set())
+        if added := generation_id not in told:
+            del self._sessions[session_id]
+            self._sessions[session_id] = extended(session, messages, model, node_id)
+        if generation_id:
+            told.add(generation_id)
+            self._claims.told(session_id, generation_id)
+        return added
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+        self._claims.claim(session_id, generation_id, owner, ttl_s)
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        return self._claims.renew(held, owner, ttl_s)
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        self._claims.release(session_id, generation_id, owner)
 
     async def close(self) -> None:
         self._sessions.clear()

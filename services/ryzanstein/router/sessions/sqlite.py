@@ -1,4 +1,4 @@
-"""Sessions in one SQLite file in the router's state directory: a restarted router still remembers.
+"""Sessions in one SQLite file in a state directory: a restarted router still remembers, and routers of one host share them.
 
 All statements run in one thread of the store's own, so the event loop never waits for a disk. Write-ahead log, synchronous
 NORMAL: a crash of the process loses nothing, a power cut at most the last turns.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from ryzanstein import errors
 from ryzanstein.generation import Message, Role
+from ryzanstein.router.sessions.sqlite_claims import SqliteClaims
+from ryzanstein.router.sessions.sqlite_file import connect, told_as_unavailable, transaction
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
@@ -26,18 +28,6 @@ from ryzanstein.router.sessions.store import (
     read_page_token,
 )
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE sessions (
-    session_id TEXT PRIMARY KEY, model TEXT NOT NULL,
-    create_time REAL NOT NULL, update_time REAL NOT NULL, node_id TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
-CREATE TABLE messages (
-    session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
-    role TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (session_id, position)
-) WITHOUT ROWID;
-"""
 _COLUMNS = "session_id, model, create_time, update_time, node_id"
 _Result = TypeVar("_Result")
 
@@ -53,23 +43,24 @@ class SqliteSessions:
         on_evicted: Callable[[int], None],
     ) -> None:
         self._connection = connection
+        self._claims = SqliteClaims(connection)
         self._thread = thread
         self._bounds = bounds
         self._on_evicted = on_evicted
 
     @classmethod
     async def open(cls, path: Path, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> SqliteSessions:
-        """Raises FAILED_PRECONDITION when the file was written by a later version, sqlite3.Error when it cannot be used."""
+        """See `connect` for what it raises."""
         thread = ThreadPoolExecutor(1, "sessions")
         loop = asyncio.get_running_loop()
         try:
-            connection = await loop.run_in_executor(thread, _connect, path)
+            connection = await loop.run_in_executor(thread, connect, path)
         except BaseException:
             thread.shutdown()
             raise
         return cls(connection, thread, bounds, on_evicted)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages)))
@@ -87,19 +78,31 @@ class SqliteSessions:
     async def delete(self, session_id: str) -> None:
         await self._run(lambda: self._delete(session_id))
 
-    async def append(self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str) -> None:
-        await self._run(lambda: self._append(session_id, messages, model, node_id))
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
+        return await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+        await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s))
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        return await self._run(lambda: self._claims.renew(held, owner, ttl_s))
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        await self._run(lambda: self._claims.release(session_id, generation_id, owner))
 
     async def close(self) -> None:
         await self._run(self._connection.close)
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        with told_as_unavailable():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _create(self, session_id: str, model: str, messages: tuple[Message, ...]) -> tuple[Session, int]:
         now = time.time()
-        with self._connection as db:
+        with transaction(db := self._connection):
             try:
                 db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (session_id, model, now, now))
             except sqlite3.IntegrityError:
@@ -118,11 +121,12 @@ class SqliteSessions:
         return surplus
 
     def _get(self, session_id: str) -> Session:
-        row = self._connection.execute(f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
-        if row is None:
-            raise errors.not_found("session", session_id)
-        query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
-        messages = tuple(Message(Role(role), content) for role, content in self._connection.execute(query, (session_id,)))
+        with transaction(db := self._connection, "DEFERRED"):
+            row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+            if row is None:
+                raise errors.not_found("session", session_id)
+            query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
+            messages = tuple(Message(Role(role), content) for role, content in db.execute(query, (session_id,)))
         return _session(row, messages)
 
     def _list(self, size: int, start: tuple[float, str]) -> SessionPage:
@@ -135,46 +139,31 @@ class SqliteSessions:
         return SessionPage(page, page_token(page[-1]) if len(rows) > size else "")
 
     def _delete(self, session_id: str) -> None:
-        with self._connection as db:
+        with transaction(db := self._connection):
             if not db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,)).rowcount:
                 raise errors.not_found("session", session_id)
 
-    def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str) -> None:
-        with self._connection as db:
+    def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> bool:
+        with transaction(db := self._connection):
+            if not db.execute("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone():
+                raise errors.not_found("session", session_id)
+            if generation_id:
+                turn = (session_id, generation_id)
+                self._claims.told(*turn)
+                if not db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?)", turn).rowcount:
+                    return False
             update = (
                 "UPDATE sessions SET model = CASE model WHEN '' THEN ? ELSE model END, update_time = ?, node_id = ?"
                 " WHERE session_id = ?"
             )
-            if not db.execute(update, (model, time.time(), node_id, session_id)).rowcount:
-                raise errors.not_found("session", session_id)
+            db.execute(update, (model, time.time(), node_id, session_id))
             (count,) = db.execute("SELECT count(*) FROM messages WHERE session_id = ?", (session_id,)).fetchone()
             self._insert(session_id, count, messages)
+        return True
 
     def _insert(self, session_id: str, position: int, messages: Sequence[Message]) -> None:
         rows = [(session_id, position + i, message.role.value, message.content) for i, message in enumerate(messages)]
         self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=5.0)
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA foreign_keys = ON")
-        _migrate(db)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _migrate(db: sqlite3.Connection) -> None:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise errors.failed_precondition("STATE_TOO_NEW", f"sessions of schema {version}, this router knows {SCHEMA_VERSION}")
-    if version == 0:
-        db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def _session(row: tuple[str, str, float, float, str], messages: tuple[Message, ...]) -> Session:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import MAX_NAME_CHARS, Message
 
 MAX_PAGE_SIZE = 1000
@@ -28,6 +30,17 @@ class Session:
     update_time: float
     messages: tuple[Message, ...] = ()
     node_id: str = ""
+
+
+def extended(session: Session, messages: Sequence[Message], model: str, node_id: str) -> Session:
+    """The session with one more turn, now."""
+    return replace(
+        session,
+        model=session.model or model,
+        messages=(*session.messages, *messages),
+        update_time=time.time(),
+        node_id=node_id,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +70,22 @@ class SessionBounds:
             )
 
 
-class SessionStore(Protocol):
-    """Keeps sessions. No method blocks the event loop; each may raise a `RyzansteinError`."""
+class StoreUnavailableError(RyzansteinError):
+    """The store did not do it: it is locked, full, gone or too slow. Whether the write was done is not known."""
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
-        """ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when the messages are too many."""
+
+def store_unavailable(message: str, session_id: str = "") -> StoreUnavailableError:
+    metadata = {"session_id": session_id[:128]} if session_id else {}
+    return StoreUnavailableError(message, Code.UNAVAILABLE, "SESSION_STORE_UNAVAILABLE", metadata, retry_after_s=1.0)
+
+
+class SessionStore(Protocol):
+    """Keeps sessions. No method blocks the event loop; each may raise a `RyzansteinError`, and `StoreUnavailableError` when
+    the store itself fails."""
+
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+        """ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when the messages are too many. `fresh`: the id has just
+        been made up, so nobody can have taken it."""
         ...
 
     async def get(self, session_id: str) -> Session:
@@ -76,9 +100,27 @@ class SessionStore(Protocol):
         """NOT_FOUND when there is none."""
         ...
 
-    async def append(self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str) -> None:
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
         """Adds a turn at the end, remembers who answered, and fixes the model of a session that had none.
+        A generation's turn is added once, however often it is appended, and its claim ends with it.
+        False: it was there already.
         NOT_FOUND when the session was deleted meanwhile."""
+        ...
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+        """The generation speaks in the session for `ttl_s` from now on; the session need not exist yet.
+        ABORTED SESSION_BUSY while another generation does. Another owner of the same generation takes it over."""
+        ...
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        """Extends an owner's claims, session id to generation id, or takes them again where nobody has them.
+        Returns the sessions that another owner or generation has now."""
+        ...
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        """Ends the claim if it is still this owner's."""
         ...
 
     async def close(self) -> None: ...

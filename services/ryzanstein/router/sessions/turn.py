@@ -1,7 +1,7 @@
 """What a request does with its session: put the earlier messages in front, and add the turn when the answer is complete.
 
-One generation at a time speaks in a session. A second one meanwhile is refused (ABORTED, SESSION_BUSY): its history would lack
-the answer that is under way, and whichever ended last would decide the order.
+One generation at a time speaks in a session. A second one meanwhile is refused (ABORTED, SESSION_BUSY), by whichever router:
+its history would lack the answer that is under way, and whichever ended last would decide the order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role
+from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStore
 from ryzanstein.router.telemetry import Telemetry
 
@@ -20,13 +21,17 @@ log = structlog.get_logger(__name__)
 
 
 class Turn:
-    """A request's place in its session, held from `Turns.open` to `release`."""
+    """A generation's place in its session, held from `Turns.open` or `Turns.resume` to `release`."""
 
-    def __init__(self, turns: Turns, session_id: str, session: Session | None, said: tuple[Message, ...]) -> None:
+    def __init__(
+        self, turns: Turns, session_id: str, generation_id: str, session: Session | None, said: tuple[Message, ...]
+    ) -> None:
         self._turns = turns
         self.session_id = session_id
+        self.generation_id = generation_id
+        self.said = said
         self._session = session
-        self._said = said
+        self._stored = False
 
     @property
     def model(self) -> str:
@@ -37,7 +42,7 @@ class Turn:
     def prompt(self) -> ChatPrompt:
         """The whole conversation."""
         earlier = () if self._session is None else self._session.messages
-        return ChatPrompt((*earlier, *self._said))
+        return ChatPrompt((*earlier, *self.said))
 
     async def ensure(self, model: str) -> None:
         """Creates a session that did not exist."""
@@ -45,51 +50,66 @@ class Turn:
             self._session = await self._turns.store.create(self.session_id, model)
 
     async def commit(self, answer: str, model: str, node_id: str) -> None:
-        """Adds what the client said and the answer. A failure is logged and counted: the answer itself is complete."""
-        messages = (*self._said, Message(Role.ASSISTANT, answer))
+        """Adds what the client said and the answer, once per generation, and with it ends the claim. A failure is logged and
+        counted: the answer itself is complete."""
+        messages = (*self.said, Message(Role.ASSISTANT, answer))
         try:
-            await self._turns.store.append(self.session_id, messages, model=model, node_id=node_id)
+            await self._turns.store.append(
+                self.session_id, messages, model=model, node_id=node_id, generation_id=self.generation_id
+            )
         except Exception as error:
             self._turns.telemetry.session_turns.labels("dropped").inc()
             log.warning("session turn dropped", session_id=self.session_id, error=str(error))
         else:
+            self._stored = True
             self._turns.telemetry.session_turns.labels("stored").inc()
 
     def release(self) -> None:
-        self._turns.busy.discard(self.session_id)
+        """However the generation ended. Whoever opens the session next at this router waits for it."""
+        self._turns.claimed.release(self.session_id, self.generation_id, ended=self._stored)
 
 
 class Turns:
-    """The sessions in which something is being said."""
+    """The sessions in which this router says something."""
 
-    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: Telemetry) -> None:
+    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: Telemetry, claimed: Claimed) -> None:
         self.store = store
         self.telemetry = telemetry
-        self.busy: set[str] = set()
+        self.claimed = claimed
         self._bounds = bounds
 
-    async def open(self, request: GenerationRequest) -> tuple[GenerationRequest, Turn | None]:
+    async def open(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
         """The request with its session's history and model, and the turn to `release`. None without a session.
 
         ABORTED when something is being said there, INVALID_ARGUMENT for another model than the session's,
-        FAILED_PRECONDITION SESSION_FULL when the conversation has become too long.
+        FAILED_PRECONDITION SESSION_FULL when the conversation has become too long, UNAVAILABLE when its history cannot be had.
         """
         if not request.session_id:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
             raise errors.invalid("session_id", "needs messages, not a text or token ids")
-        if request.session_id in self.busy:
-            self.telemetry.refused.labels("session_busy").inc()
-            raise RyzansteinError(
-                f"session {request.session_id!r} is answering another request", Code.ABORTED, "SESSION_BUSY", retry_after_s=1.0
-            )
-        self.busy.add(request.session_id)
         try:
-            turn = Turn(self, request.session_id, await self._find(request.session_id), request.prompt.messages)
+            await self.claimed.claim(request.session_id, generation_id)
+        except RyzansteinError as error:
+            if error.reason == "SESSION_BUSY":
+                self.telemetry.refused.labels("session_busy").inc()
+            raise
+        try:
+            session = await self._find(request.session_id)
+            turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
             return self._continued(request, turn), turn
         except BaseException:
-            self.busy.discard(request.session_id)
+            self.claimed.release(request.session_id, generation_id)
             raise
+
+    async def resume(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
+        """The turn of a generation that this router takes over from another one. Its claim comes along; where it has expired
+        and somebody else speaks by now, the answer is added after theirs."""
+        try:
+            await self.claimed.claim(session_id, generation_id)
+        except RyzansteinError as error:
+            log.warning("session claimed by another generation", session_id=session_id, error=str(error))
+        return Turn(self, session_id, generation_id, None, said)
 
     async def _find(self, session_id: str) -> Session | None:
         try:

@@ -87,6 +87,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: int  # ... and found
     prefill_tokens: int
     decode_tokens: int
+    memory_retries: int = 0  # steps that were given up for want of memory, and done in smaller parts
     expected_wait_s: float = 0.0  # of one that would join the line now
     paused: dict[str, int] = {}  # by cause
     resumed: int = 0

@@ -1,0 +1,26 @@
+"""Where a Redis server is. The URL may hold a password: it is never logged; `address` is what may be shown."""
+
+from __future__ import annotations
+
+import contextlib
+from urllib.parse import urlsplit
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+def checked_redis_url(url: str) -> str:
+    """ValueError, without the URL in it, when it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not (parts.hostname or parts.path):
+        raise ValueError("must be redis://, rediss:// or unix://, then [user:password@]host[:port][/database]")
+    with contextlib.suppress(ValueError):
+        if parts.port != 0:
+            return url
+    raise ValueError("must name a port in [1, 65535]")
+
+
+def address(url: str) -> str:
+    """The URL without user, password and options."""
+    parts = urlsplit(url)
+    place = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}{parts.path}"
+    return f"{parts.scheme}://{place}"

@@ -1,0 +1,96 @@
+"""The sessions that this router has claimed: takes claims, renews them while their generations run, gives them back.
+
+What this router itself holds is known without the store. A claim that the store has lost (it was emptied, it was away for
+longer than a claim lives) is taken again by the next renewal, unless somebody else was faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+
+import structlog
+
+from ryzanstein.router.sessions.claims import session_busy
+from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError
+
+log = structlog.get_logger(__name__)
+
+_RENEWALS_PER_TTL = 3
+_MAX_BATCH = 500
+
+
+class Claimed:
+    """Claims of one owner. `close` waits for what is being given back."""
+
+    def __init__(self, store: SessionStore, owner: str, ttl_s: float) -> None:
+        self._store = store
+        self._owner = owner
+        self._ttl_s = ttl_s
+        self._held: dict[str, str] = {}
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def claim(self, session_id: str, generation_id: str) -> None:
+        """ABORTED SESSION_BUSY while another generation speaks in the session, here or at another router."""
+        if self._held.get(session_id, generation_id) != generation_id:
+            raise session_busy(session_id)
+        self._held[session_id] = generation_id
+        try:
+            if (releasing := self._releasing.get(session_id)) is not None:
+                await asyncio.shield(releasing)
+            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s)
+        except BaseException as error:
+            # A refusal took nothing; anything else may have been done.
+            self.release(session_id, generation_id, ended=isinstance(error, Exception))
+            raise
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), context=Context())
+
+    def release(self, session_id: str, generation_id: str, *, ended: bool = False) -> None:
+        """Gives the claim back; `ended`: the store knows already."""
+        if self._held.get(session_id) != generation_id:
+            return
+        del self._held[session_id]
+        if not ended:
+            task = asyncio.create_task(self._give_back(session_id, generation_id))
+            self._releasing[session_id] = task
+            task.add_done_callback(lambda _: self._released(session_id, task))
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        await asyncio.gather(*self._releasing.values(), return_exceptions=True)
+
+    def _released(self, session_id: str, task: asyncio.Task[None]) -> None:
+        if self._releasing.get(session_id) is task:
+            del self._releasing[session_id]
+
+    async def _give_back(self, session_id: str, generation_id: str) -> None:
+        try:
+            await self._store.release(session_id, generation_id, self._owner)
+        except StoreUnavailableError:
+            log.debug("claim left to expire", session_id=session_id)
+
+    async def _renew(self) -> None:
+        """Ends when nothing is held; the next claim starts it again."""
+        while self._held:
+            await asyncio.sleep(self._ttl_s / _RENEWALS_PER_TTL)
+            held = list(self._held.items())
+            for first in range(0, len(held), _MAX_BATCH):
+                await self._renew_batch(dict(held[first : first + _MAX_BATCH]))
+        self._renewing = None
+
+    async def _renew_batch(self, held: dict[str, str]) -> None:
+        try:
+            lost = await self._store.renew(held, self._owner, self._ttl_s)
+        except StoreUnavailableError:
+            return
+        for session_id in lost:
+            if self._held.get(session_id) == held[session_id]:
+                log.warning("session claimed elsewhere", session_id=session_id, generation_id=held[session_id])
+        # Those that ended while they were renewed were perhaps taken again.
+        for session_id, generation_id in held.items():
+            if session_id not in self._held and session_id not in lost and session_id not in self._releasing:
+                await self._give_back(session_id, generation_id)

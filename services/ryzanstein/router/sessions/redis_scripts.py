@@ -1,0 +1,113 @@
+"""What the Redis store does atomically, as Lua (Redis 5 and later). The server's clock gives the times of sessions and claims.
+
+Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of generations that are in it,
+`claim:ID` a hash that expires, `sessions` the ids by time of use. Who changed what is published on `changed`.
+"""
+
+from __future__ import annotations
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] .. '.' .. string.format('%06d', time[2])
+"""
+
+# KEYS session messages sessions changed; ARGV id model nonce max_sessions prefix origin, then the messages.
+# Returns {time, evicted}, or {} when the id is taken.
+CREATE = (
+    _NOW
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 then
+    if redis.call('HGET', KEYS[1], 'nonce') == ARGV[3] then
+        return {redis.call('HGET', KEYS[1], 'create_time'), 0}
+    end
+    return {}
+end
+redis.call('HSET', KEYS[1], 'model', ARGV[2], 'create_time', now, 'update_time', now, 'node_id', '',
+    'nonce', ARGV[3], 'num_messages', #ARGV - 6)
+for i = 7, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+redis.call('ZADD', KEYS[3], now, ARGV[1])
+local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[4])
+if surplus > 0 then
+    for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, surplus - 1)) do
+        redis.call('DEL', ARGV[5] .. 'session:' .. id, ARGV[5] .. 'messages:' .. id, ARGV[5] .. 'turns:' .. id)
+        redis.call('ZREM', KEYS[3], id)
+    end
+end
+redis.call('PUBLISH', KEYS[4], ARGV[6] .. ' ' .. ARGV[1])
+return {now, math.max(surplus, 0)}
+"""
+)
+
+# KEYS session messages turns sessions claim changed; ARGV id generation_id model node_id origin, then the messages.
+# Returns 0 when there is no such session, 1 when it has the turn already, 2 when it was added.
+APPEND = (
+    _NOW
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if ARGV[2] ~= '' then
+    if redis.call('HGET', KEYS[5], 'generation_id') == ARGV[2] then redis.call('DEL', KEYS[5]) end
+    if redis.call('SADD', KEYS[3], ARGV[2]) == 0 then return 1 end
+end
+if redis.call('HGET', KEYS[1], 'model') == '' then redis.call('HSET', KEYS[1], 'model', ARGV[3]) end
+redis.call('HSET', KEYS[1], 'update_time', now, 'node_id', ARGV[4])
+redis.call('HINCRBY', KEYS[1], 'num_messages', #ARGV - 5)
+for i = 6, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+redis.call('ZADD', KEYS[4], now, ARGV[1])
+redis.call('PUBLISH', KEYS[6], ARGV[5] .. ' ' .. ARGV[1])
+return 2
+"""
+)
+
+# KEYS session messages turns sessions changed; ARGV id origin. Returns how many sessions it deleted.
+DELETE = """
+local deleted = redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('PUBLISH', KEYS[5], ARGV[2] .. ' ' .. ARGV[1])
+return deleted
+"""
+
+# KEYS sessions; ARGV update_time id count prefix. The sessions before that position in the order (update_time, id), falling.
+LIST = """
+local first = redis.call('ZCOUNT', KEYS[1], '(' .. ARGV[1], '+inf')
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1])) do
+    if id >= ARGV[2] then first = first + 1 end
+end
+local found = {}
+for _, id in ipairs(redis.call('ZREVRANGE', KEYS[1], first, first + tonumber(ARGV[3]) - 1)) do
+    local fields = redis.call('HMGET', ARGV[4] .. 'session:' .. id, 'model', 'create_time', 'update_time', 'node_id')
+    if fields[1] then table.insert(found, {id, fields[1], fields[2], fields[3], fields[4]}) end
+end
+return found
+"""
+
+# KEYS claim; ARGV generation_id owner ttl_ms. Returns 0 when another generation has it.
+CLAIM = """
+local held = redis.call('HGET', KEYS[1], 'generation_id')
+if held and held ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'generation_id', ARGV[1], 'owner', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+
+# KEYS claims; ARGV owner ttl_ms, then a generation_id for each. Returns the numbers of those that are lost.
+RENEW = """
+local lost = {}
+for i, key in ipairs(KEYS) do
+    local held = redis.call('HMGET', key, 'generation_id', 'owner')
+    if held[1] and (held[1] ~= ARGV[i + 2] or held[2] ~= ARGV[1]) then
+        table.insert(lost, i)
+    else
+        redis.call('HSET', key, 'generation_id', ARGV[i + 2], 'owner', ARGV[1])
+        redis.call('PEXPIRE', key, ARGV[2])
+    end
+end
+return lost
+"""
+
+# KEYS claim; ARGV generation_id owner.
+RELEASE = """
+local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
+if held[1] == ARGV[1] and held[2] == ARGV[2] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
