@@ -18,6 +18,7 @@ from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
+    NO_PROGRESS,
     NODE_FAULT,
     REQUEST_FAULT,
     AttemptEvent,
