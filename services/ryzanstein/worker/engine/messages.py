@@ -28,6 +28,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
+    let_in: bool = False  # by a node before this one: it is not refused for coming late
     traceparent: str = ""
 
 
@@ -96,7 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
-    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
+    """What one step produced. `let_in` are groups that may wait or run: none of them was refused. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
 
     step: int
     groups: list[int]
@@ -107,3 +108,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     failed: list[GroupFailed]
     stats: EngineStats
     step_s: float
+    let_in: list[int] = []
