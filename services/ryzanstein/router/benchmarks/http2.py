@@ -85,9 +85,7 @@ class Http2Connection(asyncio.Protocol):
             ("te", "trailers"),
         )
         body = struct.pack(">BI", 0, len(message)) + message
-        self.transport.write(
-            _frame(_HEADERS, _END_HEADERS, stream_id, headers) + _frame(_DATA, _END_STREAM, stream_id, body)
-        )
+        self.transport.write(_frame(_HEADERS, _END_HEADERS, stream_id, headers) + _frame(_DATA, _END_STREAM, stream_id, body))
 
     def data_received(self, data: bytes) -> None:
         unread, at = self._unread + data, 0
@@ -152,7 +150,5 @@ class Http2Connection(asyncio.Protocol):
 async def connect(port: int, window_bytes: int = WINDOW_BYTES) -> Http2Connection:
     """A connection to a server on this machine. OSError: there is none."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(
-        lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes), "127.0.0.1", port
-    )
+    _, connection = await loop.create_connection(lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes), "127.0.0.1", port)
     return connection

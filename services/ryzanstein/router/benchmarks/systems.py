@@ -92,7 +92,9 @@ def _command(name: str, port: int, node_port: int, folder: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def _running(command: Sequence[str], stdout: int = asyncio.subprocess.DEVNULL) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _running(
+    command: Sequence[str], stdout: int = asyncio.subprocess.DEVNULL
+) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(*command, stdout=stdout)
     try:
         yield process
