@@ -29,6 +29,7 @@ def router(  # noqa: PLR0917 - the command's options
     idle: Annotated[int, typer.Option(min=0, max=8000, help="idle connections whose memory is read; 0: none")] = _DEFAULT.idle,
     active: Annotated[int, typer.Option(min=0, max=4000, help="streams whose memory is read; 0: none")] = _DEFAULT.active,
     many: Annotated[int, typer.Option(min=0, max=4000, help="streams that are opened at once; 0: none")] = _DEFAULT.many,
+    many_tokens: Annotated[int, typer.Option(min=1, help="of each, one every 0.25 s")] = _DEFAULT.many_tokens,
     slow: Annotated[int, typer.Option(min=0, max=1000, help="readers that do not read; 0: none")] = _DEFAULT.slow,
     slow_tokens: Annotated[int, typer.Option(min=1, help="that each of them is owed")] = _DEFAULT.slow_tokens,
     json_path: Annotated[str, typer.Option("--json", help="a file for the document; -: standard output")] = "",
@@ -39,7 +40,7 @@ def router(  # noqa: PLR0917 - the command's options
     try:
         levels = tuple(int(level) for level in _names("streams", streams, None))
         chosen = tuple(_names("systems", systems, SYSTEMS))
-        plan = Plan(chosen, levels, rounds, seconds, first_tokens, idle, active, many, slow, slow_tokens)
+        plan = Plan(chosen, levels, rounds, seconds, first_tokens, idle, active, many, many_tokens, slow, slow_tokens)
         findings = uvloop.run(survey(plan, people))
     except RyzansteinError as error:
         people.print(f"error {error.code.name} ({error.reason}): {error.message}", markup=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -29,6 +29,7 @@ class Plan:
     idle: int = 500
     active: int = 500
     many: int = 2000
+    many_tokens: int = 20
     slow: int = 32
     slow_tokens: int = 4000
 
@@ -58,27 +59,23 @@ async def survey(plan: Plan, people: Console) -> Findings:
     """Runs the plan. A system that is not installed is left out and said so."""
     findings = Findings()
     async with running_node() as node:
-        systems = await _startable(plan.systems, node, findings)
         for number in range(plan.rounds):
-            for name in systems[number % len(systems) :] + systems[: number % len(systems)]:
+            first = number % len(plan.systems)
+            for name in plan.systems[first:] + plan.systems[:first]:
                 people.print(f"round {number + 1} of {plan.rounds}: {name}")
-                async with _fresh(name, node) as system:
-                    await _one_round(system, node, plan, findings)
-        for name in (name for name in systems if name != DIRECT):
-            people.print(f"memory, many streams, slow readers: {name}")
-            await _bounds(name, node, plan, findings)
+                await _if_there(name, _one_round(name, node, plan, findings), findings)
+        for name in plan.systems:
+            if name != DIRECT:
+                people.print(f"memory, many streams, slow readers: {name}")
+                await _if_there(name, _bounds(name, node, plan, findings), findings)
     return findings
 
 
-async def _startable(names: Sequence[str], node: Node, findings: Findings) -> list[str]:
-    systems = []
-    for name in names:
-        try:
-            async with _fresh(name, node):
-                systems.append(name)
-        except RyzansteinError as error:
-            findings.absent[name] = error.message
-    return systems
+async def _if_there(name: str, part: Awaitable[None], findings: Findings) -> None:
+    try:
+        await part
+    except RyzansteinError as error:
+        findings.absent[name] = error.message
 
 
 @contextlib.asynccontextmanager
@@ -88,13 +85,14 @@ async def _fresh(name: str, node: Node) -> AsyncIterator[System]:
         yield system
 
 
-async def _one_round(system: System, node: Node, plan: Plan, findings: Findings) -> None:
-    if plan.first_tokens:
-        findings.first_tokens_s.setdefault(system.name, []).extend(await first_tokens_s(system, plan.first_tokens))
-    for streams in plan.streams:
-        cell = (system.name, streams)
-        findings.long.setdefault(cell, []).append(await long_answers(system, node, streams, plan.seconds))
-        findings.short.setdefault(cell, []).append(await short_answers(system, node, streams, plan.seconds / 2))
+async def _one_round(name: str, node: Node, plan: Plan, findings: Findings) -> None:
+    async with _fresh(name, node) as system:
+        if plan.first_tokens:
+            findings.first_tokens_s.setdefault(name, []).extend(await first_tokens_s(system, plan.first_tokens))
+        for streams in plan.streams:
+            cell = (name, streams)
+            findings.long.setdefault(cell, []).append(await long_answers(system, node, streams, plan.seconds))
+            findings.short.setdefault(cell, []).append(await short_answers(system, node, streams, plan.seconds / 2))
 
 
 async def _bounds(name: str, node: Node, plan: Plan, findings: Findings) -> None:
@@ -104,7 +102,7 @@ async def _bounds(name: str, node: Node, plan: Plan, findings: Findings) -> None
             findings.held[name] = await held(system, plan.idle, plan.active)
     if plan.many:
         async with _fresh(name, node) as system:
-            findings.many[name] = await many_streams(system, plan.many, Script(tokens=20, step_s=0.25))
+            findings.many[name] = await many_streams(system, plan.many, Script(plan.many_tokens, step_s=0.25))
     if plan.slow:
         async with _fresh(name, node) as system:
             findings.slow[name] = await slow_readers(system, plan.slow, plan.slow_tokens, step_s=0.001)
