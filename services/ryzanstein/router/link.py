@@ -64,7 +64,7 @@ class NodeLink:
         self.node_id = ""
         self.beat = Beat()
         self.departed = False
-        self.newest_begun = 0
+        self.newest_begun: dict[tuple[str, int], int] = {}
         """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id

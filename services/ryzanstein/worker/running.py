@@ -114,8 +114,7 @@ class RunningGenerations:
 
     def on_step(self, events: StepEvents) -> None:
         """One step's tokens, ends and failures, to their links."""
-        for generation in self._known(events.let_in):
-            self._accept(generation)
+        self._accept_all(events.let_in)
         ends = {(end.group, end.choice): end for end in events.ended}
         links: dict[int, RouterLink] = {}
         for row, (group, choice, token_id) in enumerate(zip(events.groups, events.choices, events.token_ids, strict=True)):
@@ -163,8 +162,10 @@ class RunningGenerations:
         for generation in list(self._groups.values()):
             self.fail(generation, error, node_fault=node_fault)
 
-    def _known(self, groups: Iterable[int]) -> list[RunningGeneration]:
-        return [self._groups[group] for group in groups if group in self._groups]
+    def _accept_all(self, groups: Iterable[int]) -> None:
+        for group in groups:
+            if (generation := self._groups.get(group)) is not None:
+                self._accept(generation)
 
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:

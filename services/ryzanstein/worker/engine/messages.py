@@ -97,7 +97,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
-    """What one step produced. `let_in` are groups that may wait or run: none of them was refused. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
+    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
+
+    `let_in` are the groups that came since the last step and were not refused.
+    """
 
     step: int
     groups: list[int]
