@@ -47,6 +47,10 @@ class LinkObserver(Protocol):
         """The node's state, model or health is another than before."""
         ...
 
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        """A frame had so many new tokens."""
+        ...
+
 
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
@@ -161,7 +165,7 @@ class NodeLink:
         if frame.HasField("output"):
             if self._watch is not None:
                 self._watch.frame()
-            deliver(frame.output, self._sinks)
+            self._observer.link_brought(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
             self._on_beat(beat_from_wire(frame.beat))
 

@@ -192,6 +192,9 @@ class Links:
     def link_changed(self, link: NodeLink) -> None:
         self._notify()
 
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        self._telemetry.tokens.labels(link.beat.model, link.node_id).inc(num_tokens)
+
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
         self._notify()
