@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
+REQUEST_FAULT = "request_fault"
+NO_PROGRESS = "no_progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,13 @@ class AttemptRun:
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
-        match blame(error.code, node_fault):
+        match blame(error.code, node_fault, error.reason):
             case Blame.CLIENT:
                 self._tell(Rejected(self, error))
             case Blame.BACK_PRESSURE:
                 self._tell(Lost(self, BACK_PRESSURE, time.monotonic(), error))
+            case Blame.REQUEST:
+                self._tell(Lost(self, REQUEST_FAULT, time.monotonic(), error))
             case Blame.NODE:
                 self._tell(Lost(self, NODE_FAULT, time.monotonic(), error))
 

@@ -18,7 +18,9 @@ from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
+    NO_PROGRESS,
     NODE_FAULT,
+    REQUEST_FAULT,
     AttemptEvent,
     AttemptRun,
     Complete,
@@ -75,6 +77,7 @@ class Runner:
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
+        self._refused_by: set[str] = set()
         self._next_attempt = 0
         self._fruitless = 0
         self._stuck_since = time.monotonic()
@@ -165,7 +168,7 @@ class Runner:
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause == BACK_PRESSURE:
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:
@@ -179,6 +182,7 @@ class Runner:
         """Starts the next attempt, waiting for a node if need be. Raises when the generation must be given up."""
         if lost is not None:
             self._excluded.add(lost.run.node_id)
+            self._require_blameless(lost)
             if self._fruitless >= self._policy.max_fruitless_attempts:
                 raise self._give_up(lost)
         while not (nodes := self._candidates()):
@@ -195,6 +199,13 @@ class Runner:
             await self._links.changed(min(left_s, _LOOK_AGAIN_S))
             self._excluded.clear()
         self._start(nodes[0], None if lost is None else _Reroute(lost.cause, lost.run.node_id, lost.at))
+
+    def _require_blameless(self, lost: Lost) -> None:
+        """Two nodes that are well and cannot run a request agree: it is the request. Raises the error of the second."""
+        if lost.cause == REQUEST_FAULT and lost.error is not None:
+            self._refused_by.add(lost.run.node_id)
+            if len(self._refused_by) > 1 or not self._candidates():
+                raise lost.error
 
     def _give_up(self, lost: Lost | None) -> errors.RyzansteinError:
         cause = "no_nodes" if lost is None else lost.cause

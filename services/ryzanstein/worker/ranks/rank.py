@@ -48,8 +48,9 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         agent.send(RankRefused(str(refusal)))
         return 0
     except Exception as error:
-        _log(start.spec, start.rank).exception("rank failed")
+        # The agent first: want of memory may be what failed, and a log needs some.
         agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024], isinstance(error, RanksUnsound)))
+        _log(start.spec, start.rank).exception("rank failed")
         return 1
 
 
