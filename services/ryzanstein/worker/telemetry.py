@@ -104,6 +104,11 @@ class Telemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
 
+    def memory(self, resident_bytes: Sequence[int]) -> None:
+        """Of each rank, in the order of ranks."""
+        for rank, size in enumerate(resident_bytes):
+            self.resident.labels(str(rank)).set(size)
+
     def progress(self, ranks: Sequence[RankProgress]) -> None:
         """Samples each rank's last step, once per step at most."""
         for rank in ranks:

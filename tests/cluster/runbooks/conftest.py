@@ -29,7 +29,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.chaos import injection
+from ryzanstein.chaos.plan import INJECTION_DIR
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
@@ -140,6 +140,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=10) as reply:
                 answer = json.load(reply)
         except urllib.error.HTTPError as refused:
+            if refused.code not in (400, 422):  # not ready yet
+                raise
             with refused:
                 raise ValueError(f"{expression}: {refused.read().decode()}") from None
         return [float(series["value"][1]) for series in answer["data"]["result"]]
@@ -160,12 +162,16 @@ def _host(url: str) -> str:
 
 @dataclass
 class Load:
-    """Clients that stream long answers all the time, each a thread. `failures`: what they could not finish."""
+    """Clients that stream long answers all the time, each a thread.
+
+    `failures`: what they could not finish; `answering`: the node that gave each client its last token.
+    """
 
     addresses: list[str]
     clients: int = 3
     failures: list[str] = field(default_factory=list)
     finished: int = 0
+    answering: dict[str, str] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -179,6 +185,13 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
+
+    def wait_on(self, node_id: str) -> None:
+        """Returns in the middle of an answer of this node."""
+        deadline = time.monotonic() + 30
+        while node_id not in self.answering.values():
+            assert time.monotonic() < deadline, f"{node_id} answers nobody: {self.answering}, {self.failures}"
+            time.sleep(0.01)
 
     def _run(self, number: int) -> None:
         for turn in itertools.count():
@@ -198,10 +211,12 @@ class Load:
                 if response.event.HasField("delta"):
                     assert delta.first_index == seen, "a token was lost or repeated"
                     seen += len(delta.token_ids)
+                    self.answering[user.rpartition("-")[0]] = delta.node_id
                 if self._stop.is_set():
                     return
             assert seen == 120
             self.finished += 1
+            del self.answering[user.rpartition("-")[0]]
         except (grpc.RpcError, AssertionError) as failure:
             self.failures.append(str(failure))
 
@@ -286,9 +301,14 @@ class Walk:
     def __init__(self, world: World, page: Page, variables: dict[str, str]) -> None:
         self.world, self.page, self.variables = world, page, variables
 
-    def run(self, strike: Callable[[], None], heal: Callable[[], None] = lambda: None) -> None:
-        """Before the fault, during it, after "Do" (`heal` does what a supervisor would), and at its end."""
+    def run(self, strike: Callable[[], None], heal: Callable[[], None] = lambda: None, load: Load | None = None) -> None:
+        """Before the fault, during it, after "Do" (`heal` does what a supervisor would), and at its end.
+
+        With a load the fault strikes in the middle of an answer of $NODE.
+        """
         before = {expression: self.world.prometheus.ask(expression) for expression in self.page.expressions()}
+        if load is not None:
+            load.wait_on(self.variables["NODE"])
         strike()
         for section in ("What fires", "Look"):
             self._show(section)
@@ -350,7 +370,7 @@ def _world(program: str, folder: Path, **settings: Any) -> Iterator[World]:
     (port,) = free_ports(1)
     line = Line(f"127.0.0.1:{port}")
     # The laboratory's sabotage of ranks sleeps until a signal comes.
-    with environment(PYTHONPATH=str(Path(injection.__path__[0]))), closing(line):
+    with environment(PYTHONPATH=str(INJECTION_DIR)), closing(line):
         flags = ("--orchestrator", line.address, *settings.pop("worker_flags", ()))
         spec = ClusterSpec(MODEL_DIR, orchestrator_port=port, worker_flags=flags, **settings)
         with LocalCluster(spec) as cluster, closing(Prometheus(program, folder, cluster)) as prometheus:

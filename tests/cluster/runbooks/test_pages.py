@@ -41,21 +41,21 @@ def session_on(world: Any, node_id: str) -> str:
 def test_node_died(world: Any, walk: Any, all_ready: None) -> None:
     with world.load() as load:
         page = walk(world, "node-died", world.variables("node-1"))
-        page.run(strike=lambda: world.cluster.kill("node-1"), heal=lambda: world.cluster.restart("node-1"))
+        page.run(load=load, strike=lambda: world.cluster.kill("node-1"), heal=lambda: world.cluster.restart("node-1"))
     assert load.failures == []
 
 
 def test_node_frozen(world: Any, walk: Any, all_ready: None) -> None:
     with world.load() as load:
         page = walk(world, "node-frozen", world.variables("node-1"))
-        page.run(strike=lambda: world.cluster.kill("node-1", signal.SIGSTOP))
+        page.run(load=load, strike=lambda: world.cluster.kill("node-1", signal.SIGSTOP))
     assert load.failures == []
 
 
 def test_rank_died(world: Any, walk: Any, all_ready: None) -> None:
     with world.load() as load:
         page = walk(world, "rank-died", world.variables("node-0", RANK="1"))
-        page.run(strike=lambda: os.kill(world.ranks("node-0")[1].pid, signal.SIGKILL))
+        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[1].pid, signal.SIGKILL))
     assert load.failures == []
 
 
@@ -63,14 +63,16 @@ def test_rank_died(world: Any, walk: Any, all_ready: None) -> None:
 def test_rank_stalled(world: Any, walk: Any, all_ready: None, number: int, rank: str) -> None:
     with world.load() as load:
         page = walk(world, "rank-stalled", world.variables("node-0", RANK=rank))
-        page.run(strike=lambda: os.kill(world.ranks("node-0")[int(rank)].pid, number))
+        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[int(rank)].pid, number))
     assert load.failures == []
 
 
 def test_orchestrator_died(world: Any, walk: Any, all_ready: None) -> None:
     with world.load(1) as load:
         page = walk(world, "orchestrator-died", world.variables("node-1"))
-        page.run(strike=lambda: world.cluster.kill("orchestrator"), heal=lambda: world.cluster.restart("orchestrator"))
+        page.run(
+            load=load, strike=lambda: world.cluster.kill("orchestrator"), heal=lambda: world.cluster.restart("orchestrator")
+        )
     assert load.failures == []
 
 
@@ -79,7 +81,7 @@ def test_orchestrator_unreachable(world: Any, walk: Any, all_ready: None) -> Non
     with world.load(1) as load:
         page = walk(world, "orchestrator-unreachable", world.variables("node-1"))
         page.run(
-            strike=lambda: world.to_orchestrator.tell("blackhole"), heal=lambda: world.to_orchestrator.tell("pass")
+            load=load, strike=lambda: world.to_orchestrator.tell("blackhole"), heal=lambda: world.to_orchestrator.tell("pass")
         )
     assert load.failures == []
 
@@ -88,14 +90,14 @@ def test_partition(world: Any, walk: Any, all_ready: None, behind_a_line: Any) -
     """A line that swallows both ways stands for the packet filter; new connections hang in it as well."""
     with world.load() as load:
         page = walk(world, "partition", world.variables("node-1", NODE_PATH=behind_a_line.address))
-        page.run(strike=lambda: behind_a_line.tell("blackhole"), heal=lambda: behind_a_line.tell("pass"))
+        page.run(load=load, strike=lambda: behind_a_line.tell("blackhole"), heal=lambda: behind_a_line.tell("pass"))
     assert load.failures == []
 
 
 def test_far_node(world: Any, walk: Any, all_ready: None, behind_a_line: Any) -> None:
     variables = world.variables("node-1", SESSION=session_on(world, "node-1"))
     with world.load() as load:
-        walk(world, "far-node", variables).run(strike=lambda: behind_a_line.tell("delay 0.5"))
+        walk(world, "far-node", variables).run(load=load, strike=lambda: behind_a_line.tell("delay 0.5"))
     assert load.failures == []
 
 
@@ -129,7 +131,7 @@ def test_drain(world: Any, walk: Any, all_ready: None) -> None:
         world.cluster.restart("node-1")
 
     with world.load() as load:
-        walk(world, "drain", drained).run(strike=strike, heal=heal)
+        walk(world, "drain", drained).run(load=load, strike=strike, heal=heal)
     assert load.failures == []
 
 
@@ -155,7 +157,7 @@ def test_false_alarms(world: Any, walk: Any, all_ready: None) -> None:
             time.sleep(0.5)
 
     with world.load() as load:
-        walk(world, "false-alarms", world.variables("node-1")).run(strike=strike)
+        walk(world, "false-alarms", world.variables("node-1")).run(load=load, strike=strike)
     assert load.failures == []
 
 
