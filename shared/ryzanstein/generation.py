@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from ryzanstein import errors
 
@@ -187,12 +188,14 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice."""
+    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice. `let_in`: a
+    node had accepted it before."""
 
     generation_id: str
     attempt: int
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
+    let_in: bool = False
 
 
 class FinishReason(IntEnum):
@@ -211,9 +214,11 @@ class TokenLogprobs:
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token. `text` is what became certain with it, often empty for half a character."""
+class Token(NamedTuple):
+    """One generated token. `text` is what became certain with it, often empty for half a character.
+
+    A tuple, as `Delta` is: there is one for each row of each frame, and a frozen dataclass takes three times as long to make.
+    """
 
     token_id: int
     text: str
@@ -239,8 +244,7 @@ class Started:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """Tokens first_index, first_index + 1, ... of one choice."""
 
     choice: int

@@ -89,7 +89,6 @@ class AttemptRun:
         self._generation = generation
         self._log = generation.log
         self._telemetry = telemetry
-        self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
         self._tell = tell
         self._worked = False
         self._submitted_at: float | None = None
@@ -109,24 +108,19 @@ class AttemptRun:
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
         self._generation.start(self.node_id, prompt_tokens)
 
-    def token(self, choice: int, index: int, token: Token) -> None:
+    def token(self, choice: int, index: int, token: Token) -> bool:
         try:
             row = self._log.append(self.attempt, choice, index, token, self.node_id)
         except GapError as gap:
             self._broke_protocol(gap)
-            return
+            return False
         if row is not Row.NEW:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
-            return
-        self._tokens.inc()
-        self._brought()
-        self._generation.wake()
-
-    def _brought(self) -> None:
-        now = self._generation.last_token_at = self._quiet_since = time.monotonic()
-        if self._generation.first_token_at is None:
-            self._generation.first_token_at = now
+            return False
+        self._generation.brought()
+        self._quiet_since = self._generation.last_token_at
         self._works()
+        return True
 
     def _works(self) -> None:
         if not self._worked:

@@ -51,6 +51,10 @@ class LinkObserver(Protocol):
 
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
 
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        """A frame had so many new tokens."""
+        ...
+
 
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
@@ -60,7 +64,7 @@ class NodeLink:
         self.node_id = ""
         self.beat = Beat()
         self.departed = False
-        self.newest_begun = 0
+        self.newest_begun: dict[tuple[str, int], int] = {}
         """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id
@@ -176,7 +180,7 @@ class NodeLink:
         if frame.HasField("output"):
             if self._watch is not None:
                 self._watch.frame()
-            deliver(frame.output, self._sinks)
+            self._observer.link_brought(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
             self._on_beat(beat_from_wire(frame.beat))
 

@@ -267,7 +267,8 @@ class Runner:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)
         self._runs[run] = reroute
         generation.log.admit(number)
-        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress)
+        let_in = generation.started is not None
+        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, let_in)
         run.placement = self._links.start(node_id, attempt, run)
 
     def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:

@@ -37,6 +37,8 @@ MAX_LINKS = 256
 FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 _THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
 
+_MEMORY_EVERY_BEATS = 4  # it is read from files
+
 
 class Health(Protocol):
     """Where readiness is shown: the RpcServer."""
@@ -162,6 +164,8 @@ class Node:
         self._telemetry.engine(self.stats)
         if self.host.serving is not None:
             self._telemetry.progress(self.host.serving.group.progress())
+            if beat.sequence % _MEMORY_EVERY_BEATS == 0:
+                self._telemetry.memory(self.host.serving.group.resident_bytes())
 
     def _reason(self) -> str:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason

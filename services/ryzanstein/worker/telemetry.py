@@ -127,6 +127,11 @@ class Telemetry:
             self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
+    def memory(self, resident_bytes: Sequence[int]) -> None:
+        """Of each rank, in the order of ranks."""
+        for rank, size in enumerate(resident_bytes):
+            self.resident.labels(str(rank)).set(size)
+
     def progress(self, ranks: Sequence[RankProgress]) -> None:
         """Samples each rank's last step, once per step at most."""
         for rank in ranks:
