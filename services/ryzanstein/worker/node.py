@@ -161,7 +161,8 @@ class Node:
         self._telemetry.set_state(beat.state)
         self._telemetry.engine(self.stats)
         if self.host.serving is not None:
-            self._telemetry.progress(self.host.serving.group.progress())
+            group = self.host.serving.group
+            self._telemetry.progress(group.progress(), group.slowness())
 
     def _reason(self) -> str:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
