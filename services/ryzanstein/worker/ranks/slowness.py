@@ -65,7 +65,7 @@ class Slowness:
         window_s, self._before, self._since = now - self._since, ranks, now
         return self._judge(computed, window_s)
 
-    def _judge(self, computed: Sequence[float], window_s: float) -> SlowRank | None:
+    def _judge(self, computed: list[float], window_s: float) -> SlowRank | None:
         others = [median(computed[:i] + computed[i + 1 :]) for i in range(len(computed))]
         self.ratios = {i: own / max(other, 1e-6) for i, (own, other) in enumerate(zip(computed, others, strict=True))}
         worst = max(self.ratios, key=lambda rank: self.ratios[rank])
