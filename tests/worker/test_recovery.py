@@ -240,3 +240,32 @@ async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, con
         warning = node.wait_event("rank slow")
         assert warning["rank"] == 1
         assert warning["ratio"] >= 4
+
+
+async def test_standby_ranks_save_the_imports_of_a_restart(start_node, connect, attempt, running) -> None:
+    node = start_node("--standby-ranks")
+    node.wait_event("ranks ready")
+    first = node.rank_pids()
+
+    def starts() -> list:
+        return [line for line in node.events if line["event"] == "ranks ready"]
+
+    async with connect(node.address) as link:
+        whole = await link.run(attempt(max_tokens=20, ignore_eos=True))
+        for restart in (1, 2):
+            await link.until(lambda: len(node.rank_pids()) == 4, 30)
+            standby = set(node.rank_pids()) - set(first)
+            await asyncio.sleep(5.0)  # its imports
+            began = time.monotonic()
+            os.kill(first[1], signal.SIGKILL)
+            await link.until(lambda restart=restart: len(starts()) == restart + 1, 30)
+            print(f"ready again after {time.monotonic() - began:.3f} s: {starts()[-1]['rank_0']}")
+            assert starts()[-1]["rank_0"]["import"] < 0.5 * starts()[0]["rank_0"]["import"]
+            assert not any(map(running, first))
+            first = sorted(standby)
+            after = await link.run(attempt(max_tokens=20, ignore_eos=True))
+            assert after.rows == whole.rows
+    pids = node.rank_pids()
+    node.process.terminate()
+    assert node.process.wait(20) == 0
+    assert not any(map(running, pids)), "the standby goes with the agent"

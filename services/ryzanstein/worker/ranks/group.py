@@ -14,6 +14,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 
 from ryzanstein.worker.engine.messages import StepEvents
@@ -73,13 +74,14 @@ class RanksRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds. `standby`: ranks for the next start are kept ready, all but the model loaded."""
 
     start_s: float = 120.0
     watch_interval_s: float = 0.1
     stop_grace_s: float = 2.0
     stall: StallBounds = field(default_factory=StallBounds)
     slow: SlowBounds = field(default_factory=SlowBounds)
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class RankGroup:
         loop = asyncio.get_running_loop()
         self._spec, self._bounds, self._events, self._command = spec, bounds, events, command
         self._processes: list[RankProcess] = []
+        self._is_standby = False
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = Wiring(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
@@ -110,9 +113,19 @@ class RankGroup:
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
 
+    async def prepare(self) -> None:
+        """Spawns the ranks as a standby: they import what they need and wait for `start`."""
+        await self._spawn("--standby")
+
     async def start(self) -> list[RankReady]:
-        """Spawns all ranks at once; what each answers when it is ready, by rank. RanksLost, RanksRefused: call `end`."""
-        await self._spawn()
+        """Spawns all ranks at once, if they were not prepared; what each answers when it is ready, by rank.
+
+        RanksLost, RanksRefused: call `end`.
+        """
+        if not self._processes:
+            await self._spawn()
+        for wires, channel in zip(self._wiring.ranks, self._channels, strict=True):
+            channel.send(msgspec.structs.replace(wires.start, spawned_s=self._spawned_s()))
         either: list[asyncio.Future[Any]] = [self._ready, self.lost]
         await asyncio.wait(either, timeout=self._bounds.start_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
@@ -149,19 +162,23 @@ class RankGroup:
             channel.close()
         self._board.close()
 
-    async def _spawn(self) -> None:
+    def _spawned_s(self) -> float:
+        """When the ranks that are started now were spawned; a standby counts from here on."""
+        return time.monotonic() if self._is_standby else self._wiring.ranks[0].start.spawned_s
+
+    async def _spawn(self, *flags: str) -> None:
+        self._is_standby = bool(flags)
         environment = openmp_environment(self._spec)
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank
-                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, self._command)
+                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, (*self._command, *flags))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
             channel = AgentChannel[RankMessage](RankMessage, self._on_message, partial(self._on_closed, wires.start.rank))
             self._channels.append(channel)
             await channel.open(wires.agent_end)
-            channel.send(wires.start)
 
     def _on_message(self, message: RankMessage) -> None:
         """What a lost group still had to say is not passed on: its generations have been failed."""
