@@ -218,7 +218,7 @@ def simulate(case: Case, turns: list[Turn], seed: int) -> dict[str, object]:
     return {
         **asdict(case),
         "imbalance": excess(tally.requests, case.nodes),
-        "window": statistics.mean(cluster.listener.seen[int(WARM_S) :]),
+        "window": statistics.mean(cluster.listener.seen[len(cluster.listener.seen) // 6 :]),
         "computed": excess(tally.computed, case.nodes),
         "found": 1 - tally.computed.total() / tally.prompt,
         "moved": tally.moved / tally.follow_ups,
