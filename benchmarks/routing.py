@@ -7,7 +7,7 @@ sends the whole history. Nodes have a finite cache each, least recently used out
 at one moment need on average. No real time passes: choosers get the simulated clock. A seed gives the same figures anywhere.
 
 One row a cluster, policy, number of routers and kind of key. `imbalance`: fullest node over the mean, of requests over the
-hour. `window`: the same within the window, the mean of what the first router's metric shows. `computed`: of prompt
+hour. `window`: the mean of what the first router's metric shows after ten minutes. `computed`: of prompt
 tokens that were not found in a cache. `found`: prompt tokens found. `moved`: turns that went to another node than the turn
 before, while no node came or went. `leave`, `join`: of the conversations that went on then, those whose next turn went
 elsewhere; without a map 1/N of them must.
