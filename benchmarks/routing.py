@@ -7,7 +7,7 @@ sends the whole history. Nodes have a finite cache each, least recently used out
 at one moment need on average. No real time passes: choosers get the simulated clock. A seed gives the same figures anywhere.
 
 One row a cluster, policy, number of routers and kind of key. `imbalance`: fullest node over the mean, of requests over the
-hour. `window`: the same within the window, the mean of what the first router's metric shows. `computed`: of prompt
+hour. `window`: the mean of what the first router's metric shows after ten minutes. `computed`: of prompt
 tokens that were not found in a cache. `found`: prompt tokens found. `moved`: turns that went to another node than the turn
 before, while no node came or went. `leave`, `join`: of the conversations that went on then, those whose next turn went
 elsewhere; without a map 1/N of them must.
@@ -218,7 +218,7 @@ def simulate(case: Case, turns: list[Turn], seed: int) -> dict[str, object]:
     return {
         **asdict(case),
         "imbalance": excess(tally.requests, case.nodes),
-        "window": statistics.mean(cluster.listener.seen[int(WARM_S) :]),
+        "window": statistics.mean(cluster.listener.seen[len(cluster.listener.seen) // 6 :]),
         "computed": excess(tally.computed, case.nodes),
         "found": 1 - tally.computed.total() / tally.prompt,
         "moved": tally.moved / tally.follow_ups,

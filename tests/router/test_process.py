@@ -28,16 +28,16 @@ class RouterProcess:
         self.process = process
         self.ports: dict[str, int] = {}
 
-    async def event(self, name: str) -> dict[str, Any]:
-        """The next log line of that event."""
+    async def event(self, *names: str) -> dict[str, Any]:
+        """The next log line of one of these events."""
         assert self.process.stderr is not None
         async with asyncio.timeout(30):
             while line := await self.process.stderr.readline():
                 with contextlib.suppress(json.JSONDecodeError):
                     entry: dict[str, Any] = json.loads(line)
-                    if entry["event"] == name:
+                    if entry["event"] in names:
                         return entry
-        raise AssertionError(f"the router ended without {name!r}")
+        raise AssertionError(f"the router ended without any of {names}")
 
 
 @contextlib.asynccontextmanager
@@ -170,22 +170,22 @@ async def test_three_router_processes_send_a_session_to_one_node(start_node: Any
     for name in "xyz":
         flags = ("--grpc-port", "0", "--no-http", "--nodes", nodes, "--state-dir", str(tmp_path / name))
         async with router_process(*flags) as router:
-            port = (await router.event("serving"))["grpc_port"]
+            port = await _port_when_linked(router, 3)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await _all_linked(channel, 3)
                 for session_id, found in seen.items():
                     found.add(await _answering_node(channel, session_id))
     assert all(len(found) == 1 for found in seen.values())
     assert len(set.union(*seen.values())) == 3
 
 
-async def _all_linked(channel: grpc.aio.Channel, count: int) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            models = (await InferenceServiceStub(channel).ListModels(inference.ListModelsRequest())).models
-            if models and models[0].ready_nodes == count:
-                return
-            await asyncio.sleep(0.02)
+async def _port_when_linked(router: RouterProcess, links: int) -> int:
+    """Links may be up before the router serves, or after."""
+    port = 0
+    while links or not port:
+        entry = await router.event("link up", "serving")
+        links -= entry["event"] == "link up"
+        port = entry.get("grpc_port", port)
+    return port
 
 
 async def _answering_node(channel: grpc.aio.Channel, session_id: str) -> str:

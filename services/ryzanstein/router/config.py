@@ -64,7 +64,7 @@ class RouterSettings(ServiceSettings):
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
     load_window_s: float = Field(900.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
     load_floor: int = Field(32, ge=1, description="requests in the window below which a node is never too full")
-    load_bound: float = Field(1.05, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
+    load_bound: float = Field(1.04, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
     imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
     imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
     imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")

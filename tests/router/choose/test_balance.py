@@ -12,7 +12,7 @@ from ryzanstein.router.choose.balance import Balance
 from ryzanstein.router.choose.decayed import DecayedCounts
 from ryzanstein.router.choose.recent_load import EVEN, Imbalance, RecentLoad
 
-NODES = [NodeView(name, "m", NodeState.READY, Load(capacity=8)) for name in ("a", "b", "c", "d")]
+NODES = [NodeView(name, "m", NodeState.READY, Load(running=2, capacity=8)) for name in ("a", "b", "c", "d")]
 
 
 def at(ratio: float, chance: float = 0.0, mean: float = 1000.0) -> Imbalance:
@@ -111,10 +111,11 @@ def test_affinity_becomes_bounded_when_skewed_and_stays_so_while_it_would_be_ske
     keys = [f"session:{i}".encode() for i in range(1000)]
     skewed = [key for key in keys if ranked(key, ["a", "b", "c", "d"])[0] == "a"][:60]
     even = [key for key in keys if key not in skewed][:90]
-    for _ in range(80):
+    homes: dict[bytes, str] = {}
+    for _ in range(200):
         for key in skewed + even:
             desk.clock.now += 0.02
-            desk.chooser.candidates(NODES, "m", Affinity(key, True))
+            homes[key] = desk.chooser.candidates(NODES, "m", Affinity(key, True, home=homes.get(key, "")))[0]
     assert desk.heard.switches == ["bounded"]
     assert desk.heard.alarms[-2:] == [True, False]
     assert desk.heard.last.ratio < 0.06

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,8 @@ class Deaf:
     def switched(self, *what: object) -> None: ...
 
 
-def router(policy: PolicyName) -> Callable[[dict[str, int], bytes], list[str]]:
-    chooser = Chooser(PolicyChoice(policy, bounds=Bounds()), BalanceSettings(), Deaf())
+def router(policy: PolicyName, clock: Callable[[], float] = time.monotonic) -> Callable[[dict[str, int], bytes], list[str]]:
+    chooser = Chooser(PolicyChoice(policy, bounds=Bounds()), BalanceSettings(), Deaf(), clock)
 
     def choose(members: dict[str, int], key: bytes) -> list[str]:
         views = [NodeView(node, "m", NodeState.READY, Load(capacity=size)) for node, size in members.items()]
@@ -87,13 +88,14 @@ def test_over_joins_and_leaves_only_a_share_of_one_in_n_moves() -> None:
     assert all(choose(members, key)[0] == before[key] for key in keys)
 
 
-def test_routers_that_see_the_same_traffic_agree_on_the_overflow() -> None:
+def test_routers_that_see_the_same_traffic_agree_on_the_overflow(clock: Any) -> None:
     """Each bounds its own placements. Where their traffic is alike, so is what they shed; where they differ, a session
     without a remembered home computes its prompt anew, and nothing else happens."""
-    routers = [router("bounded") for _ in range(3)]
+    routers = [router("bounded", clock) for _ in range(3)]
     members = {f"n{i}": 64 for i in range(5)}
     agreed = 0
     for turn in range(12_000):
+        clock.now += 0.02
         key = f"session:{turn % 150}".encode()
         agreed += turn >= 6000 and len({choose(members, key)[0] for choose in routers}) == 1
     assert agreed == 6000

@@ -89,17 +89,19 @@ def test_bounded_keeps_every_node_within_the_bound_while_affinity_alone_does_not
 def test_a_session_alone_stays_on_its_node_under_the_bound(make_desk: Any) -> None:
     """All the load there is lies on one node; that is no reason to move it."""
     desk = make_desk("bounded")
-    chosen = set()
-    for _ in range(200):
-        desk.clock.now += 20
-        chosen.add(desk.chooser.candidates(nodes(), "m", session(7))[0])
-    assert len(chosen) == 1
+    first = home = desk.chooser.candidates(nodes(), "m", session(7))[0]
+    for _ in range(1000):
+        desk.clock.now += 2
+        home = desk.chooser.candidates(nodes(), "m", session(7, home))[0]
+        assert home == first
 
 
 def test_a_session_whose_home_is_known_stays_there_and_its_backup_is_the_first_of_its_key(make_desk: Any) -> None:
     order = ranked(session(1).key, ["n0", "n1", "n2", "n3"])
     at_home = session(1, home=order[2])
-    assert make_desk("bounded").chooser.candidates(nodes(), "m", at_home) == [order[2], order[0], order[1], order[3]]
+    desk = make_desk("bounded")
+    assert desk.chooser.candidates(nodes(), "m", at_home) == [order[2], order[0], order[1], order[3]]
+    assert desk.heard.outcomes == {Outcome.HOME: 1}
     assert make_desk("affinity").chooser.candidates(nodes(), "m", at_home) == order
 
 

@@ -20,7 +20,7 @@ class Bounds:
     `load_bound` times its fair share once it has had `floor` requests; `prefix_entries` beginnings are remembered a model."""
 
     queue_bound: int = 32
-    load_bound: float = 1.05
+    load_bound: float = 1.04
     floor: int = 32
     prefix_entries: int = 65_536
 

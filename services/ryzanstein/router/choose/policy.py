@@ -29,6 +29,12 @@ class Policy(Protocol):
         ...
 
     @property
+    def homing(self) -> bool:
+        """Before all others comes the node that answered the session last, if that is known: a session that once had to leave
+        its key's node stays where it went, and where its cache is."""
+        ...
+
+    @property
     def limit(self) -> Limit: ...
 
     def wish(self, request: GenerationRequest) -> Affinity:
@@ -36,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        """All these nodes, the one that suits the request best first."""
+        """All these nodes, the one that suits the request best first; of a session's home it knows nothing."""
         ...
 
     def placed(self, wish: Affinity, node_id: str) -> None:
@@ -47,6 +53,8 @@ class Policy(Protocol):
 def pick(policy: Policy, wish: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
     """First the two nodes of the ranking that are not too full, the request's and its backup, then the others as they are
     ranked. When all are full, the one that has least to do for its size is first."""
+    if policy.homing:
+        ranked = sorted(ranked, key=lambda node: node.node_id != wish.home)
     is_full = policy.limit.exceeded(wish, ranked, recent)
     free = list(islice((node for node in ranked if not is_full(node)), 2))
     if not free:
@@ -67,8 +75,7 @@ def by_capacity(key: bytes, node: NodeView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """A key's nodes in the key's own order. `homing`: before all others the node that answered the session last, if that is
-    known; a session that once had to leave its node then stays where it went, and where its cache is."""
+    """A key's nodes in the key's own order."""
 
     name: str
     score: Score
@@ -80,8 +87,7 @@ class Sticky:
         return affinity(request)
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        home = wish.home if self.homing else ""
-        return sorted(nodes, key=lambda node: (node.node_id == home, self.score(wish.key, node), node.node_id), reverse=True)
+        return sorted(nodes, key=lambda node: (self.score(wish.key, node), node.node_id), reverse=True)
 
     def placed(self, wish: Affinity, node_id: str) -> None:
         """Nothing is remembered."""
@@ -94,6 +100,7 @@ class LeastLoaded:
 
     name: str
     limit: Limit = field(default_factory=NoLimit)
+    homing: bool = False
     keyed: bool = False
 
     def wish(self, request: GenerationRequest) -> Affinity:
@@ -113,6 +120,7 @@ class RoundRobin:
     name: str
     turn: int = 0
     limit: Limit = field(default_factory=NoLimit)
+    homing: bool = False
     keyed: bool = False
 
     def wish(self, request: GenerationRequest) -> Affinity:

@@ -45,6 +45,7 @@ class Prefix:
     """Who lately got the longest beginning, then who got a shorter one, then the order of the key."""
 
     keyed = True
+    homing = False
 
     def __init__(self, name: str, limit: Limit, max_entries: int) -> None:
         self.name = name
