@@ -1,4 +1,4 @@
-"""A real cluster that is asked for several times what it can do: who is served is served well, who is not is told so at once."""
+"""A real cluster that is asked for several times what it can do: who is served is served well, the others are told at once."""
 
 from __future__ import annotations
 
