@@ -214,6 +214,13 @@ def answers() -> type[Answers]:
     return Answers
 
 
+@pytest.fixture(scope="module")
+def busy() -> Iterator[Harness]:
+    """Two nodes that run two sequences each at once, and refuse who would wait for 0.3 s."""
+    flags = ("--max-sequences", "2", "--ttft-objective-s", "0.3")
+    yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=1, worker_flags=flags))
+
+
 @pytest.fixture
 def holds() -> Callable[[Callable[[], bool], float], bool]:
     """Waits, bounded, until a condition holds; returns whether it does."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.cluster import Load
+from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.link import NodeLink
+from ryzanstein.router.links import Placement
 from ryzanstein.router.patience import Patience, Quiet
 
 PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
@@ -37,3 +40,30 @@ def test_in_a_queue_nobody_is_forgotten_before_someone_later_has_begun(begun: bo
 
 def test_a_node_of_unknown_capacity_has_a_bound_too() -> None:
     assert PATIENCE.bound_s(Quiet(0.0, 0, True, True, Load())) == 20.0
+
+
+class Deaf:
+    """Nothing happens to a link that never connects."""
+
+    def link_up(self, link: NodeLink, restarted: bool) -> None: ...
+
+    def link_down(self, link: NodeLink, cause: str) -> None: ...
+
+    def link_changed(self, link: NodeLink) -> None: ...
+
+
+def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf())
+    first = Placement(link, "a", 1, "acme", 0)
+    Placement(link, "a", 2, "other", 0).began()
+    Placement(link, "a", 3, "acme", 1).began()
+    assert not first.overtaken
+    Placement(link, "a", 4, "acme", 0).began()
+    assert first.overtaken
+
+
+def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf())
+    for handle in range(1, 10_000):
+        Placement(link, "a", handle, f"tenant {handle}", 0).began()
+    assert len(link.newest_begun) <= 4096

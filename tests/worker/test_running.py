@@ -121,6 +121,7 @@ async def test_the_groups_failure_is_said_with_its_code(world):
 
 async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
     world.open(1)
+    world.running.on_step(msgspec.structs.replace(step(), let_in=[1]))
     world.running.cancel(world.link, 1)
     world.running.cancel(world.link, 1)
     world.running.on_step(step([(1, 0, 5)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
