@@ -57,22 +57,29 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and waits for its end. Nothing when it never ran."""
-        if self._process is None:
+        """SIGKILL, and waits for its end. Nothing when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        _close(process)
 
     def release(self) -> None:
         """Ends a child that ends with its standard input, and waits for that."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait()
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
+            _close(process)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
 
 
 def wait_listening(address: str, port: int, timeout_s: float = 10.0) -> None:

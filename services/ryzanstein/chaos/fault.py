@@ -10,6 +10,7 @@ from enum import Enum
 
 from ryzanstein.chaos.layouts import PLAIN, Layout
 from ryzanstein.chaos.logs import LogLine
+from ryzanstein.chaos.questions import Question
 from ryzanstein.chaos.reading import Arrival, Reading
 from ryzanstein.chaos.stage import Stage
 
@@ -83,10 +84,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`signs`: what detects it, the first of them in time counts; none: the client does, by its broken stream. `lasts_s`: at
-    least so long, also when the struck streams are done before; `at_most_s`: then it is lifted, done or not. `runs_divisor`:
-    one run where others have so many. `healthy_left`: a node is left, so that no request may fail. `in_turn`: each run
-    strikes the next node. `counts_beats`: false alarms are what is looked for."""
+    """One row of the table. `signs` detect it, the first of them in time counts; without signs the client does, by its
+    broken stream. It lasts `lasts_s` at least, also when the struck streams are done before; after `at_most_s` it is lifted, done or not.
+
+    `runs_divisor`: it has one run where others have so many. `healthy_left`: a node is left, so that no request may fail.
+    `in_turn`: each run strikes the next node. `counts_beats`: false alarms are looked for. `beside`: what is asked besides the
+    load while it lasts, by run. `kinds`: of the streams that are aimed at.
+    """
 
     name: str
     what: str
@@ -103,6 +107,7 @@ class Fault:
     healthy_left: bool = True
     in_turn: bool = False
     counts_beats: bool = False
+    beside: Callable[[int], Question] | None = None
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
 
     def runs(self, asked: int) -> int:

@@ -57,3 +57,9 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question("sse", (_COUNT,), _GREEDY, http=True),
 )
+
+
+def long_prompt(number: int) -> Question:
+    """A prompt of many hundred tokens that no node has in its cache, so that it needs memory; another for each number."""
+    words = f"I am number {number}. " + "I live in Quenlo and I have a dog called Biscuit. " * 90
+    return Question(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})

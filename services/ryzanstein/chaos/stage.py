@@ -18,7 +18,7 @@ from ryzanstein.chaos.load import Load
 from ryzanstein.chaos.logs import LogReader
 from ryzanstein.chaos.network import Network
 from ryzanstein.chaos.plan import Plan, plan
-from ryzanstein.chaos.questions import QUESTIONS
+from ryzanstein.chaos.questions import QUESTIONS, Question
 from ryzanstein.chaos.reading import Reading
 from ryzanstein.chaos.scrape import scrape
 from ryzanstein.chaos.transport import RouterAddress
@@ -81,8 +81,13 @@ class Stage:
             self.rank_pids[node_id] = [rank.pid for rank in status.ranks]
 
     async def ask_undisturbed(self) -> None:
-        """Every question twice while nothing happens. LaboratoryError: an answer failed, or two of them differ."""
+        """Every question twice while nothing happens. LaboratoryError: see `learn`."""
         for question in QUESTIONS:
+            await self.learn(question)
+
+    async def learn(self, question: Question) -> None:
+        """The undisturbed answer to a question. LaboratoryError: it failed, or differs when it is asked again."""
+        if (question.kind, 0) not in self.undisturbed:
             first, second = await self.load.ask(question, 0), await self.load.ask(question, 1)
             for reading, again in zip(first, second, strict=True):
                 verdict = judge.judge(reading, again)

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ryzanstein.chaos import evidence
@@ -25,6 +25,7 @@ _MEND_S = 90.0
 # A stream is in its middle from one of these tokens on, with so many still to come.
 _MIDDLE, _LEFT = (8, 40), 50
 _CALM_S = 2.0
+_ASKED_BESIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Trials:
         stage.load.set_width(stage.load.num_clients)
         await asyncio.sleep(_CALM_S)
         await stage.load.until_ended(stage.load.under_way, _STREAM_S)
+        await stage.mend(_MEND_S)  # what the laboratory itself asks is usual too
         lines = stage.logs.read()
         growth = moved(before, await stage.metrics())
         self._usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)))
@@ -76,10 +78,12 @@ class Trials:
         stage.logs.skip()
         stage.load.set_width(stage.load.num_clients)
         victim = await self._aim(fault, rng, run)
-        strike = await self._strike(fault, victim)
+        strike = await self._strike(fault, victim, run)
         lifted_at = time.monotonic()
         whole = await stage.mend(_MEND_S)
         whole_s = time.monotonic() - lifted_at
+        if fault.beside is not None:
+            await stage.learn(fault.beside(run))
         seen = self._read(fault, run, victim, strike, stage.logs.read())
         growth = moved(before, strike.metrics) | moved(before, await stage.metrics())
         seen = replace(
@@ -108,7 +112,14 @@ class Trials:
             raise LaboratoryError(f"no stream of kind {kind} reached its token {after}") from None
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
 
-    async def _strike(self, fault: Fault, victim: Victim) -> Strike:
+    def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[Reading]]]:
+        """By several users, so that the victim is among the nodes that answer."""
+        if fault.beside is None:
+            return []
+        question = fault.beside(run)
+        return [self._stage.load.ask(question, user) for user in range(_ASKED_BESIDE)]
+
+    async def _strike(self, fault: Fault, victim: Victim, run: int) -> Strike:
         stage = self._stage
         addresses = (
             [stage.cluster.services[node_id].grpc_address for node_id in stage.cluster.node_ids] if fault.counts_beats else []
@@ -118,9 +129,11 @@ class Trials:
         moment = Moment(time.time(), time.monotonic(), struck)
         async with counter.listening(addresses), fault.strike(stage, victim) as victims:
             moment = self._hit(fault, moment, victims)
+            beside = asyncio.gather(*self._ask_beside(fault, run))
             await stage.load.until_ended(list(moment.struck), fault.at_most_s)
             await asyncio.sleep(max(0.0, moment.monotonic_s + fault.lasts_s - time.monotonic()))
             metrics = await stage.metrics()
+        stage.load.ended.extend(reading for readings in await beside for reading in readings)
         readings = stage.load.under_way if fault.lasts_s else list(moment.struck)
         done = await stage.load.until_ended(readings, _STREAM_S)
         stuck = [] if done else [reading for reading in readings if reading in stage.load.under_way]

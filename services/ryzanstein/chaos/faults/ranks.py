@@ -14,6 +14,7 @@ import psutil
 from ryzanstein.chaos.child import Child
 from ryzanstein.chaos.fault import Bounds, Fault, Resume, Sign, Victim
 from ryzanstein.chaos.layouts import RANKS
+from ryzanstein.chaos.questions import long_prompt
 from ryzanstein.chaos.signals import send, stopped
 from ryzanstein.chaos.stage import Stage
 
@@ -121,13 +122,14 @@ FAULTS = (
     ),
     Fault(
         "rank_out_of_memory",
-        "the ranks of a node can map no more memory, for 2 s",
+        "the ranks of a node can map no more memory while long prompts come",
         _out_of_memory,
-        (_RANKS_LOST, Sign("node", "generation failed")),
+        (_RANKS_LOST, Sign("node", "step retried in smaller parts"), Sign("node", "generation failed")),
         RANKS,
         resumes=Resume.ANY,
         bounds=Bounds(),
         lasts_s=_OUT_OF_MEMORY_S,
+        beside=long_prompt,
     ),
     Fault(
         "nan_logits",

@@ -1,0 +1,40 @@
+"""Every fault that was promised is there, under its name, on a cluster that can have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ryzanstein.chaos.catalog import CATALOG, UnknownFaultError, by_layout, chosen
+from ryzanstein.chaos.fault import Resume, Scope
+
+PROMISED = """
+sigkill_agent sigkill_rank_0 sigkill_rank_1 sigstop_agent sigstop_rank skipped_collective slow_rank rank_out_of_memory
+nan_logits tcp_reset partition_router_node_one_way partition_router_node_two_way partition_node_orchestrator node_500ms_away router_sigkill
+orchestrator_sigkill store_sqlite_locked store_disk_full store_redis_killed client_gone_and_back clock_jump rolling_drain
+two_nodes_at_once all_nodes_3s busy_cpu
+"""
+
+
+def test_all_faults_are_there_once() -> None:
+    assert sorted(fault.name for fault in CATALOG) == sorted(PROMISED.split())
+
+
+def test_faults_that_share_a_cluster_come_together() -> None:
+    grouped = by_layout(CATALOG)
+    assert len({layout.name for layout, _ in grouped}) == len(grouped)
+    assert sum(len(faults) for _, faults in grouped) == len(CATALOG)
+
+
+def test_a_part_can_be_chosen_and_a_wrong_name_is_refused() -> None:
+    assert [fault.name for fault in chosen(["tcp_reset", "sigkill_agent"])] == ["sigkill_agent", "tcp_reset"]
+    with pytest.raises(UnknownFaultError, match="no such fault: sigkil_agent; there are"):
+        chosen(["sigkil_agent"])
+
+
+@pytest.mark.parametrize("fault", CATALOG, ids=lambda fault: fault.name)
+def test_a_fault_can_be_tried_where_it_says(fault) -> None:  # type: ignore[no-untyped-def]
+    assert fault.signs or fault.resumes is Resume.REJOINED, "somebody has to detect it"
+    assert fault.layout.nodes >= 2, "a node has to be left"
+    assert fault.scope is not Scope.ROUTER or fault.layout.routers > 1
+    assert fault.at_most_s > 0
+    assert fault.runs(30) >= 1
