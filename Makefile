@@ -27,7 +27,7 @@ run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends
 test: setup ## Pass the tests
 	$(BIN)/python -m pytest
 
-parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, haproxy, iproute2, nftables (apt)
+parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, haproxy, iproute2, nftables, prometheus (apt)
 	bash .ci/parts
 
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051

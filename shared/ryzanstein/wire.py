@@ -32,6 +32,7 @@ from ryzanstein.generation import (
     TokenLogprobs,
     TokenPrompt,
     Usage,
+    valid_priority,
 )
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -106,6 +107,7 @@ def chat_from_wire(chat: inference.ChatRequest) -> GenerationRequest:
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),
+        priority=valid_priority(chat.priority),
     )
 
 
@@ -124,6 +126,7 @@ def complete_from_wire(complete: inference.CompleteRequest) -> GenerationRequest
         prompt=prompt,
         sampling=sampling_from_wire(complete.sampling),
         user=name_from_wire(complete.user, "user"),
+        priority=valid_priority(complete.priority),
     )
 
 
@@ -226,6 +229,8 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         priority=request.priority,
         traceparent=request.traceparent,
         request_id=request.request_id,
+        tenant=request.tenant,
+        let_in=attempt.let_in,
     )
     match request.prompt:
         case ChatPrompt(messages):
@@ -240,7 +245,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
 
 
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
-    """What a node was asked to run. Trusts the router for bounds other than those of `sampling`."""
+    """What a node was asked to run. Trusts the router for bounds other than those of sampling, tenant and priority."""
     sampling = sampling_from_wire(submit.sampling)
     generated = [ChoiceProgress()] * sampling.n
     for choice in submit.generated:
@@ -252,11 +257,12 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         prompt=_prompt_from_wire(submit),
         sampling=sampling,
         deadline=submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None,
-        priority=submit.priority,
+        priority=valid_priority(submit.priority),
+        tenant=name_from_wire(submit.tenant, "tenant"),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated))
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.let_in)
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import Answer, ask
-from ryzanstein.cli.defaults import ROUTER_ADDRESS
+from ryzanstein.cli.defaults import ROUTER_ADDRESS, Router
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb
@@ -54,7 +54,7 @@ def chat(
     text: Annotated[str | None, typer.Argument(help="What to say; without it the conversation is interactive.")] = None,
     *,
     session: Annotated[str, typer.Option(help="Continue this session; without it a new one.")] = "",
-    router: Annotated[str, typer.Option(help="host:port of a router.")] = ROUTER_ADDRESS,
+    router: Router = ROUTER_ADDRESS,
     model: Annotated[str, typer.Option(help="Needed when the cluster serves several.")] = "",
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     max_tokens: Annotated[int | None, typer.Option(help="Bound of each answer.")] = None,

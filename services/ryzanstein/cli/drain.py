@@ -11,7 +11,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
+from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, Orchestrator
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def drain(
     node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
     *,
-    orchestrator: Annotated[str, typer.Option(help="host:port of the orchestrator.")] = ORCHESTRATOR_ADDRESS,
+    orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     direct: Annotated[str | None, typer.Option(help="host:port of the node: ask it itself and wait for its work.")] = None,
     grace: Annotated[float, typer.Option(min=0, help="With --direct: seconds that running work may take.")] = 30.0,
 ) -> None:

@@ -9,14 +9,15 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import grpc
 
+from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
@@ -31,7 +32,8 @@ _PORT_TAKEN = ("cannot listen on", "Address already in use")
 class ClusterSpec:
     """What to start. Port 0: a free one. `state_dir` None: a temporary one that goes with the cluster.
 
-    The `*_flags` are handed to each service of that kind as they stand, after our own.
+    The `*_flags` are handed to each service of that kind as they stand, after our own. By the name of a service: `hosts` says
+    where it runs, if not on 127.0.0.1, and `settings` replaces settings of our choice.
     """
 
     model: Path
@@ -46,6 +48,8 @@ class ClusterSpec:
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     orchestrator_flags: tuple[str, ...] = ()
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    settings: Mapping[str, Flags] = field(default_factory=dict)
     start_timeout_s: float = 90.0
     stop_grace_s: float = 10.0
 
@@ -85,7 +89,7 @@ class LocalCluster:
         return self.http_url_of(self.router_names[0])
 
     def http_url_of(self, router_name: str) -> str:
-        return f"http://127.0.0.1:{self._http_ports[router_name]}"
+        return f"http://{self._host(router_name).address}:{self._http_ports[router_name]}"
 
     @property
     def orchestrator_address(self) -> str:
@@ -190,7 +194,7 @@ class LocalCluster:
             "node_id": node_id,
             "grpc_port": next(ports),
             "metrics_port": next(ports),
-            "orchestrator": f"127.0.0.1:{orchestrator_port}",
+            "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
@@ -207,7 +211,7 @@ class LocalCluster:
             "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
             "http_port": self._http_ports[name],
             "metrics_port": next(ports),
-            "orchestrator": f"127.0.0.1:{orchestrator_port}",
+            "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "state_dir": str(self.state_dir / name),
             # One for all: a session, and a generation whose router is gone, goes on at any of them.
             "session_dir": str(self.state_dir),
@@ -217,7 +221,11 @@ class LocalCluster:
 
     def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
         log_path = self.state_dir / f"{name}.log"
-        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path)
+        flags = {**flags, **self.spec.settings.get(name, {})}
+        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=self._host(name))
+
+    def _host(self, name: str) -> Host:
+        return self.spec.hosts.get(name, LOCAL)
 
     def _stop_together(self, services: list[ServiceProcess]) -> None:
         deadline = time.monotonic() + self.spec.stop_grace_s

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ryzanstein.cli import tether
+from ryzanstein.cli.host import LOCAL, Host
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
@@ -32,7 +33,7 @@ class ServiceFailedError(Exception):
 
 
 class ServiceProcess:
-    """A service that listens on 127.0.0.1 at `grpc_port` and `metrics_port`, and logs into `log_path`."""
+    """A service that listens on its host's address at `grpc_port` and `metrics_port`, and logs into `log_path`."""
 
     def __init__(
         self,
@@ -41,12 +42,15 @@ class ServiceProcess:
         flags: Flags,
         extra_flags: Sequence[str],
         log_path: Path,
+        *,
+        host: Host = LOCAL,
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self.grpc_address = f"127.0.0.1:{flags['grpc_port']}"
-        self.metrics_url = f"http://127.0.0.1:{flags['metrics_port']}/metrics"
-        self._command = [sys.executable, "-m", f"ryzanstein.{service}", *_as_flags(flags), *extra_flags]
+        self.grpc_address = f"{host.address}:{flags['grpc_port']}"
+        self.metrics_url = f"http://{host.address}:{flags['metrics_port']}/metrics"
+        listening = {"host": host.address, **flags}
+        self._command = [*host.prefix, sys.executable, "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

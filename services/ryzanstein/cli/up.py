@@ -12,9 +12,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from ryzanstein.cli import defaults, display, status
+from ryzanstein.cli import defaults, display
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.cli.status_tables import node_table
+from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 
 _LOOK_EVERY_S = 1.0
@@ -115,8 +117,8 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
                     restarts[service.name] += 1
                     _start_again(service, restarts[service.name], people)
             if people.is_terminal:
-                view = asyncio.run(status.look(cluster.orchestrator_address, cluster.router_address))
-                live.update(status.node_table(view), refresh=True)
+                view = asyncio.run(look(cluster.orchestrator_address, cluster.router_address))
+                live.update(node_table(view), refresh=True)
             time.sleep(_LOOK_EVERY_S)
 
 

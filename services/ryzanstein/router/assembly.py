@@ -12,27 +12,32 @@ from functools import partial
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
+from ryzanstein.router.choosing import make_chooser
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.journal.journalled_core import JournalledCore
 from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.sqlite import SqliteSessions
-from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.opened import open_sessions, session_bounds
+from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
+from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.view import ClusterView
 from ryzanstein.router.view_cache import ViewCache
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
@@ -57,14 +62,13 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
-        sessions = await _open_sessions(settings, telemetry)
-        stack.push_async_callback(sessions.close)
-        links = Links(router_id, _thresholds(settings), telemetry)
+        sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
+        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
         stack.push_async_callback(claimed.close)
-        turns = Turns(sessions, _session_bounds(settings), telemetry, claimed)
+        turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
         make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
         core = await open_core(settings, router_id, telemetry, make_core)
         stack.push_async_callback(core.close)
@@ -73,11 +77,12 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """The public gRPC server, not yet started."""
-    services = inference.DESCRIPTOR.services_by_name.values()
+    services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
     server = RpcServer(settings.host, settings.grpc_port, [service.full_name for service in services])
     calls = Calls(router.telemetry, router.tracing)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
+    add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     return server
 
 
@@ -86,20 +91,6 @@ def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
     if isinstance(router.core, JournalledCore):
         host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
         router.core.start(settings.router_address or f"{host}:{grpc_port}")
-
-
-async def _open_sessions(settings: RouterSettings, telemetry: Telemetry) -> SessionStore:
-    bounds, evicted = _session_bounds(settings), telemetry.sessions_evicted.inc
-    if settings.session_store == "memory":
-        return MemorySessions(bounds, evicted)
-    if settings.session_store == "sqlite":
-        return await SqliteSessions.open((settings.session_dir or settings.state_dir) / "sessions.db", bounds, evicted)
-    # An optional dependency: only who uses it has it installed.
-    from ryzanstein.router.redis_client import redis_client
-    from ryzanstein.router.sessions.redis import RedisSessions
-
-    client = redis_client(settings.redis_url.get_secret_value())
-    return await RedisSessions.open(client, settings.redis_prefix, bounds, evicted)
 
 
 @contextlib.asynccontextmanager
@@ -130,13 +121,13 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
     )
 
 
-def _session_bounds(settings: RouterSettings) -> SessionBounds:
-    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
-
-
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts, settings.queue_bound),
+        RunnerPolicy(
+            settings.failover_wait_s,
+            settings.max_fruitless_attempts,
+            Patience(settings.accept_s, settings.attempt_silence_s),
+        ),
         Limits(
             settings.max_running,
             settings.max_waiting,
@@ -147,4 +138,5 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         settings.default_deadline_s,
         settings.reattach_window_s,
         settings.max_retained_tokens,
+        HedgePolicy(settings.hedge_share, settings.hedge_min),
     )

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.router.breaker import Blame, blame
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.links import Placement
+from ryzanstein.router.patience import Quiet
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.token_log import GapError, Row
 
@@ -21,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
+REQUEST_FAULT = "request_fault"
+NO_PROGRESS = "no_progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,21 @@ class AttemptRun:
         self._telemetry = telemetry
         self._tell = tell
         self._worked = False
+        self._submitted_at: float | None = None
+        self._quiet_since = time.monotonic()
+        self._prompt_tokens: int | None = None
+        self._begun = False
+        self._alarms = 0
 
     def submitted(self, at: float) -> None:
+        self._submitted_at = at
         if self.on_submitted is not None:
             self.on_submitted(at)
 
     def accepted(self, prompt_tokens: int) -> None:
+        if self._submitted_at is not None:
+            self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
+        self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
         self._generation.start(self.node_id, prompt_tokens)
 
     def token(self, choice: int, index: int, token: Token) -> bool:
@@ -105,12 +118,16 @@ class AttemptRun:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
             return False
         self._generation.brought()
+        self._quiet_since = self._generation.last_token_at
         self._works()
         return True
 
     def _works(self) -> None:
         if not self._worked:
-            self._worked = True
+            self._worked = self._begun = True
+            self._alarms = 0
+            if self.placement is not None:
+                self.placement.began()
             self._tell(Worked(self))
 
     def race(self) -> None:
@@ -131,11 +148,13 @@ class AttemptRun:
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
-        match blame(error.code, node_fault):
+        match blame(error.code, node_fault, error.reason):
             case Blame.CLIENT:
                 self._tell(Rejected(self, error))
             case Blame.BACK_PRESSURE:
                 self._tell(Lost(self, BACK_PRESSURE, time.monotonic(), error))
+            case Blame.REQUEST:
+                self._tell(Lost(self, REQUEST_FAULT, time.monotonic(), error))
             case Blame.NODE:
                 self._tell(Lost(self, NODE_FAULT, time.monotonic(), error))
 
@@ -150,6 +169,24 @@ class AttemptRun:
     def suspect(self) -> bool:
         """Its node is still silent or stalled."""
         return self.placement is not None and self.placement.link.suspected
+
+    @property
+    def quiet(self) -> Quiet:
+        """How long it has brought nothing, and what may excuse that."""
+        placement = self.placement
+        overtaken = placement is not None and placement.overtaken
+        load = Load() if placement is None else placement.link.beat.load
+        return Quiet(self._quiet_since, self._prompt_tokens, self._begun, overtaken, load)
+
+    def alarm(self) -> None:
+        """It has been quiet for too long: another node may try; the next time this one has lost it."""
+        now = self._quiet_since = time.monotonic()
+        self._alarms += 1
+        if self._alarms == 1:
+            self._tell(Suspected(self, NO_PROGRESS, now))
+        else:
+            self.abandon()
+            self._tell(Lost(self, NO_PROGRESS, now))
 
     def abandon(self) -> None:
         """Ends the attempt on its node; nothing of it is believed any more."""

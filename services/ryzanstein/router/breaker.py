@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from ryzanstein.errors import Code
+from ryzanstein.errors import DEADLINE_UNREACHABLE, LOGITS_NOT_FINITE, OUT_OF_MEMORY, Code
 
 FAULTS_IN_A_ROW = 3
 FIRST_PAUSE_S = 0.5
@@ -23,6 +23,7 @@ class Blame(Enum):
 
     CLIENT = "client"
     BACK_PRESSURE = "back_pressure"
+    REQUEST = "request"
     NODE = "node"
 
 
@@ -33,13 +34,24 @@ class BreakerState(Enum):
 
 
 _BACK_PRESSURE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.ABORTED})
+_REQUEST = frozenset({LOGITS_NOT_FINITE, OUT_OF_MEMORY})
 _NODE = frozenset({Code.INTERNAL, Code.UNKNOWN})
 
 
-def blame(code: Code, node_fault: bool) -> Blame:
-    """The blame table. A node that confesses is believed; otherwise the code decides."""
-    if node_fault or code in _NODE:
+def blame(code: Code, node_fault: bool, reason: str = "") -> Blame:
+    """The blame table. A node that confesses is believed; otherwise the reason and the code decide.
+
+    REQUEST: the node is well and cannot run this request; one other node may be asked, none is blamed.
+    """
+    if node_fault:
         return Blame.NODE
+    if reason in _REQUEST:
+        return Blame.REQUEST
+    if code in _NODE:
+        return Blame.NODE
+    if reason == DEADLINE_UNREACHABLE:
+        # No client's mistake: another node's queue may be shorter.
+        return Blame.BACK_PRESSURE
     return Blame.BACK_PRESSURE if code in _BACK_PRESSURE else Blame.CLIENT
 
 

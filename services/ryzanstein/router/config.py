@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.redis_url import checked_redis_url
 
 
@@ -37,6 +39,13 @@ class RouterSettings(ServiceSettings):
     max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
     max_session_messages: int = Field(2048, ge=2)
     max_session_chars: int = Field(1_000_000, ge=1)
+    store_wait_s: float = Field(
+        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it goes on without it"
+    )
+    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for when the store fails")
+    store_recent_chars: int = Field(64_000_000, ge=0, description="and at most so many characters of them")
+    store_backlog_writes: int = Field(10_000, ge=1, description="writes that may wait for a store that fails")
+    store_backlog_chars: int = Field(64_000_000, ge=1, description="and at most so many characters")
     claim_ttl_s: float = Field(
         6.0, ge=0.5, le=300, description="how long a session stays busy after the router that answers in it has died"
     )
@@ -47,7 +56,20 @@ class RouterSettings(ServiceSettings):
     max_prompt_chars: int = Field(1_000_000, ge=1)
     max_prompt_tokens: int = Field(1_000_000, ge=1)
     default_deadline_s: float = Field(600.0, gt=0, description="for requests that bring none")
+
+    policy: PolicyName = Field("affinity", description="how requests find their nodes")
+    model_policy: Annotated[dict[str, PolicyName], NoDecode] = Field(
+        {}, description="MODEL=POLICY, repeated or separated by commas: models with a policy of their own"
+    )
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
+    load_window_s: float = Field(900.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
+    load_floor: int = Field(32, ge=1, description="requests in the window below which a node is never too full")
+    load_bound: float = Field(1.05, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
+    imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
+    imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
+    imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")
+    imbalance_calm_s: float = Field(900.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
+    prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="beginnings that the prefix policy remembers a model")
 
     router_address: str = Field(
         "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
@@ -59,8 +81,14 @@ class RouterSettings(ServiceSettings):
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
+    accept_s: float = Field(5.0, gt=0, description="until a node has accepted what it was sent")
+    attempt_silence_s: float = Field(
+        20.0, gt=0, description="until an attempt brings a token on a node that works for others; longer with a queue"
+    )
 
-    suspect_phi: float = Field(3.0, gt=0, le=12, description="suspicion at which a backup starts")
+    hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
+    hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
+    suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
     dead_grace_s: float = Field(0.5, ge=0)
     beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation assumed of a node's beats")
@@ -76,4 +104,21 @@ class RouterSettings(ServiceSettings):
     def _redis_has_a_url(self) -> Self:
         if self.session_store == "redis" and not self.redis_url.get_secret_value():
             raise ValueError("session_store redis needs redis_url")
+        return self
+
+    @field_validator("model_policy", mode="before")
+    @classmethod
+    def _read_pairs(cls, value: Any) -> Any:
+        """From text, `MODEL=POLICY,MODEL=POLICY`; a model's name may itself contain an equals sign."""
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.strip().rpartition("=") for pair in value.split(",") if pair.strip()]
+        if not all(model and policy for model, _, policy in pairs):
+            raise ValueError("must be MODEL=POLICY")
+        return {model: policy for model, _, policy in pairs}
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.imbalance_calm < self.imbalance_alarm <= self.imbalance_switch:
+            raise ValueError("must be imbalance_calm < imbalance_alarm <= imbalance_switch")
         return self

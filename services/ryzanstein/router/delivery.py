@@ -98,6 +98,6 @@ def _error(failed: worker.Failed) -> RyzansteinError:
         failed.reason or code.name,
         metadata,
         violations,
-        _RETRY_AFTER_S.get(code),
+        failed.retry_delay.ToNanoseconds() / 1e9 if failed.HasField("retry_delay") else _RETRY_AFTER_S.get(code),
         ("model", metadata["model"]) if code is Code.NOT_FOUND and "model" in metadata else None,
     )

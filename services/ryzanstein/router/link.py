@@ -47,6 +47,10 @@ class LinkObserver(Protocol):
         """The node's state, model or health is another than before."""
         ...
 
+    def link_beat(self, link: NodeLink) -> None: ...
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None: ...
+
     def link_brought(self, link: NodeLink, num_tokens: int) -> None:
         """A frame had so many new tokens."""
         ...
@@ -60,6 +64,8 @@ class NodeLink:
         self.node_id = ""
         self.beat = Beat()
         self.departed = False
+        self.newest_begun: dict[tuple[str, int], int] = {}
+        """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id
         self._thresholds = thresholds
@@ -80,6 +86,15 @@ class NodeLink:
     @property
     def suspected(self) -> bool:
         return self._watch is not None and self._watch.level is not Level.FINE
+
+    @property
+    def suspicion(self) -> str:
+        """Why the node is suspected; empty: it is not."""
+        return "" if self._watch is None else self._watch.cause
+
+    @property
+    def punctual(self) -> bool:
+        return self._watch is not None and self._watch.punctual
 
     def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
         """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""
@@ -171,6 +186,7 @@ class NodeLink:
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
+        self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
         if beat.state is before.state and beat.model == before.model:
@@ -192,6 +208,7 @@ class NodeLink:
         if level is Level.DEAD and self._connection is not None:
             self._connection.end(cause)
         elif level is Level.SUSPECT:
+            self._observer.link_suspected(self, cause)
             log.warning("node suspected", node_id=self.node_id, cause=cause, generations=len(self._sinks))
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)

@@ -14,16 +14,19 @@ from dataclasses import dataclass
 import structlog
 
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation import Attempt
+from ryzanstein.generation import Attempt, GenerationRequest
 from ryzanstein.router.breaker import Breaker, BreakerState
-from ryzanstein.router.choose import NodeView, is_usable
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, is_usable
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.delivery import AttemptSink
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.link import CLOSED, NodeLink
+from ryzanstein.router.link_report import LinkLoss, LinkReport, RecentLosses
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
+
+_MAX_TENANTS = 4096  # whose newest begun attempt a link remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,21 @@ class Placement:
     link: NodeLink
     node_id: str
     handle: int
+    tenant: str
+    priority: int
+
+    @property
+    def overtaken(self) -> bool:
+        """An attempt that was sent to the node after this one has brought something, and no fairness between tenants and no
+        priority explains it: it is of the same ones."""
+        return self.link.newest_begun.get((self.tenant, self.priority), 0) > self.handle
+
+    def began(self) -> None:
+        """It has brought something."""
+        newest, key = self.link.newest_begun, (self.tenant, self.priority)
+        if len(newest) >= _MAX_TENANTS and key not in newest:
+            newest.clear()  # nobody counts as overtaken for a moment
+        newest[key] = max(newest.get(key, 0), self.handle)
 
     def cancel(self) -> None:
         self.link.cancel(self.handle)
@@ -44,9 +62,10 @@ class Placement:
 class Links:
     """The links of a router. `follow` membership; `close` in the end."""
 
-    def __init__(self, router_id: str, thresholds: Thresholds, telemetry: Telemetry) -> None:
-        self._router_id = router_id
+    def __init__(self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry) -> None:
+        self.router_id = router_id
         self._thresholds = thresholds
+        self._chooser = chooser
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[NodeLink, asyncio.Task[None]] = {}
@@ -54,6 +73,8 @@ class Links:
         self._nodes: dict[str, NodeLink] = {}
         self._breakers: dict[str, Breaker] = {}
         self._draining: frozenset[str] = frozenset()
+        self._suspected: set[str] = set()
+        self._losses = RecentLosses()
         self._changed = asyncio.Event()
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
@@ -73,7 +94,7 @@ class Links:
         self._notify()
 
     def _open(self, address: str) -> None:
-        link = NodeLink(address, self._router_id, self._thresholds, self)
+        link = NodeLink(address, self.router_id, self._thresholds, self)
         task = self._loop.create_task(link.run())
         self._tasks[link] = task
         task.add_done_callback(lambda task: self._gone(link, task))
@@ -94,6 +115,7 @@ class Links:
         for node_id in [name for name, known in self._nodes.items() if known is link and name != but]:
             del self._nodes[node_id]
             del self._breakers[node_id]
+            self._suspected.discard(node_id)
             self._telemetry.forget_node(node_id)
 
     async def close(self) -> None:
@@ -115,13 +137,54 @@ class Links:
             self._breakers[link.node_id].admits,
             link.suspected,
             link.node_id in self._draining,
+            link.connected,
         )
+
+    def reports(self) -> list[LinkReport]:
+        """Every link at this moment, by node id, for people."""
+        links = sorted(self._tasks, key=lambda link: (link.node_id, link.address))
+        return [self._report(link) for link in links]
+
+    def _report(self, link: NodeLink) -> LinkReport:
+        breaker = self._breakers.get(link.node_id)
+        return LinkReport(
+            link.node_id,
+            link.address,
+            link.connected,
+            link.suspicion,
+            BreakerState.CLOSED if breaker is None else breaker.state,
+            link.inflight,
+            link.beat.state,
+            link.beat.reason,
+        )
+
+    @property
+    def recent_losses(self) -> tuple[LinkLoss, ...]:
+        """Oldest first."""
+        return self._losses.all
+
+    def wish(self, request: GenerationRequest) -> Affinity:
+        """What the request wants to stay near."""
+        return self._chooser.wish(request)
+
+    def candidates(self, model: str, wish: Affinity, excluded: Collection[str]) -> list[str]:
+        """Node ids, the best first, of which the first one is to be given an attempt now. Empty when no node can take it.
+
+        A member without a link counts too: a key still belongs to it.
+        """
+        return self._chooser.candidates([self._view(link) for link in self._nodes.values()], model, wish, excluded)
 
     def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
         """Sends an attempt to a node of the last snapshot."""
         link = self._nodes[node_id]
         self._breakers[node_id].sent()
-        return Placement(link, node_id, link.submit(attempt, sink))
+        handle = link.submit(attempt, sink)
+        return Placement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
+
+    def punctual(self, node_id: str) -> bool:
+        """Its last sign is no older than usual."""
+        link = self._nodes.get(node_id)
+        return link is not None and link.punctual
 
     def breaker(self, node_id: str) -> Breaker | None:
         """None when the node is gone for good."""
@@ -177,6 +240,7 @@ class Links:
             self._telemetry.breaker.labels(node_id).set(BreakerState.CLOSED.value)
         if restarted:
             self._breakers[node_id].reset()
+        self._telemetry.know_node(node_id)
         self._telemetry.link_up.labels(node_id).set(1)
         self._notify()
 
@@ -185,12 +249,33 @@ class Links:
             if (breaker := self._breakers.get(link.node_id)) is not None:
                 breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()
+            self._losses.add(link.node_id, cause, link.inflight)
+        self._trust(link)
         if self._nodes.get(link.node_id) is link:
             self._telemetry.link_up.labels(link.node_id).set(0)
         self._notify()
 
     def link_changed(self, link: NodeLink) -> None:
+        if link.suspected:
+            self._suspect(link)
+        else:
+            self._trust(link)
         self._notify()
+
+    def _suspect(self, link: NodeLink) -> None:
+        self._suspected.add(link.node_id)
+        self._telemetry.suspected.labels(link.node_id).set(1)
+
+    def _trust(self, link: NodeLink) -> None:
+        if link.node_id in self._suspected:
+            self._suspected.discard(link.node_id)
+            self._telemetry.suspected.labels(link.node_id).set(0)
+
+    def link_beat(self, link: NodeLink) -> None:
+        self._telemetry.beats.labels(link.node_id).inc()
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None:
+        self._telemetry.suspicions.labels(link.node_id, cause).inc()
 
     def link_brought(self, link: NodeLink, num_tokens: int) -> None:
         self._telemetry.tokens.labels(link.beat.model, link.node_id).inc(num_tokens)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -20,6 +20,7 @@ from ryzanstein.router.admission import Admission, Limits
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.generations import Generations
+from ryzanstein.router.hedge_budget import HedgeBudget, HedgePolicy
 from ryzanstein.router.journal.encoding import decode_request, has_settled, restore
 from ryzanstein.router.journal.journal import Record
 from ryzanstein.router.journal.peers import moved
@@ -44,6 +45,7 @@ class CorePolicy:
     deadline_s: float = 600.0
     reattach_window_s: float = 30.0
     max_retained_tokens: int = 1_000_000
+    hedges: HedgePolicy = field(default_factory=HedgePolicy)
 
 
 class RouterCore:
@@ -72,6 +74,7 @@ class RouterCore:
         )
         self._moved: set[Generation] = set()
         self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
+        self._hedges = HedgeBudget(policy.hedges, self._running.__len__, telemetry)
 
     @property
     def ready(self) -> bool:
@@ -92,7 +95,7 @@ class RouterCore:
         request, turn = await self._turns.open(request, generation_id)
         try:
             request = self._completed(request)
-            self._admission.check_room(len(self._running), self._generations.waiting(request.model))
+            self._admission.check_room(len(self._running), self._generations.waiting(request.model), request.tenant)
             if turn is not None:
                 await turn.ensure(request.model)
             generation = self._launch(generation_id, request, turn, resumable)
@@ -132,7 +135,7 @@ class RouterCore:
 
     def check_room(self) -> None:
         """QUEUE_FULL when this router runs as many generations as it may."""
-        self._admission.check_room(len(self._running), 0)
+        self._admission.check_running(len(self._running))
 
     async def adopt(self, generation_id: str, record: Record) -> Generation:
         """Goes on with a generation that another router had, where the record ends."""
@@ -209,6 +212,7 @@ class RouterCore:
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
         task = asyncio.get_running_loop().create_task(self._live(generation, turn))
         self._running[generation] = task
+        self._admission.enter(request.tenant)
 
         def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
             self._wind_up(generation, turn, task)
@@ -224,7 +228,7 @@ class RouterCore:
         with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
             try:
                 async with asyncio.timeout((request.deadline or 0.0) - time.time()):
-                    await Runner(generation, self._links, self._policy.runner, self._telemetry).run()
+                    await Runner(generation, self._links, self._policy.runner, self._hedges, self._telemetry).run()
             except TimeoutError:
                 return errors.deadline_exceeded()
             except RyzansteinError as error:
@@ -241,6 +245,7 @@ class RouterCore:
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
         """Runs however the generation ended, also when it was cancelled before its first step."""
         del self._running[generation]
+        self._admission.leave(generation.request.tenant)
         if turn is not None:
             turn.release()
         error, outcome = self._outcome(generation, task)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -18,7 +18,9 @@ from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
+    NO_PROGRESS,
     NODE_FAULT,
+    REQUEST_FAULT,
     AttemptEvent,
     AttemptRun,
     Complete,
@@ -27,10 +29,11 @@ from ryzanstein.router.attempt import (
     Suspected,
     Worked,
 )
-from ryzanstein.router.choose import affinity, candidates
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.hedge_budget import HedgeBudget
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -46,12 +49,12 @@ _EPOCH_SHIFT = 16
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
     """`failover_wait_s`: how long a generation waits for a node before it fails with NO_NODES. `max_fruitless_attempts`:
-    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few.
-    `queue_bound`: how many sequences may wait on a session's node before another one is preferred."""
+    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few. `patience`: how
+    long an attempt may bring nothing on a node that works for others."""
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
-    queue_bound: int = 32
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -67,17 +70,23 @@ class _Reroute:
 class Runner:
     """Runs one generation. `run` it once, as a task; cancelling it cancels the generation on its nodes."""
 
-    def __init__(self, generation: Generation, links: Links, policy: RunnerPolicy, telemetry: Telemetry) -> None:
+    def __init__(
+        self, generation: Generation, links: Links, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: Telemetry
+    ) -> None:
         self._generation = generation
         self._links = links
         self._policy = policy
+        self._hedges = hedges
+        self._racing = False
         self._telemetry = telemetry
-        self._wish = affinity(generation.request)
+        self._wish = links.wish(generation.request)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         self._excluded: set[str] = set()
+        self._refused_by: set[str] = set()
         # Higher than every attempt of the routers that had the generation before.
         self._next_attempt = generation.epoch << _EPOCH_SHIFT
+        self._looking: asyncio.TimerHandle | None = None
         self._fruitless = 0
         self._stuck_since = time.monotonic()
 
@@ -85,13 +94,35 @@ class Runner:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
         if self._generation.log.complete:
             return
+        self._look()
         try:
             await self._place(None)
             while not self._generation.log.complete:
                 await self._handle(await self._events.get())
+                if len(self._runs) < 2:
+                    self._end_race()
         finally:
+            if self._looking is not None:
+                self._looking.cancel()
             for run in self._runs:
                 self._abandon(run)
+                self._hedges.forget(run)
+            self._runs.clear()
+            self._end_race()
+
+    def _end_race(self) -> None:
+        if self._racing:
+            self._racing = False
+            self._hedges.give()
+
+    def _look(self) -> None:
+        """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
+        patience, now = self._policy.patience, time.monotonic()
+        left_s = {run: patience.left_s(run.quiet, now) for run in self._runs}
+        for run in [run for run, left in left_s.items() if left <= 0]:
+            run.alarm()
+        again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
+        self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -132,7 +163,8 @@ class Runner:
             return
         self._telemetry.hedges.labels("won").inc()
         if (breaker := self._links.breaker(loser.node_id)) is not None:
-            breaker.open()
+            # A node that works for others may only be slow with this one: a few such in a row open its breaker.
+            (breaker.fault if reroute.cause == NO_PROGRESS else breaker.open)()
         self._report(winner, reroute)
 
     async def _on_lost(self, lost: Lost) -> None:
@@ -140,6 +172,8 @@ class Runner:
         self._blame(lost)
         if not self._runs:
             self._fruitless += 1
+            if lost.cause == NO_PROGRESS:
+                self._stuck_since = lost.at  # until now it was thought to be in good hands
             await self._place(lost)
             return
         (left,) = self._runs
@@ -155,11 +189,11 @@ class Runner:
         breaker = self._links.breaker(lost.run.node_id)
         if breaker is None:
             return
-        if lost.cause == NODE_FAULT:
+        if lost.cause in (NODE_FAULT, NO_PROGRESS):
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause == BACK_PRESSURE:
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:
@@ -167,18 +201,13 @@ class Runner:
             breaker.worked()
 
     def _candidates(self, *excluded: str) -> list[str]:
-        return candidates(
-            self._links.snapshot(),
-            self._generation.request.model,
-            self._wish,
-            self._policy.queue_bound,
-            {*excluded, *self._excluded},
-        )
+        return self._links.candidates(self._generation.request.model, self._wish, {*excluded, *self._excluded})
 
     async def _place(self, lost: Lost | None) -> None:
         """Starts the next attempt, waiting for a node if need be. Raises when the generation must be given up."""
         if lost is not None:
             self._excluded.add(lost.run.node_id)
+            self._require_blameless(lost)
             if self._fruitless >= self._policy.max_fruitless_attempts:
                 raise self._give_up(lost)
         while not (nodes := self._candidates()):
@@ -196,6 +225,13 @@ class Runner:
             self._excluded.clear()
         self._start(nodes[0], None if lost is None else _Reroute(lost.cause, lost.run.node_id, lost.at))
 
+    def _require_blameless(self, lost: Lost) -> None:
+        """Two nodes that are well and cannot run a request agree: it is the request. Raises the error of the second."""
+        if lost.cause == REQUEST_FAULT and lost.error is not None:
+            self._refused_by.add(lost.run.node_id)
+            if len(self._refused_by) > 1 or not self._candidates():
+                raise lost.error
+
     def _give_up(self, lost: Lost | None) -> errors.RyzansteinError:
         cause = "no_nodes" if lost is None else lost.cause
         self._telemetry.failed_over_in_vain.labels(cause).inc()
@@ -204,17 +240,23 @@ class Runner:
         return errors.no_nodes(self._generation.request.model, f"{self._fruitless} attempts failed ({cause})")
 
     def _hedge(self, suspicion: Suspected) -> None:
+        """A backup must itself be on time: in a cluster that is slow as a whole, or after a pause of this router, one
+        backup more would only be more work. The node is not told to be suspect twice, so this looks again by itself."""
+        run = suspicion.run
         if len(self._runs) > 1:
             return
-        nodes = self._candidates(suspicion.run.node_id)
+        nodes = [node_id for node_id in self._candidates(run.node_id) if self._links.punctual(node_id)]
         if not nodes:
-            # There may be a backup a moment later, and the node is not told to be suspect twice.
-            if suspicion.run.suspect:
+            if run.suspect:
                 asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._events.put_nowait, suspicion)
+        elif not self._hedges.take():
+            again = partial(self._events.put_nowait, suspicion)
+            self._hedges.wait(run, lambda: run in self._runs and run.suspect, again)
         else:
+            self._racing = True
             self._telemetry.hedges.labels("started").inc()
-            suspicion.run.race()
-            self._start(nodes[0], _Reroute(suspicion.cause, suspicion.run.node_id, suspicion.at), hedge=True)
+            run.race()
+            self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
 
     def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:
         generation = self._generation
@@ -225,7 +267,8 @@ class Runner:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)
         self._runs[run] = reroute
         generation.log.admit(number)
-        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress)
+        let_in = generation.started is not None
+        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, let_in)
         run.placement = self._links.start(node_id, attempt, run)
 
     def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:

@@ -27,9 +27,10 @@ class SessionServicer(SessionServiceServicer):
         self, request: inference.CreateSessionRequest, context: _Context
     ) -> inference.CreateSessionResponse:
         with self._calls.call("CreateSession", context):
-            session_id = name_from_wire(request.session_id, "session_id") or uuid.uuid4().hex
-            model = name_from_wire(request.model, "model")
-            session = await self._sessions.create(session_id, model, messages_from_wire(request.messages))
+            session_id = name_from_wire(request.session_id, "session_id")
+            model, messages = name_from_wire(request.model, "model"), messages_from_wire(request.messages)
+            fresh = not session_id
+            session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, fresh=fresh)
             return inference.CreateSessionResponse(session=session_to_wire(session))
 
     async def GetSession(self, request: inference.GetSessionRequest, context: _Context) -> inference.GetSessionResponse:

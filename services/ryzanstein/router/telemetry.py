@@ -11,6 +11,11 @@ from ryzanstein.metrics import (
     new_registry,
 )
 
+# Counters that alerts look at exist from the start: `increase()` of a series whose first value is 1 does not see that 1.
+LINK_LOSS_CAUSES = ("link_lost", "silence", "protocol")
+SUSPICION_CAUSES = ("silence", "stall")
+FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure")
+
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
 
 
@@ -49,15 +54,44 @@ class Telemetry:
         self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
         self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
+        self.hedges_running = gauge("hedges_running", "Generations that have a backup beside their first attempt")
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.beats = counter("beats", "Beats heard", "node_id")
+        self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
+        self.suspected = gauge("node_suspected", "1: the node is silent or its work does not move", "node_id")
+        self.accept = histogram(
+            "time_to_accept", "Attempt sent to the node's word that it took it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
+        )
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
         self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
+        self.store_outages = counter("store_outages", "Times that the session store began to fail")
+        self.store_backlog = gauge("store_backlog", "Writes of sessions that wait for the store")
+        self.store_from_memory = counter("store_from_memory", "Sessions read from memory while the store failed")
+        self.store_lost_writes = counter("store_lost_writes", "Writes of sessions that the store never took", "cause")
+        self.choices = counter("choices", "Nodes chosen for attempts, by why that one", "model", "policy", "outcome")
+        self.policy = gauge("policy", "1: requests for the model follow this policy now", "model", "policy")
+        self.policy_switches = counter("policy_switches", "Automatic changes of policy", "model", "policy")
+        self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
+        self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
+        self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
+
+        for cause in FAILOVER_CAUSES:
+            self.failovers.labels(cause)
+
+    def know_node(self, node_id: str) -> None:
+        """A node is linked: its counters exist before the first loss."""
+        self.suspected.labels(node_id).set(0)
+        for cause in LINK_LOSS_CAUSES:
+            self.link_losses.labels(node_id, cause)
+        for cause in SUSPICION_CAUSES:
+            self.suspicions.labels(node_id, cause)
 
     def forget_node(self, node_id: str) -> None:
         """Drops the states of a node that is gone; what it did stays counted."""
-        for metric in (self.link_up, self.breaker):
+        for metric in (self.link_up, self.breaker, self.suspected):
             metric.remove(node_id)

@@ -16,6 +16,8 @@ SILENCE = "silence"
 STALL = "stall"
 # A timer that fires so late says that this router was paused, and that the node's beats may lie unread in its sockets.
 _LATE_S = 0.05
+# One beat in ten comes so late.
+_LATE_PHI = 1.0
 
 
 class Level(IntEnum):
@@ -35,6 +37,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._excused = False
         self.level = Level.FINE
+        self.cause = ""
 
     def start(self) -> None:
         self._arm(self._next_change())
@@ -43,6 +46,11 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def punctual(self) -> bool:
+        """Nothing is late yet, let alone suspect."""
+        return self.level is Level.FINE and self._beats.phi(self._loop.time()) < _LATE_PHI
 
     def beat(self, beat: Beat) -> None:
         now = self._loop.time()
@@ -87,7 +95,7 @@ class Watch:
         now = self._loop.time()
         level, cause = self._verdict(now)
         if level is not self.level:
-            self.level = level
+            self.level, self.cause = level, cause
             self._on_level(level, cause)
 
     def _verdict(self, now: float) -> tuple[Level, str]:

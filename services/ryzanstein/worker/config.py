@@ -13,7 +13,7 @@ from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.supervisor import Backoff
+from ryzanstein.worker.ranks.recovery import RecoveryPolicy
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
 
@@ -44,6 +44,13 @@ class WorkerSettings(ServiceSettings):
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait; more are refused")
+    fair: bool = Field(True, description="tenants of one priority get equal shares; false: first come, first served")
+    ttft_objective_s: float = Field(
+        0.0, ge=0, le=3600, description="who would wait longer for the first token is refused at once; 0: nobody"
+    )
+    tpot_objective_s: float = Field(
+        0.0, ge=0, le=3600, description="prompts are cut so that a step which decodes takes no longer; 0: not for that"
+    )
 
     beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of the status beat while work runs")
     beat_idle_s: float = Field(0.5, gt=0, le=10, description="... and while the node is idle")
@@ -57,7 +64,12 @@ class WorkerSettings(ServiceSettings):
     stop_grace_s: float = Field(2.0, ge=0, description="from SIGTERM to SIGKILL for a rank")
     restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
     restart_longest_s: float = Field(30.0, gt=0)
-    crash_limit: int = Field(5, ge=1, description="crashes in a row until the node counts as failed")
+    crash_limit: int = Field(5, ge=1, description="crashes in a row that put the node in quarantine")
+    loss_limit: int = Field(20, ge=1, description="... or losses of ranks within loss_window_s")
+    loss_window_s: float = Field(600.0, gt=0, description="service for so long without a loss clears the node's record")
+    quarantine_s: float = Field(30.0, gt=0, description="until a node in quarantine tries again; doubled while that fails")
+    longest_quarantine_s: float = Field(600.0, gt=0)
+    quarantine_limit: int = Field(5, ge=0, description="quarantines after which the node drains and waits for an undrain")
 
     @model_validator(mode="after")
     def _fits(self) -> WorkerSettings:
@@ -88,6 +100,9 @@ class WorkerSettings(ServiceSettings):
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,
+            fair=self.fair,
+            ttft_objective_s=self.ttft_objective_s,
+            tpot_objective_s=self.tpot_objective_s,
             log_level=self.log_level,
             node_id=self.node_id,
         )
@@ -100,5 +115,14 @@ class WorkerSettings(ServiceSettings):
             StallBounds(self.stall_min_s, self.stall_factor),
         )
 
-    def backoff(self) -> Backoff:
-        return Backoff(self.restart_first_s, self.restart_longest_s, crash_limit=self.crash_limit)
+    def recovery(self) -> RecoveryPolicy:
+        return RecoveryPolicy(
+            self.restart_first_s,
+            self.restart_longest_s,
+            crash_limit=self.crash_limit,
+            loss_limit=self.loss_limit,
+            window_s=self.loss_window_s,
+            quarantine_s=self.quarantine_s,
+            longest_quarantine_s=self.longest_quarantine_s,
+            quarantine_limit=self.quarantine_limit,
+        )

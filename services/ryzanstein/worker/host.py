@@ -6,6 +6,8 @@ One model at a time. The node asks for its state; whoever waits for a change is 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.group import GroupEvents, RankGroup, RankLoss
 from ryzanstein.worker.ranks.messages import RankReady
+from ryzanstein.worker.ranks.recovery import Recovery, Rung
 from ryzanstein.worker.ranks.supervisor import Supervisor
 from ryzanstein.worker.telemetry import Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -26,6 +29,7 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 NO_MODEL = "no model is loaded"
+MAX_LOSSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class Serving:
 class ModelHost:
     """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss.
 
-    `on_gone` hears why everything that ran is gone, and whether that is the node's fault.
+    `on_gone` hears why everything that ran is gone, and whether that is the node's fault. `recent_losses` come with the Unix
+    seconds at which the ranks were lost.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class ModelHost:
     ) -> None:
         self._settings, self._events, self._telemetry = settings, events, telemetry
         self._on_change, self._on_gone = on_change, on_gone
+        self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self.state = NodeState.STARTING
@@ -77,6 +83,7 @@ class ModelHost:
         self.text: TextModel | None = None
         self.serving: Serving | None = None
         self.losses = 0
+        self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
     async def load(self, choice: ModelChoice) -> None:
         """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read."""
@@ -89,9 +96,9 @@ class ModelHost:
             self._become(NodeState.FAILED, error.message)
             raise
         spec = self._settings.rank_spec(choice.path)
-        supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.backoff(), self, self._events)
+        self._supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.recovery(), self, self._events)
         # A context of its own: it outlives the call that asked for it, whose request id must not stand on its log lines.
-        self._supervision = asyncio.create_task(supervisor.run(), context=Context())
+        self._supervision = asyncio.create_task(self._supervisor.run(), context=Context())
         self._supervision.add_done_callback(self._on_unsupervised)
 
     async def unload(self) -> None:
@@ -99,7 +106,7 @@ class ModelHost:
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait([self._supervision])
-            self._supervision = None
+            self._supervision = self._supervisor = None
         self.choice = self.text = self.serving = None
         self._become(NodeState.STARTING, NO_MODEL)
         self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
@@ -120,12 +127,19 @@ class ModelHost:
             log.warning("no kernels of our own", reason=lead.without_kernels)
         self._become(NodeState.READY, "")
 
-    def on_lost(self, loss: RankLoss) -> None:
+    def revive(self) -> None:
+        """Ends a quarantine, or a drain that the node's own losses led to, now."""
+        if self._supervisor is not None:
+            self._supervisor.revive()
+
+    def on_lost(self, loss: RankLoss, recovery: Recovery) -> None:
         self._telemetry.rank_losses.labels(loss.cause.value.lower(), str(loss.rank)).inc()
+        self._telemetry.recoveries.labels(recovery.rung.value).inc()
         self.serving = None
         self.losses += 1
-        if self.state is not NodeState.FAILED:
-            self._become(NodeState.RECOVERING, loss.message)
+        self.recent_losses.append((time.time(), loss))
+        recovers = recovery.rung is Rung.RESTART_RANKS
+        self._become(NodeState.RECOVERING if recovers else NodeState.FAILED, recovery.reason)
         error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
         self._on_gone(error, True)
 

@@ -26,6 +26,7 @@ from ryzanstein.worker.host import ModelHost, Serving
 from ryzanstein.worker.links import LinkBounds, RouterLink
 from ryzanstein.worker.ranks.group import GroupEvents
 from ryzanstein.worker.ranks.messages import ProfileTrace
+from ryzanstein.worker.ranks.recovery import Rung
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import NO_STATS, Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -33,7 +34,10 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
+FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 _THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
+
+_MEMORY_EVERY_BEATS = 4  # it is read from files
 
 
 class Health(Protocol):
@@ -160,6 +164,8 @@ class Node:
         self._telemetry.engine(self.stats)
         if self.host.serving is not None:
             self._telemetry.progress(self.host.serving.group.progress())
+            if beat.sequence % _MEMORY_EVERY_BEATS == 0:
+                self._telemetry.memory(self.host.serving.group.resident_bytes())
 
     def _reason(self) -> str:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
@@ -191,7 +197,8 @@ class Node:
         self._serving(attempt)
         text = self.host.text
         assert text is not None
-        deadline, bound = attempt.request.deadline, self.settings.max_waiting + self.settings.max_sequences
+        # The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there.
+        deadline, bound = attempt.request.deadline, 2 * self.settings.max_waiting + self.settings.max_sequences
         if deadline is not None and deadline <= time.time():
             raise errors.deadline_exceeded()
         if self.running.num_choices + attempt.request.sampling.n > bound:
@@ -220,8 +227,19 @@ class Node:
             self.host.serving.group.send(message)
 
     def _on_step(self, events: StepEvents) -> None:
+        self._note_recoveries(events)
         self.stats = events.stats
         self.running.on_step(events)
+
+    def _note_recoveries(self, events: StepEvents) -> None:
+        """The lower rungs, which the engine takes by itself."""
+        retries = events.stats.memory_retries - self.stats.memory_retries
+        if retries > 0:
+            self._telemetry.recoveries.labels(Rung.RETRY_SMALLER.value).inc(retries)
+            log.warning("step retried in smaller parts", retries=retries, rung=Rung.RETRY_SMALLER.value)
+        failed = sum(failure.reason in FAILED_ALONE for failure in events.failed)
+        if failed:
+            self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
 
     def _on_trace(self, trace: ProfileTrace) -> None:
         if self.trace is not None and not self.trace.done():

@@ -14,12 +14,13 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
-from ryzanstein.wire import attempt_from_wire, beat_to_wire, messages_from_wire, name_from_wire
+from ryzanstein.wire import attempt_from_wire, beat_to_wire, messages_from_wire, name_from_wire, timestamp
 from ryzanstein.worker.host import ModelChoice
 from ryzanstein.worker.links import RouterLink
 from ryzanstein.worker.node import Node
 from ryzanstein.worker.operations import Operations
 from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.group import RankLoss
 
 Context = ServicerContext[Any, Any]
 
@@ -92,6 +93,7 @@ class WorkerServicer(WorkerServiceServicer):
             ranks=ranks,
             rank_restarts=node.host.losses,
             kv_blocks_held=node.stats.blocks_held,
+            recent_losses=[_rank_loss(at, loss) for at, loss in node.host.recent_losses],
         )
 
     async def CountPromptTokens(self, request: pb.CountPromptTokensRequest, context: Context) -> pb.CountPromptTokensResponse:
@@ -143,6 +145,10 @@ def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:
         last_step=_duration(progress.last_step_s),
         resident_bytes=resident_bytes,
     )
+
+
+def _rank_loss(at: float, loss: RankLoss) -> pb.RankLoss:
+    return pb.RankLoss(time=timestamp(at), rank=loss.rank, cause=loss.cause.value, message=loss.message)
 
 
 def _duration(seconds: float) -> Duration:

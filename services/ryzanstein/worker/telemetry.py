@@ -8,9 +8,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.cluster import NodeState
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
-from ryzanstein.worker.engine.messages import EngineStats
+from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
+from ryzanstein.worker.ranks.recovery import Rung
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
@@ -38,10 +40,17 @@ class Telemetry:
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
         self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
+        self.paused = self._counter("paused_total", "... by cause: for a higher priority, or for want of memory.", "cause")
+        self.resumed = self._counter("resumed_total", "Paused sequences that run again.")
+        self.shed = self._counter("shed_total", "Groups that were refused for want of room or of time, by cause.", "cause")
+        self.expected_wait = self._gauge("expected_wait_seconds", "Of a request that would join the end of the line now.")
+        self.class_waiting = self._gauge("class_waiting", "Sequences that wait, by priority.", "priority")
+        self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
         self.generations = self._counter("generations_total", "Attempts that ended here.", "outcome")
         self.choices = self._counter("choices_total", "Choices that ended.", "reason")
         self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
+        self.recoveries = self._counter("recoveries_total", "What was done about failures, by rung of the ladder.", "rung")
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.beats = self._counter("beats_total", "Status beats.")
@@ -54,6 +63,8 @@ class Telemetry:
         )
         self._stats = NO_STATS
         self._steps: dict[int, int] = {}
+        for rung in Rung:
+            self.recoveries.labels(rung.value)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)
@@ -74,6 +85,8 @@ class Telemetry:
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
+            for cause in LossCause:  # so that `increase()` sees the first loss
+                self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 
     def ranks_gone(self) -> None:
         """New ranks will count from zero."""
@@ -85,8 +98,10 @@ class Telemetry:
 
     def engine(self, stats: EngineStats) -> None:
         """The engine's counters run since its start; ours since the agent's."""
-        new = {name: getattr(stats, name) - getattr(self._stats, name) for name in _COUNTED}
-        self._stats = stats
+        old, self._stats = self._stats, stats
+        new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
+        self._by_cause(stats, old)
+        self._by_priority(stats, old)
         self.preemptions.inc(new["preemptions"])
         self.tokens.labels("prefill").inc(new["prefill_tokens"])
         self.tokens.labels("decode").inc(new["decode_tokens"])
@@ -94,8 +109,28 @@ class Telemetry:
         self.prefix_tokens.labels("miss").inc(new["prefix_queries"] - new["prefix_hits"])
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
+        self.expected_wait.set(stats.expected_wait_s)
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
+
+    def _by_cause(self, stats: EngineStats, old: EngineStats) -> None:
+        self.resumed.inc(stats.resumed - old.resumed)
+        for cause, num in stats.paused.items():
+            self.paused.labels(cause).inc(num - old.paused.get(cause, 0))
+        for cause, num in stats.shed.items():
+            self.shed.labels(cause).inc(num - old.shed.get(cause, 0))
+
+    def _by_priority(self, stats: EngineStats, old: EngineStats) -> None:
+        for priority, now in stats.classes.items():
+            before = old.classes.get(priority, ClassStats())
+            self.class_waiting.labels(str(priority)).set(now.waiting)
+            self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
+            self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
+
+    def memory(self, resident_bytes: Sequence[int]) -> None:
+        """Of each rank, in the order of ranks."""
+        for rank, size in enumerate(resident_bytes):
+            self.resident.labels(str(rank)).set(size)
 
     def progress(self, ranks: Sequence[RankProgress]) -> None:
         """Samples each rank's last step, once per step at most."""

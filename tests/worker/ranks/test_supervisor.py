@@ -8,7 +8,8 @@ import pytest
 
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.supervisor import Backoff, Supervisor
+from ryzanstein.worker.ranks.recovery import RecoveryPolicy, Rung
+from ryzanstein.worker.ranks.supervisor import Supervisor
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
 pytestmark = pytest.mark.distributed
@@ -28,13 +29,15 @@ class Listener:
         self.ready: asyncio.Queue = asyncio.Queue()
         self.losses = []
         self.lost: asyncio.Queue = asyncio.Queue()
+        self.recoveries = []
         self.failures = []
 
     def on_ready(self, group, ranks):
         self.ready.put_nowait(group)
 
-    def on_lost(self, loss):
+    def on_lost(self, loss, recovery):
         self.losses.append(loss)
+        self.recoveries.append(recovery)
         self.lost.put_nowait(loss)
 
     def on_failed(self, reason):
@@ -50,14 +53,19 @@ def listener():
 
 
 @pytest.fixture
-async def supervise(listener):
+def supervisors():
+    return []
+
+
+@pytest.fixture
+async def supervise(listener, supervisors):
     """Starts a supervisor of ranks without a model; ends it with the test."""
     tasks = []
 
-    def start(model: str, backoff: Backoff) -> asyncio.Task:
+    def start(model: str, policy: RecoveryPolicy) -> asyncio.Task:
         events = GroupEvents(lambda step: None, lambda trace: None, lambda: False)
-        supervisor = Supervisor(RankSpec(model, 2), BOUNDS, backoff, listener, events, command=ECHO)
-        tasks.append(asyncio.create_task(supervisor.run()))
+        supervisors.append(Supervisor(RankSpec(model, 2), BOUNDS, policy, listener, events, command=ECHO))
+        tasks.append(asyncio.create_task(supervisors[-1].run()))
         return tasks[-1]
 
     yield start
@@ -67,7 +75,7 @@ async def supervise(listener):
 
 
 async def test_lost_ranks_are_replaced_by_new_processes(listener, supervise):
-    supervise("echo", Backoff())
+    supervise("echo", RecoveryPolicy())
     first = await listener.next_group()
     pids = [progress.pid for progress in first.progress()]
     os.kill(pids[1], signal.SIGKILL)
@@ -78,31 +86,39 @@ async def test_lost_ranks_are_replaced_by_new_processes(listener, supervise):
     assert not any(map(exists, pids))
 
 
-async def test_a_crash_loop_counts_as_failed_and_goes_on_slowly(listener, supervise):
-    supervise("crash", Backoff(first_s=0.01, longest_s=0.2, crash_limit=3))
+async def test_a_crash_loop_leads_to_quarantine_and_goes_on_slowly(listener, supervise):
+    supervise("crash", RecoveryPolicy(first_s=0.01, crash_limit=3, quarantine_s=0.1))
     for _ in range(5):
         await asyncio.wait_for(listener.lost.get(), 20)
-    assert len(listener.failures) >= 2
-    assert "3 crashes in a row" in listener.failures[0]
-    assert "exited with code 1" in listener.failures[0]
+    rungs = [recovery.rung for recovery in listener.recoveries[:5]]
+    assert rungs == [Rung.RESTART_RANKS] * 2 + [Rung.QUARANTINE] * 3
+    assert "3 crashes in a row" in listener.recoveries[2].reason
+    assert "exited with code 1" in listener.recoveries[2].reason
+
+
+async def test_ranks_that_no_quarantine_cures_wait_for_an_operator(listener, supervise, supervisors):
+    supervise("crash", RecoveryPolicy(first_s=0.01, crash_limit=1, quarantine_s=0.01, quarantine_limit=1))
+    for _ in range(2):
+        await asyncio.wait_for(listener.lost.get(), 20)
+    assert listener.recoveries[-1].rung is Rung.DRAIN
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(listener.lost.get(), 0.5)
+    supervisors[0].revive()
+    await asyncio.wait_for(listener.lost.get(), 20)
+    assert listener.recoveries[-1].rung is Rung.QUARANTINE
 
 
 async def test_a_refused_model_is_not_tried_again(listener, supervise):
-    task = supervise("refuse", Backoff())
+    task = supervise("refuse", RecoveryPolicy())
     await asyncio.wait_for(task, 20)
     assert listener.failures == ["tensor lm_head.weight is missing"]
     assert listener.losses == []
 
 
 async def test_cancelling_leaves_no_rank(listener, supervise):
-    task = supervise("echo", Backoff())
+    task = supervise("echo", RecoveryPolicy())
     group = await listener.next_group()
     pids = [progress.pid for progress in group.progress()]
     task.cancel()
     await asyncio.wait([task])
     assert not any(map(exists, pids))
-
-
-def test_the_first_restart_comes_at_once_and_later_ones_wait_longer():
-    backoff = Backoff(first_s=0.25, longest_s=30.0, crash_limit=5)
-    assert [backoff.delay_s(crashes) for crashes in range(7)] == [0.0, 0.0, 0.25, 0.5, 1.0, 30.0, 30.0]

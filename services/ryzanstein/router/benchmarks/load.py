@@ -18,6 +18,18 @@ _STREAMS_PER_CONNECTION = 32
 _READY_S = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Whole answers, tokens and messages."""
+
+    answers: int
+    tokens: int
+    messages: int
+
+    def since(self, before: Count) -> Count:
+        return Count(self.answers - before.answers, self.tokens - before.tokens, self.messages - before.messages)
+
+
 @dataclass(slots=True)
 class Tally:
     """What the answers of one load came to."""
@@ -70,11 +82,16 @@ class Load:
         self.running.add(stream)
         connection.open(PATH, self._message, stream)
 
-    def tokens_so_far(self) -> int:
-        return self.tally.tokens + sum(stream.tokens for stream in self.running)
+    def so_far(self) -> Count:
+        """What has come until now, of unfinished answers too."""
+        running = self.running
+        tokens, messages = sum(stream.tokens for stream in running), sum(stream.messages for stream in running)
+        return Count(self.tally.answers, self.tally.tokens + tokens, self.tally.messages + messages)
 
-    def messages_so_far(self) -> int:
-        return self.tally.messages + sum(stream.messages for stream in self.running)
+    @property
+    def begun(self) -> int:
+        """How many running answers have had their first token."""
+        return sum(stream.tokens > 0 for stream in self.running)
 
     async def stop(self, timeout_s: float) -> Tally:
         """No new answers; returns when the running ones have ended. What has not ended in time is a problem."""
@@ -89,14 +106,11 @@ class Load:
 @contextlib.asynccontextmanager
 async def connections(port: int, number: int, window_bytes: int = WINDOW_BYTES) -> AsyncIterator[list[Http2Connection]]:
     """Open connections, closed in the end."""
-    opened: list[Http2Connection] = []
-    try:
-        for _ in range(number):
-            opened.append(await connect(port, window_bytes))
-        yield opened
-    finally:
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [await connect(port, window_bytes) for _ in range(number)]
         for connection in opened:
-            connection.transport.abort()
+            stack.callback(connection.transport.abort)
+        yield opened
 
 
 def connections_for(streams: int) -> int:

@@ -6,19 +6,33 @@ only its own keys move, each to its second choice; when one joins, it takes 1/N 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from hashlib import blake2b
+
+_LOW_BITS = 20
+_LOW = (1 << _LOW_BITS) - 1
 
 
 def weight(key: bytes, node_id: str) -> int:
     """64 bits. The key's length stands in front, so that no (key, node) can be read as another."""
-    digest = blake2b(digest_size=8)
-    digest.update(len(key).to_bytes(4, "big"))
-    digest.update(key)
-    digest.update(node_id.encode())
+    digest = blake2b(len(key).to_bytes(4, "big") + key + node_id.encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big")
 
 
 def ranked(key: bytes, node_ids: Iterable[str]) -> list[str]:
     """The nodes in the key's order: first the primary, second the backup."""
     return sorted(node_ids, key=lambda node_id: (weight(key, node_id), node_id), reverse=True)
+
+
+def scaled(random_weight: int, capacity: int) -> float:
+    """A weight for nodes of different size: a node wins a share of the keys that is its share of all capacity, and a change
+    of one capacity moves only keys of that node (weighted rendezvous, the logarithmic method: Schindelhauer and Schomaker,
+    2005). All nodes of one size keep the order of their plain weights."""
+    # 52 bits: the largest value below 1 is then still a float below 1, and its logarithm not 0.
+    return -capacity / math.log(((random_weight >> 12) + 0.5) / 2**52)
+
+
+def tie_breaker(random_weight: int) -> float:
+    """In [0, 1), from the low bits: independent of the order, which the high bits decide."""
+    return (random_weight & _LOW) / (_LOW + 1)

@@ -7,6 +7,7 @@ longer than a claim lives) is taken again by the next renewal, unless somebody e
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 
 import structlog
 
@@ -44,7 +45,7 @@ class Claimed:
             self.release(session_id, generation_id, ended=isinstance(error, Exception))
             raise
         if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.create_task(self._renew(), context=Context())
 
     def release(self, session_id: str, generation_id: str, *, ended: bool = False) -> None:
         """Gives the claim back; `ended`: the store knows already."""

@@ -31,7 +31,7 @@ class MemorySessions:
         self._told: dict[str, set[str]] = {}
         self._claims = LocalClaims()
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         if checked_id(session_id) in self._sessions:
             raise errors.already_exists("session", session_id)
         self._bounds.check(messages)
@@ -68,15 +68,16 @@ class MemorySessions:
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
-    ) -> None:
+    ) -> bool:
         session = await self.get(session_id)
         told = self._told.setdefault(session_id, set())
-        if generation_id not in told:
+        if added := generation_id not in told:
             del self._sessions[session_id]
             self._sessions[session_id] = extended(session, messages, model, node_id)
         if generation_id:
             told.add(generation_id)
             self._claims.told(session_id, generation_id)
+        return added
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
         self._claims.claim(session_id, generation_id, owner, ttl_s)

@@ -35,6 +35,7 @@ from ryzanstein.router.sessions.store import (
 log = structlog.get_logger(__name__)
 
 _SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "CLAIM", "RENEW", "RELEASE")
+_ADDED = 2
 _OF_ALL = ("sessions", "changed")
 
 
@@ -66,7 +67,7 @@ class RedisSessions:
                 log.warning("Redis may evict sessions", policy=policy, want="noeviction")
         return cls(client, prefix, bounds, on_evicted)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         # The nonce tells a command that was sent twice from an id that is taken.
@@ -113,11 +114,13 @@ class RedisSessions:
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
-    ) -> None:
+    ) -> bool:
         keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed")
         values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, messages))
-        if not await self._run("APPEND", keys, values, session_id):
+        found = await self._run("APPEND", keys, values, session_id)
+        if not found:
             raise errors.not_found("session", session_id)
+        return bool(found == _ADDED)
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
         values = (generation_id, owner, round(ttl_s * 1000))

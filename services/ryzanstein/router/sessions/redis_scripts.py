@@ -39,7 +39,7 @@ return {now, math.max(surplus, 0)}
 )
 
 # KEYS session messages turns sessions claim changed; ARGV id generation_id model node_id origin, then the messages.
-# Returns 0 when there is no such session.
+# Returns 0 when there is no such session, 1 when it has the turn already, 2 when it was added.
 APPEND = (
     _NOW
     + """
@@ -54,7 +54,7 @@ redis.call('HINCRBY', KEYS[1], 'num_messages', #ARGV - 5)
 for i = 6, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 redis.call('ZADD', KEYS[4], now, ARGV[1])
 redis.call('PUBLISH', KEYS[6], ARGV[5] .. ' ' .. ARGV[1])
-return 1
+return 2
 """
 )
 

@@ -60,7 +60,7 @@ class SqliteSessions:
             raise
         return cls(connection, thread, bounds, on_evicted)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages)))
@@ -80,8 +80,8 @@ class SqliteSessions:
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
-    ) -> None:
-        await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
+    ) -> bool:
+        return await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
         await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s))
@@ -143,7 +143,7 @@ class SqliteSessions:
             if not db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,)).rowcount:
                 raise errors.not_found("session", session_id)
 
-    def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> None:
+    def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> bool:
         with transaction(db := self._connection):
             if not db.execute("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone():
                 raise errors.not_found("session", session_id)
@@ -151,7 +151,7 @@ class SqliteSessions:
                 turn = (session_id, generation_id)
                 self._claims.told(*turn)
                 if not db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?)", turn).rowcount:
-                    return
+                    return False
             update = (
                 "UPDATE sessions SET model = CASE model WHEN '' THEN ? ELSE model END, update_time = ?, node_id = ?"
                 " WHERE session_id = ?"
@@ -159,6 +159,7 @@ class SqliteSessions:
             db.execute(update, (model, time.time(), node_id, session_id))
             (count,) = db.execute("SELECT count(*) FROM messages WHERE session_id = ?", (session_id,)).fetchone()
             self._insert(session_id, count, messages)
+        return True
 
     def _insert(self, session_id: str, position: int, messages: Sequence[Message]) -> None:
         rows = [(session_id, position + i, message.role.value, message.content) for i, message in enumerate(messages)]

@@ -123,13 +123,19 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _migrate(db: sqlite3.Connection) -> None:
+    """Takes the write lock only when there is something to do: a router can start while somebody else holds it."""
+    if _version(db) == SCHEMA_VERSION:
+        return
     with transaction(db):
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise errors.failed_precondition(
-                "STATE_TOO_NEW", f"sessions of schema {version}, this router knows {SCHEMA_VERSION}"
-            )
-        for step in _STEPS[version:]:
+        for step in _STEPS[_version(db) :]:
             for statement in filter(str.strip, step.split(";")):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        what = f"sessions of schema {version}, this router knows {SCHEMA_VERSION}"
+        raise errors.failed_precondition("STATE_TOO_NEW", what)
+    return int(version)

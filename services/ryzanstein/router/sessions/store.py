@@ -83,8 +83,9 @@ class SessionStore(Protocol):
     """Keeps sessions. No method blocks the event loop; each may raise a `RyzansteinError`, and `StoreUnavailableError` when
     the store itself fails."""
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = ()) -> Session:
-        """ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when the messages are too many."""
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+        """ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when the messages are too many. `fresh`: the id has just
+        been made up, so nobody can have taken it."""
         ...
 
     async def get(self, session_id: str) -> Session:
@@ -101,9 +102,10 @@ class SessionStore(Protocol):
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
-    ) -> None:
+    ) -> bool:
         """Adds a turn at the end, remembers who answered, and fixes the model of a session that had none.
         A generation's turn is added once, however often it is appended, and its claim ends with it.
+        False: it was there already.
         NOT_FOUND when the session was deleted meanwhile."""
         ...
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.engine.sequence import Sequence
 
+Members = list[tuple[Sequence, int]]
+
 
 class Batch:
     """Which sequences feed how many tokens. `sampled` are the members that get a new token, parallel to `rows`."""
 
     def __init__(self) -> None:
-        self.members: list[tuple[Sequence, int]] = []
+        self.members: Members = []
         self.sampled: list[Sequence] = []
         self.rows: list[SampleRow] = []
         self.num_tokens = 0
@@ -35,6 +37,21 @@ class Batch:
         start = sequence.num_computed
         self._token_ids += sequence.tokens(start, start + num)
         self._add(sequence, num)
+
+    def feed(self, sequence: Sequence, num: int) -> None:
+        """The next `num` tokens, whichever they are."""
+        if sequence.num_pending == 1:
+            self.decode(sequence)
+        else:
+            self.prefill(sequence, num)
+
+    def halves(self) -> tuple[Members, Members]:
+        """What to feed in two smaller batches, one after the other; the second is empty for a single token."""
+        if len(self.members) > 1:
+            middle = len(self.members) // 2
+            return self.members[:middle], self.members[middle:]
+        ((sequence, num),) = self.members
+        return ([(sequence, num // 2)], [(sequence, num - num // 2)]) if num > 1 else (self.members, [])
 
     def plan(self, step: int) -> StepPlan:
         """Borrows the sequences' block tables: valid until they change, that is until the step's update."""

@@ -85,10 +85,14 @@ class SequencesFailed(Exception):
         self.rows = rows
 
 
+class OutOfMemory(Exception):
+    """A rank had no memory for the step. Nothing of it counts, all ranks are in step again: a smaller one may go."""
+
+
 class Executor(Protocol):
     """Runs a step on every rank. Implemented by `ranks`; faked in the engine's tests."""
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         """Computes the step; `rows` and the result are parallel to `plan.sampled`. Raises SequencesFailed when only
-        some rows are at fault, anything else when a rank is lost."""
+        some rows are at fault, OutOfMemory when the step is too large, anything else when a rank is lost."""
         ...

@@ -78,6 +78,11 @@ class InputBuilder:
     kernels: NativeKernels | None = None
     knows_causal: bool = False
 
+    def forget(self) -> None:
+        """The last step was not completed."""
+        if self.staging is not None:
+            self.staging.forget()
+
     def build(self, plan: StepPlan) -> StepInputs:
         """Raises ValueError where the plan contradicts itself."""
         num_new_S, context_S = np.array(plan.num_new, np.int64), np.array(plan.num_context, np.int64)

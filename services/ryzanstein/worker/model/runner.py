@@ -11,14 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sampler import refuse_invalid, sample
+from ryzanstein.worker.model.shortage import give_back, is_shortage
 from ryzanstein.worker.model.staging import Staging
 
 
@@ -66,17 +68,39 @@ class ModelRunner:
         return self._cache.nbytes
 
     def warm_up(self) -> None:
-        """Runs the largest steps once, so that the first request pays for no allocation. The cache must be unused."""
-        for plan in self._warm_up_plans():
-            self.hidden_logits(plan)
+        """Runs the largest steps once, so that the first request pays for no allocation. The cache must be unused.
 
-    @torch.inference_mode()
+        Raises ModelRefused, on rank 0, when no token of many leads to logits that are numbers: the checkpoint is broken.
+        """
+        for plan in self._warm_up_plans():
+            logits_RV = self.hidden_logits(plan)
+        if logits_RV is not None and not logits_RV.amax(dim=1).isfinite().any():
+            raise ModelRefused(f"the logits of {len(logits_RV)} tokens are not finite: the weights are broken")
+
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
         """Computes the step. `rows` are parallel to `plan.sampled` on rank 0, empty elsewhere; so is the result.
 
-        Raises SequencesFailed, ValueError for a plan that contradicts itself, CollectiveTimeout for a lost peer.
+        Raises SequencesFailed, ValueError for a plan that contradicts itself, CollectiveTimeout for a lost peer. After
+        OutOfMemory, here or as PeerGaveUp on another rank, every rank must `rejoin`.
         """
         self._check_rows(plan, rows)
+        try:
+            return self._execute(plan, rows)
+        except Exception as error:
+            self._inputs.forget()
+            if not is_shortage(error):
+                raise
+            shortage = str(error).split("\n", 1)[0]
+        # Only here, because the caught error keeps every tensor of the step alive.
+        give_back(self._options.torch_device)
+        raise OutOfMemory(f"rank {self._tp.rank}: {shortage or 'no memory'}"[:512])
+
+    def rejoin(self) -> None:
+        """After a step that some rank gave up: returns when all ranks can begin another. CannotRejoin."""
+        self._tp.collectives.rejoin()
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
         hidden_RE = self._hidden(plan)
         if not plan.sampled:
             return []
@@ -117,7 +141,8 @@ class ModelRunner:
         table = list(range(-(-length // block_size)))
         batch = min(self._options.max_sequences, self.num_blocks)
         prefill = StepPlan(0, [0] * length, [length], [0], [table], [0])
-        decode = StepPlan(0, [0] * batch, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
+        some = [b * self.vocab_size // batch for b in range(batch)]
+        decode = StepPlan(0, some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
         return [prefill, decode]
 
 

@@ -54,6 +54,11 @@ class Staging:
         self._table_SB, self._length_S = table_SB, length_S
         return Placement(self._first_slot, self._stride, fresh)
 
+    def forget(self) -> None:
+        """A step ended before it had copied everything: what lies here is not what `place` remembers."""
+        self._length_S = np.zeros(0, np.int64)
+        self._table_SB = np.zeros((0, 0), np.int64)
+
     def _continues(self, table_SB: Integers, length_S: Integers) -> bool:
         """Each sequence has one key more than before and still the blocks that it had. Blocks that are not full are never
         shared, and full ones never change: what has the same blocks has the same keys."""

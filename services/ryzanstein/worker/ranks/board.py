@@ -130,6 +130,10 @@ class RankBoard:
         self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
         self._words[_PROGRESS_NS] = now_ns
 
+    def rejoined(self) -> None:
+        """All ranks count their collectives from 0 again, so that whoever is behind can be told."""
+        self._words[_COLLECTIVE] = 0
+
 
 @lru_cache(maxsize=64)
 def _phase_bytes(phase: str) -> bytes:

@@ -45,7 +45,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """The frames that are complete with `data`. FrameTooLarge: the stream is not ours."""
         self._buffer += data
         start = 0
@@ -69,6 +69,8 @@ class RankChannel(Generic[T]):
         self._socket = sock
         self._splitter = FrameSplitter()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
+        # Made once: a rank that is short of memory must still hear what it is told.
+        self._received = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: object) -> None:
         self.send_frame(encode(message))
@@ -95,12 +97,12 @@ class RankChannel(Generic[T]):
 
     def _read(self, flags: int) -> list[T]:
         try:
-            data = self._socket.recv(_READ_BYTES, flags)
+            num_bytes = self._socket.recv_into(self._received, 0, flags)
         except ConnectionError as error:
             raise ChannelClosed(str(error)) from error
-        if not data:
+        if not num_bytes:
             raise ChannelClosed("end of file")
-        return [self._decoder.decode(body) for body in self._splitter.feed(data)]
+        return [self._decoder.decode(body) for body in self._splitter.feed(self._received[:num_bytes])]
 
 
 class AgentChannel(asyncio.Protocol, Generic[T]):

@@ -45,6 +45,8 @@ class LossCause(Enum):
     DIED = "RANK_LOST"
     STALLED = "RANK_STALLED"
     START = "RANK_START_TIMEOUT"
+    UNSOUND = "RANKS_UNSOUND"
+    SLOW = "RANK_SLOW"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,8 @@ class RankGroup:
                 if not self._ready.done():
                     self._ready.set_exception(RanksRefused(message.message))
             case RankCrashed():
-                self._lose(RankLoss(message.rank, LossCause.DIED, f"rank {message.rank} failed: {message.message}"))
+                cause = LossCause.UNSOUND if message.unsound else LossCause.DIED
+                self._lose(RankLoss(message.rank, cause, f"rank {message.rank} failed: {message.message}"))
             case ProfileTrace():
                 self._events.on_trace(message)
 

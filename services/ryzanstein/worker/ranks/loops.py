@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Never
 
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
 from ryzanstein.worker.ranks.messages import AgentMessage, RankCommand, RankSpec, StartProfile
@@ -26,25 +27,39 @@ class RankExecutor:
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
         self._wish: StartProfile | None = None
+        self._epoch = 0
 
     def profile(self, wish: StartProfile) -> None:
         """A rank records from the next step on."""
         self._wish = wish
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
-        """ChannelClosed or CollectiveTimeout: another rank is lost."""
+        """ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
         wish, self._wish = self._wish, None
         self._board.begin_step(plan.step, len(plan.token_ids))
-        if self._peers:
-            frame = encode(RankCommand(plan, wish))
-            for peer in self._peers:
-                peer.send_frame(frame)
+        self._tell(RankCommand(plan, wish, self._epoch))
         self._recorder.start(wish)
         try:
             with self._recorder.step():
                 return self._runner.execute(plan, rows)
+        except (OutOfMemory, PeerGaveUp) as error:
+            shortage = str(error)
+            self._give_up()
         finally:
             self._board.end_step()
+        raise OutOfMemory(shortage)
+
+    def _give_up(self) -> None:
+        """The others may be in the step, or have done their part of it and wait for the next command."""
+        self._epoch += 1
+        self._tell(RankCommand(None, None, self._epoch))
+        self._runner.rejoin()
+
+    def _tell(self, command: RankCommand) -> None:
+        if self._peers:
+            frame = encode(command)
+            for peer in self._peers:
+                peer.send_frame(frame)
 
 
 class Lead:
@@ -73,16 +88,46 @@ class Lead:
                 self._executor.profile(message)
 
 
-def follow(lead: RankChannel[RankCommand], runner: ModelRunner, board: RankBoard, recorder: StepRecorder) -> Never:
-    """The loop of the other ranks, until rank 0 is gone, which is raised."""
-    while True:
-        for command in lead.wait():
-            board.begin_step(command.plan.step, len(command.plan.token_ids))
-            recorder.start(command.profile)
-            with recorder.step():
-                runner.execute(command.plan, [])
-            board.end_step()
+class Follower:
+    """The loop of the other ranks."""
+
+    def __init__(self, runner: ModelRunner, board: RankBoard, recorder: StepRecorder) -> None:
+        self._runner, self._board, self._recorder = runner, board, recorder
+        self._epoch = 0
+
+    def run(self, lead: RankChannel[RankCommand]) -> Never:
+        """Until rank 0 is gone, which is raised."""
+        while True:
+            for command in lead.wait():
+                self._obey(command)
+
+    def _obey(self, command: RankCommand) -> None:
+        if command.epoch > self._epoch:
+            self._give_up()
+        elif command.plan is not None and command.epoch == self._epoch:
+            self._board.begin_step(command.plan.step, len(command.plan.token_ids))
+            self._recorder.start(command.profile)
+            try:
+                with self._recorder.step():
+                    self._runner.execute(command.plan, [])
+            except (OutOfMemory, PeerGaveUp):
+                self._give_up()
+            self._board.end_step()
+
+    def _give_up(self) -> None:
+        """Leaves the step, so that nobody waits for this rank in vain; rank 0 decides what is tried next."""
+        self._epoch += 1
+        self._runner.rejoin()
 
 
 def engine_settings(spec: RankSpec, num_blocks: int) -> EngineSettings:
-    return EngineSettings(num_blocks, spec.block_size, spec.max_sequences, spec.max_tokens_per_step, spec.max_waiting)
+    return EngineSettings(
+        num_blocks,
+        spec.block_size,
+        spec.max_sequences,
+        spec.max_tokens_per_step,
+        spec.max_waiting,
+        spec.fair,
+        spec.ttft_objective_s,
+        spec.tpot_objective_s,
+    )

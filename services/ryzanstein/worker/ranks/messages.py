@@ -36,6 +36,9 @@ class RankSpec(msgspec.Struct, frozen=True):
     max_sequences: int = 64
     max_tokens_per_step: int = 512
     max_waiting: int = 256
+    fair: bool = True
+    ttft_objective_s: float = 0.0
+    tpot_objective_s: float = 0.0
     log_level: str = "info"
     node_id: str = ""
 
@@ -87,10 +90,11 @@ class RankRefused(msgspec.Struct, tag=True, frozen=True):
 
 
 class RankCrashed(msgspec.Struct, tag=True, frozen=True):
-    """An exception that nobody expected; the process ends after it."""
+    """An exception that nobody expected; the process ends after it. `unsound`: the ranks compute no numbers any more."""
 
     rank: int
     message: str
+    unsound: bool = False
 
 
 class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
@@ -104,7 +108,12 @@ RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells the others: a step, and with it that one of them records its profile from here on."""
+    """What rank 0 tells the others: a step, and with it that one of them records its profile from here on.
 
-    plan: StepPlan
+    `epoch` counts the steps that were given up. Without a plan it says that rank 0 has given one up; a plan of an epoch that a
+    rank has left already is void.
+    """
+
+    plan: StepPlan | None
     profile: StartProfile | None = None
+    epoch: int = 0

@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Never
 
+from ryzanstein.worker.engine.probe import RanksUnsound
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.ranks.board import RankBoard
@@ -47,8 +48,9 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         agent.send(RankRefused(str(refusal)))
         return 0
     except Exception as error:
+        # The agent first: want of memory may be what failed, and a log needs some.
+        agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024], isinstance(error, RanksUnsound)))
         _log(start.spec, start.rank).exception("rank failed")
-        agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024]))
         return 1
 
 
@@ -75,7 +77,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
     agent.send(ready)
     if start.rank > 0:
-        loops.follow(plans[0], runner, board, recorder)
+        loops.Follower(runner, board, recorder).run(plans[0])
     executor = loops.RankExecutor(runner, board, plans, recorder)
     loops.Lead(agent, Engine(loops.engine_settings(start.spec, ready.num_blocks), executor), executor).run()
 

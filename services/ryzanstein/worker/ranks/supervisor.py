@@ -1,15 +1,15 @@
-"""Keeps a group of ranks running: starts it, and starts another when it is lost, sooner or later.
+"""Keeps a group of ranks running: starts it, and starts another when it is lost, as the recovery ladder says.
 
-The first restart comes at once; each further one that did not lead to a stable group waits twice as long. After
-`crash_limit` in a row the node counts as failed, and goes on trying slowly. A model that is refused is not tried again.
+A model that is refused is not tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -17,24 +17,9 @@ import structlog
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup, RankLoss, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
 from ryzanstein.worker.ranks.process import RANK_COMMAND
+from ryzanstein.worker.ranks.recovery import Ladder, Recovery, RecoveryPolicy, Rung
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Seconds between restarts. A group that lived `stable_s` clears the count of crashes."""
-
-    first_s: float = 0.25
-    longest_s: float = 30.0
-    stable_s: float = 10.0
-    crash_limit: int = 5
-
-    def delay_s(self, crashes: int) -> float:
-        """Before the restart after so many crashes in a row."""
-        if crashes <= 1:
-            return 0.0
-        return self.longest_s if crashes >= self.crash_limit else min(self.longest_s, self.first_s * 2.0 ** (crashes - 2))
 
 
 class RankListener(Protocol):
@@ -44,12 +29,12 @@ class RankListener(Protocol):
         """The ranks serve; `group` takes messages until `on_lost`."""
         ...
 
-    def on_lost(self, loss: RankLoss) -> None:
-        """They do not any more, whatever was submitted is gone; a restart follows. Also when a start failed."""
+    def on_lost(self, loss: RankLoss, recovery: Recovery) -> None:
+        """They do not any more, whatever was submitted is gone; `recovery` says what follows. Also when a start failed."""
         ...
 
     def on_failed(self, reason: str) -> None:
-        """The model is refused, or the ranks crash again and again."""
+        """The model is refused."""
         ...
 
 
@@ -60,15 +45,21 @@ class Supervisor:
         self,
         spec: RankSpec,
         bounds: GroupBounds,
-        backoff: Backoff,
+        policy: RecoveryPolicy,
         listener: RankListener,
         events: GroupEvents,
         *,
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
-        self._spec, self._bounds, self._backoff = spec, bounds, backoff
+        self._spec, self._bounds = spec, bounds
         self._listener, self._events, self._command = listener, events, command
-        self._crashes = 0
+        self._ladder = Ladder(policy, time.monotonic)
+        self._revived = asyncio.Event()
+
+    def revive(self) -> None:
+        """An operator has mended the node: its past is forgotten, and a pause ends now."""
+        self._ladder.reset()
+        self._revived.set()
 
     async def run(self) -> None:
         """Returns only when the model is refused."""
@@ -78,33 +69,36 @@ class Supervisor:
             try:
                 loss = await self._live(group)
                 graceful = False
-                self._mourn(loss)
+                recovery = self._mourn(loss)
             except RanksRefused as refusal:
                 log.error("model refused", model=self._spec.model, reason=str(refusal))
                 self._listener.on_failed(str(refusal))
                 return
             finally:
                 await _to_the_end(group.end(graceful=graceful))
-            await asyncio.sleep(self._backoff.delay_s(self._crashes))
+            await self._pause(recovery.pause_s)
 
     async def _live(self, group: RankGroup) -> RankLoss:
         """From start to loss."""
         try:
             ranks = await group.start()
         except RanksLost as lost:
-            self._crashes += 1
             return lost.loss
-        began = time.monotonic()
+        self._ladder.serves()
         self._listener.on_ready(group, ranks)
-        loss = await group.lost
-        self._crashes = 1 if time.monotonic() - began > self._backoff.stable_s else self._crashes + 1
-        return loss
+        return await group.lost
 
-    def _mourn(self, loss: RankLoss) -> None:
-        log.error("ranks lost", rank=loss.rank, cause=loss.cause.value, reason=loss.message, crashes=self._crashes)
-        self._listener.on_lost(loss)
-        if self._crashes >= self._backoff.crash_limit:
-            self._listener.on_failed(f"{self._crashes} crashes in a row, the last: {loss.message}")
+    def _mourn(self, loss: RankLoss) -> Recovery:
+        recovery = self._ladder.lost(loss)
+        said = {"rank": loss.rank, "cause": loss.cause.value, "reason": loss.message, "rung": recovery.rung.value}
+        log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **said)
+        self._listener.on_lost(loss, recovery)
+        return recovery
+
+    async def _pause(self, pause_s: float) -> None:
+        self._revived.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._revived.wait(), None if math.isinf(pause_s) else pause_s)
 
 
 async def _to_the_end(ending: Coroutine[None, None, None]) -> None:

@@ -19,11 +19,16 @@ class CollectiveProgress(Protocol):
         """The rank has left it."""
         ...
 
+    def rejoined(self) -> None:
+        """All ranks have given up a step and start together again: collectives count from 0."""
+        ...
+
 
 class Collectives(Protocol):
     """Operations that all ranks call in the same order with tensors of equal shape and dtype.
 
     Each raises CollectiveTimeout when a peer does not arrive before the deadline; the group is unusable from then on.
+    PeerGaveUp: a peer has left the step; `rejoin` before anything else.
     """
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -42,6 +47,13 @@ class Collectives(Protocol):
         """Overwrites `x`, which is contiguous, with rank 0's. Returns `x`."""
         ...
 
+    def rejoin(self) -> None:
+        """Gives up whatever this rank was in the middle of, and returns when all ranks have done so.
+
+        Peers that wait in an operation, or come to one later, get PeerGaveUp. CannotRejoin: the backend has no way back.
+        """
+        ...
+
     def close(self) -> None:
         """Lets go of the transport. Peers that still wait run into their deadline."""
         ...
@@ -51,6 +63,14 @@ class CollectiveTimeout(Exception):
     """A peer did not arrive in time; the message names the operation, this rank and the missing one where it is known."""
 
 
+class PeerGaveUp(Exception):
+    """Another rank has left the step that this one is in."""
+
+
+class CannotRejoin(Exception):
+    """A step that one rank has left cannot be left by the others: the group must start again."""
+
+
 class NoProgress:
     """For callers that watch nothing."""
 
@@ -58,4 +78,7 @@ class NoProgress:
         pass
 
     def end(self) -> None:
+        pass
+
+    def rejoined(self) -> None:
         pass

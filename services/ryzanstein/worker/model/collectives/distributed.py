@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from ryzanstein.worker.model.collectives import CollectiveProgress, CollectiveTimeout
+from ryzanstein.worker.model.collectives import CannotRejoin, CollectiveProgress, CollectiveTimeout
 
 
 class DistributedCollectives:
@@ -43,6 +43,9 @@ class DistributedCollectives:
     def broadcast(self, x: Tensor) -> Tensor:
         self._wait("broadcast", self._group.broadcast([x], dist.BroadcastOptions()))
         return x
+
+    def rejoin(self) -> None:
+        raise CannotRejoin("a step that was given up leaves torch's process group unusable")
 
     def close(self) -> None:
         self._group.shutdown()

@@ -17,13 +17,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.collectives import CollectiveProgress
+from ryzanstein.worker.model.collectives import CollectiveProgress, PeerGaveUp
 from ryzanstein.worker.model.collectives.waiting import Patience, await_flag
 from ryzanstein.worker.model.segment import FLAG_STRIDE_BYTES, FLAGS_BYTES, SLOT_BYTES, segment_bytes, slot_offset
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
 _SPLIT_BYTES = 64 * 1024  # from here on, with more than two ranks, adding up only one's own part pays for a second barrier
 _STRIDE = FLAG_STRIDE_BYTES // 8
+_EPOCH = 1 << 40  # arrivals that no group reaches: a flag beyond the next multiple says that its rank has left the step
 
 
 class ShmCollectives:
@@ -38,6 +39,7 @@ class ShmCollectives:
         self._map = mmap.mmap(segment_fd, segment_bytes(size))
         self._flags = memoryview(self._map)[:FLAGS_BYTES].cast("Q")
         self._arrivals = 0
+        self._epoch_end = _EPOCH
         self._parity = 0
         self._slots = lru_cache(maxsize=512)(self._map_slots)
 
@@ -74,6 +76,18 @@ class ShmCollectives:
                 chunk_N.copy_(slots[0])
         self._progress.end()
         return x
+
+    def rejoin(self) -> None:
+        """Every rank counts on from the next epoch. Nobody reads a slot once all have arrived there."""
+        self._progress.begin("rejoin")
+        self._arrivals = self._epoch_end
+        self._epoch_end += _EPOCH
+        self._parity = 0
+        self._flags[self._rank * _STRIDE] = self._arrivals
+        for peer in range(self._size):
+            self._await(peer, "rejoin")
+        self._progress.end()
+        self._progress.rejoined()
 
     def close(self) -> None:
         """The mapping itself goes with the last tensor that looks into it."""
@@ -127,9 +141,12 @@ class ShmCollectives:
         self._flags[self._rank * _STRIDE] = self._arrivals
         for peer in range(self._size):
             if self._flags[peer * _STRIDE] < self._arrivals:
-                await_flag(
-                    self._flags, peer * _STRIDE, self._arrivals, self._patience, f"{op}: rank {self._rank} waits for {peer}"
-                )
+                self._await(peer, op)
+            if self._flags[peer * _STRIDE] >= self._epoch_end:
+                raise PeerGaveUp(f"{op}: rank {peer} has left the step")
+
+    def _await(self, peer: int, op: str) -> None:
+        await_flag(self._flags, peer * _STRIDE, self._arrivals, self._patience, f"{op}: rank {self._rank} waits for {peer}")
 
 
 def _chunks(x_N: Tensor) -> tuple[Tensor, ...]:

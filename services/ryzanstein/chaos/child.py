@@ -1,0 +1,88 @@
+"""A program besides the services (a Redis, a proxy, a spinner) as a child that ends with us, on a host of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ryzanstein.cli import tether
+from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.service_process import ServiceFailedError
+
+_POLL_S = 0.01
+
+
+class Child:
+    """Start it from the main thread: the kernel ends it with the thread that started it. `log` gets what it says."""
+
+    def __init__(
+        self, command: Sequence[str], host: Host = LOCAL, log: Path | None = None, *, interactive: bool = False
+    ) -> None:
+        self._command = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *host.prefix, *command)
+        self._log = log
+        self._interactive = interactive
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        pipe = subprocess.PIPE if self._interactive else subprocess.DEVNULL
+        with open(self._log or os.devnull, "a") as log:
+            said = subprocess.PIPE if self._interactive else log
+            self._process = subprocess.Popen(
+                self._command, stdin=pipe, stdout=said, stderr=log, text=True, bufsize=1, start_new_session=True
+            )
+
+    def tell(self, command: str) -> None:
+        """One line, and waits for the line that it answers. ServiceFailedError: it is gone."""
+        process = self._process
+        if process is None or process.stdin is None:
+            raise ServiceFailedError(f"{self._command[-1]} does not run")
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{command}\n")
+        self.listen()
+
+    def listen(self) -> None:
+        """Waits for a line. ServiceFailedError: it ended instead."""
+        if self._process is None or self._process.stdout is None or not self._process.stdout.readline():
+            raise ServiceFailedError(f"{' '.join(self._command[5:])} ended")
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for its end. Nothing when it never ran."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def release(self) -> None:
+        """Ends a child that ends with its standard input, and waits for that."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
+
+
+def wait_listening(address: str, port: int, timeout_s: float = 10.0) -> None:
+    """Returns when somebody accepts connections there. ServiceFailedError: nobody does in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ServiceFailedError(f"nothing listens on {address}:{port}: {error}") from None
+        time.sleep(_POLL_S)

@@ -1,0 +1,62 @@
+"""What services logged since a moment: JSON lines with wall-clock times, as `ryzanstein.log` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`at` is in seconds since the epoch; `service` is the process's name in the cluster, such as node-1."""
+
+    at: float
+    service: str
+    level: str
+    event: str
+    fields: Mapping[str, Any]
+
+
+class LogReader:
+    """Reads each service's file on from where it was. Lines that are not JSON (a crash of the interpreter) are kept as text."""
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = dict(paths)
+        self._offsets = dict.fromkeys(paths, 0)
+
+    def skip(self) -> None:
+        """What was written until now is of no interest."""
+        for name, path in self._paths.items():
+            self._offsets[name] = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[LogLine]:
+        """Complete lines since the last call, in the order of their times."""
+        lines = [line for name in self._paths for line in self._read(name)]
+        return sorted(lines, key=lambda line: line.at)
+
+    def _read(self, name: str) -> Iterable[LogLine]:
+        path = self._paths[name]
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._offsets[name])
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offsets[name] += len(complete)
+        for line in complete.decode(errors="replace").splitlines():
+            if (parsed := parse(name, line)) is not None:
+                yield parsed
+
+
+def parse(service: str, line: str) -> LogLine | None:
+    """None for what is not one of our lines."""
+    try:
+        fields = json.loads(line)
+        at = datetime.fromisoformat(fields["timestamp"]).timestamp()
+        return LogLine(at, service, str(fields.get("level", "")), str(fields["event"]), fields)
+    except (ValueError, KeyError, TypeError):
+        return None

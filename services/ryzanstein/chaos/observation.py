@@ -1,0 +1,39 @@
+"""What one run of a fault showed. Plain data; seconds after the strike unless said otherwise, None: it did not happen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """`rerouted_s`: after detection, the slowest of the run. `first_token_s`: of the struck streams, the slowest.
+    `serving_s`: from a rank's loss to the node's readiness, by `startup_s` phases. `whole_s`: until everything was as before.
+    `troubles`: what clients saw, by kind. `metrics`, `log_lines`: what moved and what was said that does not without a fault.
+    `beats`, `alarms`: of all nodes, while it lasted."""
+
+    fault: str
+    run: int
+    kind: str
+    streams: int
+    struck: int
+    detected_s: float | None = None
+    detected_by: str = ""
+    rerouted_s: float | None = None
+    first_token_s: float | None = None
+    serving_s: float | None = None
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+    whole_s: float | None = None
+    tokens: int = 0
+    lost: int = 0
+    repeated: int = 0
+    failed: int = 0
+    changed: int = 0
+    failures: tuple[str, ...] = ()
+    troubles: Counter[str] = field(default_factory=Counter)
+    metrics: Counter[str] = field(default_factory=Counter)
+    log_lines: Counter[str] = field(default_factory=Counter)
+    beats: int = 0
+    alarms: int = 0

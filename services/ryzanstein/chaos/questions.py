@@ -1,0 +1,59 @@
+"""What clients ask: one kind of request for each thing that a failover can get wrong. Plain data.
+
+All of them are long enough to be struck in the middle, and all of them have one right answer: greedy, or with a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request. `turns` are what the user says in one session, one after the other; a single one without a session.
+
+    `sampling` are fields of SamplingParams. `http`: asked over server-sent events instead of gRPC.
+    """
+
+    kind: str
+    turns: tuple[str, ...]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    http: bool = False
+
+    @property
+    def in_session(self) -> bool:
+        return len(self.turns) > 1
+
+
+_COUNT = "Count from 1 to 100."
+_GREEDY = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True, "logprobs": 2}
+
+QUESTIONS: tuple[Question, ...] = (
+    Question("greedy", (_COUNT,), _GREEDY),
+    Question(
+        "sampled",
+        ("Count from 1 to 60.",),
+        {
+            "temperature": 0.8,
+            "top_p": 0.95,
+            "seed": 2026,
+            "repetition_penalty": 1.05,
+            "presence_penalty": 0.2,
+            "frequency_penalty": 0.1,
+            "min_tokens": 40,
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "logprobs": 1,
+        },
+    ),
+    Question("n3", (_COUNT,), {"temperature": 0.7, "seed": 7, "n": 3, "max_tokens": 200, "ignore_eos": True}),
+    Question("stop", (_COUNT,), {"temperature": 0.0, "stop": ["88 89", "88, 89"]}),
+    Question(
+        "session",
+        ("Hello, my name is Zorvia.", "I live in Quenlo.", _COUNT, "What is my name?", "Where do I live?"),
+        {"temperature": 0.0, "max_tokens": 200},
+    ),
+    Question("sse", (_COUNT,), _GREEDY, http=True),
+)

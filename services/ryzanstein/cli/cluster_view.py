@@ -1,0 +1,97 @@
+"""What a look at a cluster finds: members, ranks, one router's links, models, sessions. Values only; times are Unix seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ryzanstein.cluster import Node, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    rank: int
+    pid: int
+    phase: str
+    step: int
+    since_progress_s: float
+    last_step_s: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLossView:
+    """Why a node's ranks were restarted: the rank that is blamed, the cause, and what it did."""
+
+    time: float
+    rank: int
+    cause: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node and what it says itself; `error` says why it did not. `member`: the orchestrator knows it."""
+
+    node: Node
+    ranks: tuple[RankView, ...] = ()
+    rank_restarts: int = 0
+    error: str = ""
+    reason: str = ""
+    recent_losses: tuple[RankLossView, ...] = ()
+    member: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """One router's stream to a node. `node_id` is empty while the address never answered; `suspicion` while there is none."""
+
+    node_id: str
+    address: str
+    up: bool
+    suspicion: str
+    breaker: str
+    inflight: int
+    state: NodeState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLossView:
+    time: float
+    node_id: str
+    cause: str
+    inflight: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """What one router knows first-hand."""
+
+    router_id: str = ""
+    links: tuple[LinkView, ...] = ()
+    recent_losses: tuple[LinkLossView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    name: str
+    context_length: int
+    ready_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    session_id: str
+    node_id: str
+    update_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What the services said. `errors` by service: what could not be learned."""
+
+    nodes: tuple[NodeView, ...] = ()
+    router: RouterView = field(default_factory=RouterView)
+    models: tuple[ModelView, ...] = ()
+    sessions: tuple[SessionView, ...] = ()
+    errors: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,57 @@
+"""What is wrong in a cluster, one line per problem, worst first: what a person should see before any table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView, RouterView
+from ryzanstein.cluster import NodeState
+
+STILL_S = 1.0
+MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was taken away
+_AT_REST = frozenset({"idle", "profile"})
+
+
+def problems(view: ClusterView) -> list[str]:
+    """Empty: nothing that could be asked complained."""
+    found = [f"{service} does not answer: {error}" for service, error in view.errors.items()]
+    if "router" not in view.errors and not any(model.ready_nodes for model in view.models):
+        found.append("no node is ready: every request waits, then fails with NO_NODES")
+    for node in view.nodes:
+        found += _of_node(node, "orchestrator" not in view.errors)
+    found += _unlinked(view.router)
+    for link in view.router.links:
+        found += _of_link(view.router.router_id, link)
+    return found
+
+
+def _of_node(view: NodeView, members_known: bool) -> Iterator[str]:
+    name = view.node.node_id
+    if view.error:
+        yield f"{name} does not answer: {view.error}"
+    elif view.node.state is not NodeState.READY or view.reason:
+        yield f"{name} is {view.node.state.name}" + (f": {view.reason}" if view.reason else "")
+    if members_known and not view.member:
+        yield f"{name} is linked but no member: it has no lease at the orchestrator"
+    for rank in view.ranks:
+        if rank.phase not in _AT_REST and rank.since_progress_s >= STILL_S:
+            yield f"{name} rank {rank.rank} has not moved for {rank.since_progress_s:.1f} s, in {rank.phase}"
+
+
+def _unlinked(router: RouterView) -> Iterator[str]:
+    """Links that are down, and nodes that were lost lately and are no members any more."""
+    last = {loss.node_id: loss for loss in router.recent_losses if loss.time > time.time() - MISSED_S}
+    linked = {link.node_id for link in router.links}
+    down = [link.node_id or link.address for link in router.links if not link.up]
+    for name in [*down, *(node_id for node_id in last if node_id not in linked)]:
+        why = f": {last[name].cause}" if name in last else ""
+        yield f"{router.router_id} has no link to {name}{why}"
+
+
+def _of_link(router_id: str, link: LinkView) -> Iterator[str]:
+    name = link.node_id or link.address
+    if link.suspicion:
+        yield f"{router_id} suspects {name}: {link.suspicion}"
+    if link.breaker != "closed":
+        yield f"{router_id} keeps the breaker of {name} {link.breaker.replace('_', '-')}"

@@ -1,0 +1,160 @@
+"""Asks a whole cluster how it is: the orchestrator for members, a router for links and models, each node for its ranks.
+
+Nodes that only the router knows are asked too, so that a look works without an orchestrator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc
+
+from ryzanstein import wire
+from ryzanstein.cli.cluster_view import (
+    ClusterView,
+    LinkLossView,
+    LinkView,
+    ModelView,
+    NodeView,
+    RankLossView,
+    RankView,
+    RouterView,
+    SessionView,
+)
+from ryzanstein.cluster import Node, NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    orchestrator_pb2,
+    orchestrator_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 2.0
+MAX_SESSIONS = 20
+
+T = TypeVar("T")
+
+
+async def look(orchestrator: str, router: str) -> ClusterView:
+    """Asks everybody at once; a service that does not answer within TIMEOUT_S is in `errors`."""
+    errors: dict[str, str] = {}
+    members, links, models, sessions = await asyncio.gather(
+        _or(_members(orchestrator), (), "orchestrator", errors),
+        _or(_router(router), RouterView(), "router", errors),
+        _or(_models(router), (), "router", errors),
+        _or(_sessions(router), (), "session store", errors),
+    )
+    if "router" in errors:
+        errors.pop("session store", None)  # nobody was there to be asked
+    linked = _only_linked(links, members)
+    nodes = await asyncio.gather(*(_node(node, True) for node in members), *(_node(node, False) for node in linked))
+    return ClusterView(tuple(nodes), links, models, sessions, errors)
+
+
+async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
+    try:
+        return await asked
+    except RyzansteinError as error:
+        errors[service] = f"{error.code.name}: {error.message}"
+        return nothing
+
+
+async def _members(orchestrator: str) -> tuple[Node, ...]:
+    async with open_channel(orchestrator) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        answer = await _call(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
+    return tuple(sorted((wire.node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
+
+
+def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
+    known = {node.address for node in members}
+    return [
+        Node(link.node_id or link.address, link.address, tp=0, state=link.state)
+        for link in router.links
+        if link.address not in known
+    ]
+
+
+async def _node(node: Node, member: bool) -> NodeView:
+    async with open_channel(node.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        try:
+            answer = await _call(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+        except RyzansteinError as error:
+            return NodeView(node, error=f"{error.code.name}: {error.message}", member=member)
+    losses = tuple(
+        RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
+    )
+    return NodeView(node, tuple(map(_rank, answer.ranks)), answer.rank_restarts, "", answer.beat.reason, losses, member)
+
+
+def _rank(rank: worker_pb2.RankStatus) -> RankView:
+    return RankView(
+        rank=rank.rank,
+        pid=rank.pid,
+        phase=rank.phase,
+        step=rank.step,
+        since_progress_s=rank.since_progress.ToNanoseconds() / 1e9,
+        last_step_s=rank.last_step.ToNanoseconds() / 1e9,
+        resident_bytes=rank.resident_bytes,
+    )
+
+
+async def _router(router: str) -> RouterView:
+    async with open_channel(router) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        answer = await _call(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
+    losses = (
+        LinkLossView(loss.time.ToNanoseconds() / 1e9, loss.node_id, loss.cause, loss.inflight) for loss in answer.recent_losses
+    )
+    return RouterView(answer.router_id, tuple(map(_link, answer.links)), tuple(losses))
+
+
+def _link(link: router_pb2.LinkStatus) -> LinkView:
+    breaker = router_pb2.BreakerState.Name(link.breaker).removeprefix("BREAKER_STATE_").lower()
+    return LinkView(
+        node_id=link.node_id,
+        address=link.address,
+        up=link.up,
+        suspicion=link.suspicion,
+        breaker=breaker,
+        inflight=link.inflight,
+        state=NodeState(link.state),
+        reason=link.reason,
+    )
+
+
+async def _models(router: str) -> tuple[ModelView, ...]:
+    async with open_channel(router) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        answer = await _call(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
+    return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
+
+
+async def _sessions(router: str) -> tuple[SessionView, ...]:
+    """The sessions used last."""
+    async with open_channel(router) as channel:
+        stub = inference_pb2_grpc.SessionServiceStub(channel)
+        request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)
+        answer = await _call(stub.ListSessions(request, timeout=TIMEOUT_S))
+    return tuple(
+        SessionView(session.session_id, session.node_id, session.update_time.ToNanoseconds() / 1e9)
+        for session in answer.sessions
+    )
+
+
+async def _call(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_rpc(failure) from failure

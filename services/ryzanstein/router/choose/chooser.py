@@ -1,0 +1,46 @@
+"""A router's choice of nodes, for all its models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from ryzanstein.generation import GenerationRequest
+from ryzanstein.router.choose.affinity import Affinity
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ModelRouting
+from ryzanstein.router.choose.node_view import NodeView
+from ryzanstein.router.choose.policies import PolicyChoice
+
+
+class Chooser:
+    """Gives each model its policy. Told of nothing but its own choices and the nodes at that moment."""
+
+    def __init__(
+        self,
+        choice: PolicyChoice,
+        settings: BalanceSettings,
+        observer: ChoiceObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._choice = choice
+        self._settings = settings
+        self._observer = observer
+        self._clock = clock
+        self._models: dict[str, ModelRouting] = {}
+
+    def wish(self, request: GenerationRequest) -> Affinity:
+        """What the request wants to stay near, under its model's policy."""
+        return self._routing(request.model).policy.wish(request)
+
+    def candidates(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> list[str]:
+        """Node ids, the best first: the primary, its backup, and the rest. Empty when no node can take the request.
+
+        The first one counts as given the request. `excluded` have failed it, or run it already.
+        """
+        return self._routing(model).choose(wish, [node for node in nodes if node.model == model], excluded)
+
+    def _routing(self, model: str) -> ModelRouting:
+        """Models are few: a request comes here with the name of one that a node serves."""
+        if model not in self._models:
+            self._models[model] = ModelRouting(model, self._choice, self._settings, self._observer, self._clock)
+        return self._models[model]

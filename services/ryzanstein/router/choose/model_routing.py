@@ -1,0 +1,118 @@
+"""One model's choices: filter, score, pick; and how evenly they fall.
+
+Everything that it remembers is about the last minutes and is made anew after a restart: nothing here decides where a session
+belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from ryzanstein.router.choose.affinity import Affinity
+from ryzanstein.router.choose.balance import Balance, Thresholds
+from ryzanstein.router.choose.node_view import NodeView, is_usable
+from ryzanstein.router.choose.policies import PolicyChoice, PolicyName
+from ryzanstein.router.choose.policy import pick
+from ryzanstein.router.choose.recent_load import Imbalance, RecentLoad
+
+_JUDGED_EVERY_S = 1.0
+
+
+class Outcome(StrEnum):
+    """Why a request went where it went: to the node of its key, or elsewhere because that one was too full, could not take
+    it (draining, suspected, its breaker open, no link), or had just failed it. `BALANCED`: the policy gives keys no node."""
+
+    PRIMARY = "primary"
+    OVERFLOWED = "overflowed"
+    UNUSABLE = "unusable"
+    EXCLUDED = "excluded"
+    BALANCED = "balanced"
+
+
+class ChoiceObserver(Protocol):
+    """Hears of choices. Must neither block nor raise."""
+
+    def chosen(self, model: str, policy: PolicyName, outcome: Outcome) -> None: ...
+
+    def judged(self, model: str, placed: Imbalance, alarm: bool) -> None: ...
+
+    def switched(self, model: str, policy: PolicyName, wanted: Imbalance) -> None:
+        """From now on the model has this policy. `wanted`: how uneven affinity alone would be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceSettings:
+    """`window_s`: how far back load is looked at."""
+
+    window_s: float = 900.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class ModelRouting:
+    """One model's policy, and the load that it made."""
+
+    def __init__(
+        self,
+        model: str,
+        choice: PolicyChoice,
+        settings: BalanceSettings,
+        observer: ChoiceObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self.configured = self.name = choice.name(model)
+        self.policy = choice.make(self.name)
+        self._model = model
+        self._choice = choice
+        self._observer = observer
+        self._balance = Balance(settings.thresholds, clock)
+        self._placed = RecentLoad(settings.window_s, clock)
+        self._wanted = RecentLoad(settings.window_s, clock)
+        self._clock = clock
+        self._judge_at = clock() + _JUDGED_EVERY_S
+
+    def choose(self, wish: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> list[str]:
+        """Node ids, the best first; the first one counts as given the request. Empty when nobody can take it."""
+        usable = [node for node in members if is_usable(node, self._model)]
+        for load in (self._placed, self._wanted):
+            load.see(members, usable)
+        able = {node.node_id for node in usable}
+        ranked = self.policy.rank(wish, members if self.policy.keyed else usable)
+        takers = [node for node in ranked if node.node_id in able and node.node_id not in excluded]
+        ordered = [node.node_id for node in pick(self.policy, wish, takers, self._placed)]
+        if ordered:
+            self._count(wish, ordered[0], [node.node_id for node in ranked], able, excluded)
+            self._judge(usable)
+        return ordered
+
+    def _count(self, wish: Affinity, chosen: str, ranked: list[str], able: Collection[str], excluded: Collection[str]) -> None:
+        self._placed.placed(chosen)
+        self.policy.placed(wish, chosen)
+        if not excluded:
+            wanted = next(node_id for node_id in ranked if node_id in able) if self.policy.keyed else chosen
+            self._wanted.placed(wanted)
+        self._observer.chosen(self._model, self.name, self._outcome(chosen, ranked[0], able, excluded))
+
+    def _outcome(self, chosen: str, home: str, able: Collection[str], excluded: Collection[str]) -> Outcome:
+        if not self.policy.keyed:
+            return Outcome.BALANCED
+        if chosen == home:
+            return Outcome.PRIMARY
+        if home in excluded:
+            return Outcome.EXCLUDED
+        return Outcome.OVERFLOWED if home in able else Outcome.UNUSABLE
+
+    def _judge(self, usable: Sequence[NodeView]) -> None:
+        if self._clock() < self._judge_at:
+            return
+        self._judge_at = self._clock() + _JUDGED_EVERY_S
+        placed, wanted = self._placed.imbalance(usable), self._wanted.imbalance(usable)
+        self._balance.judge(placed, wanted)
+        self._observer.judged(self._model, placed, self._balance.alarm)
+        name: PolicyName = "bounded" if self._balance.skewed else "affinity"
+        if self.configured == "affinity" and name != self.name:
+            self.name, self.policy = name, self._choice.make(name)
+            self._observer.switched(self._model, name, wanted)

@@ -1,0 +1,49 @@
+"""A node as a choice sees it: frozen, at one moment, and whether it may be asked at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ryzanstein.cluster import Load, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node at one moment. `inflight` counts this router's own attempts there, which the last beat may not know yet;
+    `admits`: its breaker lets a request through; `suspected`: it is silent, or pending work does not move; `linked`: there
+    is a stream to it."""
+
+    node_id: str
+    model: str
+    state: NodeState
+    load: Load = field(default_factory=Load)
+    inflight: int = 0
+    admits: bool = True
+    suspected: bool = False
+    drain_requested: bool = False
+    linked: bool = True
+
+    @property
+    def sequences(self) -> int:
+        """What runs or waits there, as far as is known."""
+        return max(self.load.running + self.load.waiting, self.inflight)
+
+    @property
+    def waiting(self) -> int:
+        return max(self.load.waiting, self.inflight - self.load.capacity if self.load.capacity else 0)
+
+    @property
+    def capacity(self) -> int:
+        """Sequences at once, the measure of a node's fair share; 1 where it is not known, so that all count alike."""
+        return max(1, self.load.capacity)
+
+    @property
+    def relative_load(self) -> float:
+        return self.sequences / self.capacity
+
+
+def is_usable(node: NodeView, model: str) -> bool:
+    """The filter: it serves the model, takes new work, and nothing speaks against it."""
+    if not node.linked or node.model != model or node.state is not NodeState.READY:
+        return False
+    return node.admits and not node.suspected and not node.drain_requested

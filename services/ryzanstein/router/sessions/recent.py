@@ -1,0 +1,67 @@
+"""The sessions that this router used last, as it last knew them: what it answers from while the store is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ryzanstein.router.sessions.store import Session
+
+_CHARS_PER_ENTRY = 256
+
+
+class RecentSessions:
+    """Least recently used first out, above a number of sessions or of characters. None stands for a session that is known
+    not to exist. Those that `is_pending` says are not yet in the store are kept."""
+
+    def __init__(self, max_sessions: int, max_chars: int, is_pending: Callable[[str], bool]) -> None:
+        self._max_sessions = max_sessions
+        self._max_chars = max_chars
+        self._is_pending = is_pending
+        self._known: dict[str, Session | None] = {}
+        self._chars = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._known
+
+    def get(self, session_id: str) -> Session | None:
+        """KeyError when nothing is known of it."""
+        session = self._known.pop(session_id)
+        self._known[session_id] = session
+        return session
+
+    def put(self, session_id: str, session: Session | None) -> None:
+        self._drop(session_id)
+        self._known[session_id] = session
+        self._chars += _chars(session)
+        if self._full:
+            self._evict()
+
+    def forget(self, session_id: str) -> None:
+        """Somebody else changed it."""
+        if not self._is_pending(session_id):
+            self._drop(session_id)
+
+    def forget_all(self) -> None:
+        for session_id in list(self._known):
+            self.forget(session_id)
+
+    def _drop(self, session_id: str) -> None:
+        if session_id in self._known:
+            self._chars -= _chars(self._known.pop(session_id))
+
+    @property
+    def _full(self) -> bool:
+        return len(self._known) > self._max_sessions or self._chars > self._max_chars
+
+    def _evict(self) -> None:
+        for session_id in list(self._known):
+            if not self._full:
+                return
+            self.forget(session_id)
+
+
+def _chars(session: Session | None) -> int:
+    return _CHARS_PER_ENTRY + (0 if session is None else sum(len(message.content) for message in session.messages))

@@ -1,0 +1,331 @@
+"""The session store fails in the middle of conversations: locked, full, killed, frozen. No answer fails, no turn is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import Message, Role
+from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.sessions.redis import RedisSessions
+from ryzanstein.router.sessions.resilient import OutagePolicy, ResilientSessions
+from ryzanstein.router.sessions.store import SessionBounds
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+
+ANSWER = "0.0 0.1 "
+_LOCK = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def chat(text: str, session_id: str = "s") -> inference.ChatRequest:
+    return inference.ChatRequest(
+        messages=[inference.Message(role=inference.ROLE_USER, content=text)],
+        sampling=inference.SamplingParams(max_tokens=2),
+        session_id=session_id,
+    )
+
+
+def sent(node: Any) -> list[str]:
+    """What the last request consisted of."""
+    return [message.content for message in node.submits[-1].messages.messages]
+
+
+def conversation(*said: str) -> list[str]:
+    return [text for words in said for text in (words, ANSWER)]
+
+
+async def contents(client: Any, session_id: str = "s") -> list[str]:
+    session = (await client.sessions.GetSession(inference.GetSessionRequest(session_id=session_id))).session
+    return [message.content for message in session.messages]
+
+
+async def refused(call: Any) -> RyzansteinError:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return error_from_rpc(failure.value)
+
+
+def in_file(path: Path, session_id: str = "s") -> list[str]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        rows = db.execute("SELECT content FROM messages WHERE session_id = ? ORDER BY position", (session_id,))
+        return [content for (content,) in rows]
+
+
+@contextlib.asynccontextmanager
+async def locked_by_another_process(path: Path) -> AsyncIterator[None]:
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _LOCK, str(path), **pipes)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"locked\n"
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def test_a_file_that_another_process_locks_delays_no_conversation_and_gets_every_turn(
+    start_node: Any, start_router: Any, until: Any, tmp_path: Path
+) -> None:
+    node = await start_node("a")
+    client = await start_router(node, session_store="sqlite")
+    await client.inference.Chat(chat("one"))
+    async with locked_by_another_process(tmp_path / "sessions.db"):
+        began = time.monotonic()
+        await client.inference.Chat(chat("two"))
+        assert time.monotonic() - began < 2.0
+        await client.inference.Chat(chat("three"))
+        await client.inference.Chat(chat("hi", session_id="another"))
+        assert sent(node) == ["hi"]
+        assert (client.value("store_outage"), client.value("store_outages_total")) == (1, 1)
+        assert client.value("store_backlog") == 4
+        assert await contents(client) == conversation("one", "two", "three")
+        assert in_file(tmp_path / "sessions.db") == conversation("one")
+    await until(lambda: client.value("store_outage") == 0)
+    assert in_file(tmp_path / "sessions.db") == conversation("one", "two", "three")
+    assert in_file(tmp_path / "sessions.db", "another") == conversation("hi")
+    assert (client.value("store_backlog"), client.value("session_turns_total", outcome="dropped")) == (0, 0)
+    await client.inference.Chat(chat("four"))
+    assert in_file(tmp_path / "sessions.db") == conversation("one", "two", "three", "four")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        why = f"NOT TESTED, a full disk: mounting a tmpfs needs root: {mounted.stderr.decode().strip()}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(path: Path) -> None:
+    """Until nothing more fits on its file system."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+async def test_a_full_disk_fails_no_conversation_and_gets_every_turn_when_it_has_room_again(
+    small_disk: Path, start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a")
+    client = await start_router(node, session_store="sqlite", state_dir=small_disk)
+    await client.inference.Chat(chat("one"))
+    fill(small_disk / "ballast")
+    words = ["w" * 5000 + str(turn) for turn in range(4)]
+    for text in words:
+        await client.inference.Chat(chat(text))
+    assert client.value("store_outage") == 1
+    assert sent(node) == [*conversation("one", *words[:-1]), words[-1]]
+    (small_disk / "ballast").unlink()
+    await until(lambda: client.value("store_outage") == 0)
+    assert in_file(small_disk / "sessions.db") == conversation("one", *words)
+
+
+async def test_a_redis_that_is_killed_and_comes_back_has_every_turn(
+    start_node: Any, start_router: Any, start_redis: Any, until: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    client = await start_router(node, session_store="redis", redis_url=redis.url)
+    await client.inference.Chat(chat("one"))
+    await client.inference.Chat(chat("hi", session_id="another"))
+    await redis.kill()
+    await client.inference.Chat(chat("two"))
+    await client.inference.Chat(chat("three"))
+    assert sent(node) == [*conversation("one", "two"), "three"]
+    await client.sessions.DeleteSession(inference.DeleteSessionRequest(session_id="another"))
+    made = (await client.sessions.CreateSession(inference.CreateSessionRequest())).session.session_id
+    await client.inference.Chat(chat("new", session_id=made))
+    await redis.start()
+    await until(lambda: client.value("store_outage") == 0)
+    other = await start_router(node, session_store="redis", redis_url=redis.url, router_id="other")
+    assert await contents(other) == conversation("one", "two", "three")
+    assert await contents(other, made) == conversation("new")
+    error = await refused(contents(other, "another"))
+    assert error.code is Code.NOT_FOUND
+    await other.inference.Chat(chat("four"))
+    assert sent(node) == [*conversation("one", "two", "three"), "four"]
+
+
+async def test_a_session_that_nobody_here_knows_is_refused_while_the_store_is_away(
+    start_node: Any, start_router: Any, start_redis: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    client = await start_router(node, session_store="redis", redis_url=redis.url)
+    await redis.kill()
+    for call in (
+        client.inference.Chat(chat("one")),
+        contents(client),
+        client.sessions.ListSessions(inference.ListSessionsRequest()),
+    ):
+        error = await refused(call)
+        assert (error.code, error.reason, error.retry_after_s) == (Code.UNAVAILABLE, "SESSION_STORE_UNAVAILABLE", 1.0)
+    error = await refused(client.inference.Chat(chat("one")))
+    assert error.metadata["session_id"] == "s"
+    await client.inference.Chat(chat("without a session", session_id=""))
+    assert len(node.submits) == 1
+
+
+async def test_what_another_router_has_stored_since_is_not_answered_without(
+    start_node: Any, start_router: Any, start_redis: Any, until: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    one, other = [
+        await start_router(node, session_store="redis", redis_url=redis.url, router_id=name) for name in ("one", "other")
+    ]
+    await one.inference.Chat(chat("one"))
+    await one.inference.Chat(chat("hi", session_id="mine"))
+    await other.inference.Chat(chat("two"))
+    await until(lambda: "s" not in one.router.sessions.recent)
+    await redis.kill()
+    assert (await refused(one.inference.Chat(chat("three")))).reason == "SESSION_STORE_UNAVAILABLE"
+    await one.inference.Chat(chat("again", session_id="mine"))
+    await other.inference.Chat(chat("three"))
+    assert sent(node) == [*conversation("one", "two"), "three"]
+
+
+async def test_a_redis_that_answers_nothing_delays_an_answer_by_the_bound_and_once(
+    start_node: Any, start_router: Any, start_redis: Any, until: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    client = await start_router(node, session_store="redis", redis_url=redis.url, store_wait_s=0.3)
+    await client.inference.Chat(chat("one"))
+    redis.process.send_signal(signal.SIGSTOP)
+    took = []
+    for text in ("two", "three", "four"):
+        began = time.monotonic()
+        await client.inference.Chat(chat(text))
+        took.append(time.monotonic() - began)
+    redis.process.send_signal(signal.SIGCONT)
+    assert 0.3 <= took[0] < 1.5
+    assert max(took[1:]) < 0.3
+    await until(lambda: client.value("store_outage") == 0)
+    assert await contents(client) == conversation("one", "two", "three", "four")
+
+
+async def test_a_router_begins_without_its_redis_and_finds_it_later(
+    start_node: Any, start_router: Any, start_redis: Any, until: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    await redis.kill()
+    client = await start_router(node, session_store="redis", redis_url=redis.url)
+    await client.inference.Chat(chat("without a session", session_id=""))
+    assert (await refused(client.inference.Chat(chat("one")))).reason == "SESSION_STORE_UNAVAILABLE"
+    await redis.start()
+    await until(lambda: client.value("store_outage") == 0)
+    await client.inference.Chat(chat("one"))
+    assert await contents(client) == conversation("one")
+
+
+async def test_when_no_more_can_wait_for_the_store_no_further_turn_begins(
+    start_node: Any, start_router: Any, start_redis: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    client = await start_router(node, session_store="redis", redis_url=redis.url, store_backlog_writes=2)
+    await client.inference.Chat(chat("one"))
+    await redis.kill()
+    for text in ("two", "three"):
+        await client.inference.Chat(chat(text))
+    error = await refused(client.inference.Chat(chat("four")))
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "SESSION_STORE_UNAVAILABLE")
+    assert "2 writes" in error.message
+
+
+async def test_a_request_that_comes_while_the_store_dies_under_load_never_fails(
+    start_node: Any, start_router: Any, start_redis: Any, until: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    client = await start_router(node, session_store="redis", redis_url=redis.url)
+    names = [f"s{i}" for i in range(20)]
+    await asyncio.gather(*(client.inference.Chat(chat("0", name)) for name in names))
+
+    async def talk(name: str) -> None:
+        for turn in range(1, 12):
+            await client.inference.Chat(chat(str(turn), name))
+            await asyncio.sleep(0.05)
+
+    talks = [asyncio.create_task(talk(name)) for name in names]
+    for _ in range(2):
+        await asyncio.sleep(0.15)
+        await redis.kill()
+        await asyncio.sleep(0.15)
+        await redis.start()
+    await asyncio.gather(*talks)
+    await until(lambda: client.value("store_outage") == 0)
+    for name in names:
+        assert await contents(client, name) == conversation(*map(str, range(12)))
+    assert client.value("store_outages_total") >= 1
+
+
+async def test_a_router_that_stops_while_the_store_is_away_says_how_much_is_lost(start_redis: Any) -> None:
+    redis, telemetry = await start_redis(), Telemetry()
+    store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await redis.kill()
+    await sessions.create("s", "m", fresh=True)
+    await sessions.append("s", (Message(Role.USER, "one"),), model="m", node_id="a", generation_id="g")
+    with capture_logs() as logs:
+        await sessions.close()
+    assert [(entry["log_level"], entry["writes"]) for entry in logs if "lost" in entry["event"]] == [("error", 2)]
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "stopped"}) == 2
+
+
+async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_redis: Any, until: Any) -> None:
+    redis, telemetry = await start_redis(), Telemetry()
+    store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await redis.kill()
+    with capture_logs() as logs:
+        made = await asyncio.gather(*(sessions.create(f"s{i}", "m", fresh=True) for i in range(20)))
+        await asyncio.sleep(0.5)
+        await redis.start()
+        await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    told = [entry["event"] for entry in logs if entry["log_level"] in ("info", "warning")]
+    assert told == ["session store fails, sessions are kept in memory", "session store works again"]
+    assert {session.session_id for session in (await store.list()).sessions} == {session.session_id for session in made}
+    await sessions.close()
+
+
+async def test_turns_of_a_session_that_the_store_has_lost_are_counted_and_those_behind_them_are_written(
+    start_redis: Any, until: Any
+) -> None:
+    redis, telemetry = await start_redis(), Telemetry()
+    store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("gone", "m")
+    await redis.kill()
+    for file in (redis.folder / "appendonlydir").iterdir():
+        file.unlink()
+    await sessions.append("gone", (Message(Role.USER, "one"),), model="m", node_id="a", generation_id="g")
+    await sessions.create("kept", "m", fresh=True)
+    await redis.start()
+    await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "session_gone"}) == 1
+    assert [session.session_id for session in (await store.list()).sessions] == ["kept"]
+    await sessions.close()
