@@ -67,7 +67,8 @@ async def running(*command: str) -> AsyncIterator[psutil.Process]:
     try:
         yield psutil.Process(process.pid)
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 

@@ -163,6 +163,9 @@ def test_a_request_comes_back_as_it_was() -> None:
         temperature=0.5, top_k=7, seed=2**63 - 1, max_tokens=9, min_tokens=2, stop=("a", "b"), logit_bias=((3, -1.5),), n=2
     )
     for prompt in prompts:
-        request = GenerationRequest("m", prompt, sampling, "session", "user", 1.7e9, 3, "request", "00-trace")
+        request = GenerationRequest(
+            "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
+        )
+        assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         assert decode_request(encode_request(generation, 2)) == (request, 2)

@@ -22,7 +22,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     """`new_messages`: how many of the request's last messages make its session's turn."""
     request = generation.request
     submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
-    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages)
+    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node)
     return journalled.SerializeToString()
 
 
@@ -30,7 +30,8 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
     """The request and its number of new messages."""
     journalled = pb.JournalRequest.FromString(data)
     request = attempt_from_wire(journalled.submit).request
-    return replace(request, session_id=journalled.session_id, user=journalled.user), journalled.new_messages
+    request = replace(request, session_id=journalled.session_id, user=journalled.user, last_node=journalled.last_node)
+    return request, journalled.new_messages
 
 
 class BatchWriter:
