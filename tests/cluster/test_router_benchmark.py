@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -46,3 +48,15 @@ async def test_wrong_options_are_refused_by_name() -> None:
     code, _, complained = await bench("--systems", "apache")
     assert code == 2
     assert "--systems" in complained
+
+
+async def test_what_it_started_ends_with_it() -> None:
+    command = (str(Path(sys.executable).parent / "ryzanstein"), "bench", "router", *SMALL, "--systems", "ryzanstein")
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"round 1" in await asyncio.wait_for(process.stderr.readline(), 60)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 60) == 128 + signal.SIGTERM
+    assert [child for child in family if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []

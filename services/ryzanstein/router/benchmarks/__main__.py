@@ -5,7 +5,10 @@ Exit codes: 0 every answer of every system was whole, 1 some were not or nothing
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import signal
+from collections.abc import Coroutine
 from typing import Annotated
 
 import typer
@@ -14,7 +17,7 @@ from rich.console import Console
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.benchmarks.document import document, publish
-from ryzanstein.router.benchmarks.survey import Plan, survey
+from ryzanstein.router.benchmarks.survey import Findings, Plan, survey
 from ryzanstein.router.benchmarks.systems import SYSTEMS
 
 _DEFAULT = Plan(SYSTEMS, (1, 64, 512), rounds=3, seconds=1.0)
@@ -41,7 +44,9 @@ def router(  # noqa: PLR0917 - the command's options
         levels = tuple(int(level) for level in _names("streams", streams, None))
         chosen = tuple(_names("systems", systems, SYSTEMS))
         plan = Plan(chosen, levels, rounds, seconds, first_tokens, idle, active, many, many_tokens, slow, slow_tokens)
-        findings = uvloop.run(survey(plan, people))
+        findings = uvloop.run(_until_terminated(survey(plan, people)))
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     except RyzansteinError as error:
         people.print(f"error {error.code.name} ({error.reason}): {error.message}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
@@ -53,6 +58,13 @@ def router(  # noqa: PLR0917 - the command's options
         people.print(f"{name}: {problem}", markup=False)
     if problems or not findings.long:
         raise typer.Exit(1)
+
+
+async def _until_terminated(work: Coroutine[None, None, Findings]) -> Findings:
+    """SIGTERM cancels, so that what was started is stopped."""
+    task = asyncio.create_task(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def _names(option: str, text: str, known: tuple[str, ...] | None) -> list[str]:

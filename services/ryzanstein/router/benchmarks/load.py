@@ -53,21 +53,23 @@ class Tally:
 
 
 class Load:
-    """Keeps `streams` answers going until told to stop; then lets them end."""
+    """Keeps as many answers going as were started, until told to stop; then lets them end."""
 
-    def __init__(self, connections: list[Http2Connection], script: Script, streams: int) -> None:
+    def __init__(self, connections: list[Http2Connection], script: Script) -> None:
         self.tally = Tally()
         self.running: set[AnswerStream] = set()
         self._connections = connections
         self._script = script
         self._message = script.request().SerializeToString()
-        self._streams = streams
+        self.started = 0
         self._stopping = False
         self._idle = asyncio.Event()
 
-    def start(self) -> None:
-        for number in range(self._streams):
-            self._open(self._connections[number % len(self._connections)])
+    def start(self, streams: int) -> None:
+        """So many more at once, spread over the connections."""
+        for _ in range(streams):
+            self._open(self._connections[self.started % len(self._connections)])
+            self.started += 1
 
     def _open(self, connection: Http2Connection) -> None:
         def ended(stream: AnswerStream) -> None:
@@ -119,8 +121,8 @@ def connections_for(streams: int) -> int:
 
 async def answer_once(connection: Http2Connection, script: Script) -> Tally:
     """One answer from beginning to end."""
-    load = Load([connection], script, 1)
-    load.start()
+    load = Load([connection], script)
+    load.start(1)
     return await load.stop(_READY_S)
 
 

@@ -16,6 +16,7 @@ _WARM_STREAMS = 64
 _SETTLE_S = 0.5
 _SMALLEST_WINDOW = 65_535
 _END_S = 120.0
+_WAVE = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ async def held(system: System, idle: int, active: int) -> Held:
     await asyncio.sleep(_SETTLE_S)
     before = system.rss_bytes()
     async with connections(system.port, connections_for(active)) as opened:
-        load = Load(opened, Script(tokens=100, step_s=0.1), active)
-        load.start()
+        load = Load(opened, Script(tokens=100, step_s=0.1))
+        load.start(active)
         await _until(lambda: load.begun == active, _END_S)
         active_bytes = system.rss_bytes() - before
     return Held(idle_bytes / idle, active_bytes / active)
@@ -69,8 +70,8 @@ async def slow_readers(system: System, readers: int, tokens: int, step_s: float)
     await _warm(system)
     before = system.rss_bytes()
     async with connections(system.port, readers, _SMALLEST_WINDOW) as opened:
-        load = Load(opened, Script(tokens, step_s), readers)
-        load.start()
+        load = Load(opened, Script(tokens, step_s))
+        load.start(readers)
         await _until(lambda: load.begun == readers, _END_S)
         for connection in opened:
             connection.transport.pause_reading()
@@ -83,11 +84,15 @@ async def slow_readers(system: System, readers: int, tokens: int, step_s: float)
 
 
 async def many_streams(system: System, streams: int, script: Script) -> ManyStreams:
-    """All asked for in one moment."""
+    """Asked for in waves, each when the one before has begun: in one moment they would be a burst, which a router refuses
+    beyond its bound on waiting requests. Each lasts long enough for all to run at once."""
     at_once, begun = 0, time.monotonic()
     async with connections(system.port, connections_for(streams)) as opened:
-        load = Load(opened, script, streams)
-        load.start()
+        load = Load(opened, script)
+        while (wave := min(_WAVE, streams - load.started)) > 0:
+            load.start(wave)
+            await _until(lambda: load.begun + load.tally.answers >= load.started, _END_S)
+            at_once = max(at_once, load.begun)
         ending = asyncio.create_task(load.stop(_END_S))
         while not ending.done():
             at_once = max(at_once, load.begun)
@@ -98,8 +103,8 @@ async def many_streams(system: System, streams: int, script: Script) -> ManyStre
 
 async def _warm(system: System) -> None:
     async with connections(system.port, connections_for(_WARM_STREAMS)) as opened:
-        load = Load(opened, Script(tokens=64), _WARM_STREAMS)
-        load.start()
+        load = Load(opened, Script(tokens=64))
+        load.start(_WARM_STREAMS)
         await asyncio.sleep(_SETTLE_S)
         await load.stop(_END_S)
     await asyncio.sleep(_SETTLE_S)

@@ -29,7 +29,7 @@ class Plan:
     idle: int = 500
     active: int = 500
     many: int = 2000
-    many_tokens: int = 20
+    many_tokens: int = 32
     slow: int = 32
     slow_tokens: int = 4000
 

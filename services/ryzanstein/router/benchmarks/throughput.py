@@ -54,8 +54,8 @@ async def short_answers(system: System, node: Node, streams: int, seconds: float
 
 async def _measure(system: System, node: Node, script: Script, streams: int, seconds: float) -> Throughput:
     async with connections(system.port, connections_for(streams)) as opened:
-        load = Load(opened, script, streams)
-        load.start()
+        load = Load(opened, script)
+        load.start(streams)
         await asyncio.sleep(_WARM_UP_S)
         before, cpu_before, begun = load.so_far(), _cpu(system, node), time.monotonic()
         await asyncio.sleep(seconds)
