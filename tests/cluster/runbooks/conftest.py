@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -419,10 +420,12 @@ def pages() -> dict[str, Page]:
 
 @pytest.fixture
 def all_ready(world: World) -> Iterator[None]:
-    """Both nodes are ready before and after the page."""
+    """Both nodes are ready before and after the page, whatever became of it."""
     world.cluster.wait_nodes(2)
     yield
+    world.to_orchestrator.tell("pass")
     for name, service in world.cluster.services.items():
+        service.signal(signal.SIGCONT)
         if not service.running:
             world.cluster.restart(name)
     world.cluster.wait_nodes(2)
