@@ -73,12 +73,13 @@ def attempts(draw: st.DrawFn) -> Attempt:
         prompt=draw(prompts),
         sampling=sampling,
         deadline=draw(st.none() | st.integers(0, 2**31).map(float)),
-        priority=draw(st.integers(-5, 5)),
+        priority=draw(st.integers(-10, 10)),
+        tenant=draw(texts),
         request_id=draw(texts),
         traceparent=draw(texts),
     )
     generated = draw(st.lists(progress, min_size=sampling.n, max_size=sampling.n))
-    return Attempt(draw(texts), draw(uint32), request, tuple(generated))
+    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()))
 
 
 @given(attempts())

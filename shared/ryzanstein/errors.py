@@ -13,6 +13,7 @@ from enum import IntEnum
 DOMAIN = "ryzanstein.v1"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
+DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 
 
 class Code(IntEnum):
@@ -126,6 +127,28 @@ def out_of_memory(message: str, retry_after_s: float = 1.0) -> RyzansteinError:
 def logits_not_finite(message: str) -> RyzansteinError:
     """The model's answer to this request is not a number, on ranks that are well."""
     return RyzansteinError(message, Code.INTERNAL, LOGITS_NOT_FINITE)
+
+
+def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -> RyzansteinError:
+    """Where it waits, its first token would come later than the latency objective allows."""
+    return RyzansteinError(
+        f"the first token would take {expected_wait_s:.2f} s, the objective is {objective_s:g} s",
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        {"expected_wait_s": f"{expected_wait_s:.3f}", "objective_s": f"{objective_s:g}"},
+        retry_after_s=retry_after_s,
+    )
+
+
+def deadline_unreachable(expected_s: float, left_s: float, retry_after_s: float) -> RyzansteinError:
+    """Refused before any work: where it waits, the answer cannot come before the client stops waiting."""
+    return RyzansteinError(
+        f"the answer would take {expected_s:.2f} s, the deadline is in {left_s:.2f} s",
+        Code.DEADLINE_EXCEEDED,
+        DEADLINE_UNREACHABLE,
+        {"expected_s": f"{expected_s:.3f}", "left_s": f"{left_s:.3f}"},
+        retry_after_s=retry_after_s,
+    )
 
 
 def draining(node_id: str) -> RyzansteinError:

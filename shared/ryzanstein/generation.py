@@ -6,9 +6,11 @@ an answer is data here (prompt and generated tokens apart, seed, parameters), so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from ryzanstein import errors
 
@@ -19,6 +21,11 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_NAME_CHARS = 128
+MAX_PRIORITY = 10
+
+# The HTTP header and the gRPC metadata that name the tenant.
+TENANT_ID = "x-tenant-id"
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
 class Role(Enum):
@@ -132,11 +139,30 @@ _LENGTHS = (
 )
 
 
+def valid_priority(priority: int) -> int:
+    """INVALID_ARGUMENT outside [-MAX_PRIORITY, MAX_PRIORITY]."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise errors.invalid("priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", priority)
+    return priority
+
+
+def valid_tenant(given: str, user: str) -> str:
+    """Who is charged: the tenant that the caller's gateway names, else the user. INVALID_ARGUMENT for a name that no gateway
+    sends: over 128 characters, or others than visible ASCII."""
+    if not given:
+        return user
+    if len(given) > MAX_NAME_CHARS or not _VISIBLE.fullmatch(given):
+        raise errors.invalid(TENANT_ID, f"has 1 to {MAX_NAME_CHARS} visible ASCII characters", given[:64])
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """What a client asked for, as the faces hand it to the router's core and the router to a node.
 
-    `deadline` is Unix time in seconds, None: the client waits for ever. `traceparent` is W3C trace context or empty.
+    `deadline` is Unix time in seconds, None: the client waits for ever. Among requests of one `priority` tenants share fairly;
+    "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the session's turn before,
+    as the session store remembers it: a hint where its KV cache is.
     """
 
     model: str
@@ -146,8 +172,10 @@ class GenerationRequest:
     user: str = ""
     deadline: float | None = None
     priority: int = 0
+    tenant: str = ""
     request_id: str = ""
     traceparent: str = ""
+    last_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +188,14 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice."""
+    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice. `let_in`: a
+    node had accepted it before."""
 
     generation_id: str
     attempt: int
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
+    let_in: bool = False
 
 
 class FinishReason(IntEnum):
@@ -184,9 +214,11 @@ class TokenLogprobs:
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token. `text` is what became certain with it, often empty for half a character."""
+class Token(NamedTuple):
+    """One generated token. `text` is what became certain with it, often empty for half a character.
+
+    A tuple, as `Delta` is: there is one for each row of each frame, and a frozen dataclass takes three times as long to make.
+    """
 
     token_id: int
     text: str
@@ -212,8 +244,7 @@ class Started:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """Tokens first_index, first_index + 1, ... of one choice."""
 
     choice: int

@@ -19,6 +19,7 @@ from ryzanstein.generation import (
     ChoiceProgress,
     Delta,
     Finished,
+    FinishReason,
     GenerationEvent,
     GenerationRequest,
     Message,
@@ -31,6 +32,7 @@ from ryzanstein.generation import (
     TokenLogprobs,
     TokenPrompt,
     Usage,
+    valid_priority,
 )
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -105,6 +107,7 @@ def chat_from_wire(chat: inference.ChatRequest) -> GenerationRequest:
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),
+        priority=valid_priority(chat.priority),
     )
 
 
@@ -123,6 +126,7 @@ def complete_from_wire(complete: inference.CompleteRequest) -> GenerationRequest
         prompt=prompt,
         sampling=sampling_from_wire(complete.sampling),
         user=name_from_wire(complete.user, "user"),
+        priority=valid_priority(complete.priority),
     )
 
 
@@ -182,6 +186,32 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
             )
 
 
+def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
+    """What another router's stream carries. The text of a delta with several tokens is all at its first."""
+    match wire.WhichOneof("kind"):
+        case "started":
+            begun = wire.started
+            return Started(begun.generation_id, begun.model, begun.node_id, begun.prompt_tokens)
+        case "delta":
+            return _delta_from_wire(wire.delta)
+        case "finished":
+            usage = wire.finished.usage
+            counted = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+            return Finished(wire.finished.choice, FinishReason(wire.finished.finish_reason), counted)
+        case _:
+            raise errors.invalid("event", "must be started, delta or finished")
+
+
+def _delta_from_wire(delta: inference.GenerationDelta) -> Delta:
+    texts = (delta.text, *("" for _ in delta.token_ids[1:]))
+    if delta.logprobs:
+        columns = zip(delta.token_ids, texts, delta.logprobs, strict=True)
+        tokens = [Token(token_id, text, logprobs_from_wire(logprobs)) for token_id, text, logprobs in columns]
+    else:
+        tokens = [Token(token_id, text) for token_id, text in zip(delta.token_ids, texts, strict=True)]
+    return Delta(delta.choice, delta.first_index, tokens, delta.node_id)
+
+
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
     """What a router submits to a node. Finished and begun choices travel; untouched ones do not."""
     request = attempt.request
@@ -199,6 +229,8 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         priority=request.priority,
         traceparent=request.traceparent,
         request_id=request.request_id,
+        tenant=request.tenant,
+        let_in=attempt.let_in,
     )
     match request.prompt:
         case ChatPrompt(messages):
@@ -213,7 +245,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
 
 
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
-    """What a node was asked to run. Trusts the router for bounds other than those of `sampling`."""
+    """What a node was asked to run. Trusts the router for bounds other than those of sampling, tenant and priority."""
     sampling = sampling_from_wire(submit.sampling)
     generated = [ChoiceProgress()] * sampling.n
     for choice in submit.generated:
@@ -225,11 +257,12 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         prompt=_prompt_from_wire(submit),
         sampling=sampling,
         deadline=submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None,
-        priority=submit.priority,
+        priority=valid_priority(submit.priority),
+        tenant=name_from_wire(submit.tenant, "tenant"),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated))
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.let_in)
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:

@@ -17,7 +17,7 @@ import pytest
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt
-from ryzanstein.router.assembly import Router, assembled, grpc_face
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import worker_pb2 as worker
@@ -75,6 +75,12 @@ class ScriptedNode(WorkerServiceServicer):
     """Sends rows, ends and failures of handles that nobody submitted."""
     fixed_incarnation: str = ""
     die_at: int | None = None
+    swallow: Callable[[worker.Submit], bool] = lambda submit: False
+    """Which submits are never heard of again, while the node works for the others."""
+    waiting: int = 0
+    """Sequences that wait, as its beats say."""
+    freeze_at: int | None = None
+    """Attempts that reach this index stand still there, while the node works for the others."""
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
     default_tokens: int = 16
@@ -138,6 +144,8 @@ class ScriptedNode(WorkerServiceServicer):
         async for frame in frames:
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
+                if self.swallow(frame.submit):
+                    continue
                 running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
@@ -156,7 +164,7 @@ class ScriptedNode(WorkerServiceServicer):
             state=worker.NodeState.ValueType(self.state),
             model=self.model,
             context_length=CONTEXT_LENGTH,
-            load=worker.Load(running=self.num_running, capacity=256),
+            load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
         )
 
@@ -198,7 +206,7 @@ class ScriptedNode(WorkerServiceServicer):
 
     def _fail(self, output: worker.StepOutput, run: Running) -> None:
         assert self.refuse is not None
-        output.failed.add(
+        failed = output.failed.add(
             handle=run.handle,
             code=self.refuse.code,
             reason=self.refuse.reason,
@@ -206,12 +214,16 @@ class ScriptedNode(WorkerServiceServicer):
             metadata=dict(self.refuse.metadata),
             node_fault=self.refuse_node_fault,
         )
+        if self.refuse.retry_after_s is not None:
+            failed.retry_delay.FromNanoseconds(int(self.refuse.retry_after_s * 1e9))
 
     def _rows(self, output: worker.StepOutput, run: Running) -> None:
         end = run.attempt.request.sampling.max_tokens or self.default_tokens
         sampling = run.attempt.request.sampling
         for choice in sorted(run.left):
             index = run.next_index[choice]
+            if index == self.freeze_at:
+                continue
             if index == self.die_at:
                 self.die_at = None
                 self._dying = asyncio.create_task(self.die())
@@ -271,6 +283,7 @@ async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIte
     async with assembled(settings) as router:
         server = grpc_face(router, settings)
         await server.start()
+        let_find(router, settings, server.port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
             yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel))

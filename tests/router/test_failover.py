@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -222,6 +223,19 @@ async def test_back_pressure_of_all_nodes_is_told_at_once(pair: Any) -> None:
         await Reading().read(client.inference.StreamChat(request()))
     error = error_from_rpc(failure.value)
     assert (error.code, error.reason, error.retry_after_s) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0)
+
+
+async def test_a_deadline_that_a_nodes_queue_cannot_meet_is_tried_on_another_node(pair: Any) -> None:
+    client, primary, backup = pair
+    primary.refuse = errors.deadline_unreachable(2.0, 1.0, 1.25)
+    reading = await Reading().read(client.inference.StreamChat(request()))
+    assert reading.nodes == [backup.node_id]
+    assert client.value("breaker_state", node_id=primary.node_id) == 0
+    backup.refuse = errors.deadline_unreachable(3.0, 1.0, 2.25)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await Reading().read(client.inference.StreamChat(request()))
+    error = error_from_rpc(failure.value)
+    assert (error.code, error.reason, error.retry_after_s) == (Code.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 2.25)
 
 
 async def test_a_request_that_every_node_fails_on_is_given_up_after_some_attempts(pair: Any) -> None:

@@ -291,6 +291,50 @@ async def test_above_the_bound_of_running_generations_the_queue_is_full(start_no
         assert len(await read(stream)) > 2
 
 
+async def test_one_tenant_cannot_take_all_the_room_and_there_is_always_some_for_another(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a", step_s=0.01)
+    client = await start_router(node, max_running=18)
+    heavy = {"metadata": (("x-tenant-id", "heavy"),)}
+    sampling = {"max_tokens": 60}
+    streams = [stream_of(client, chat(sampling=sampling), **heavy) for _ in range(16)]
+    await until(lambda: client.router.core.running == 16)
+    error = await refused(client.inference.Chat(chat(), **heavy))
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert client.value("refused_total", reason="tenant_share") == 1
+    streams.append(stream_of(client, chat(sampling=sampling, user="light")))
+    for stream in streams:
+        assert len(await read(stream)) > 2
+    assert {submit.tenant for submit in node.submits} == {"heavy", "light"}
+
+
+@pytest.mark.parametrize("tenant", ["t" * 129, "two words"])
+async def test_a_tenant_that_no_gateway_sends_is_refused(client: Any, tenant: str) -> None:
+    error = await refused(client.inference.Chat(chat(), metadata=(("x-tenant-id", tenant),)))
+    assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, "x-tenant-id")
+
+
+@pytest.mark.parametrize("priority", [-11, 11])
+async def test_a_priority_out_of_bounds_is_refused(client: Any, priority: int) -> None:
+    for call in (
+        client.inference.Chat(chat(priority=priority)),
+        client.inference.Complete(inference.CompleteRequest(text="x", priority=priority)),
+    ):
+        error = await refused(call)
+        assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, "priority")
+        assert "[-10, 10]" in error.violations[0].description
+
+
+async def test_tenant_and_priority_reach_the_node(start_node: Any, start_router: Any) -> None:
+    node = await start_node("a")
+    client = await start_router(node)
+    await client.inference.Chat(chat(priority=3, user="u", sampling={"max_tokens": 1}), metadata=(("x-tenant-id", "acme"),))
+    await client.inference.Chat(chat(user="u", sampling={"max_tokens": 1}))
+    await client.inference.Complete(inference.CompleteRequest(text="x", priority=-2))
+    assert [(submit.tenant, submit.priority) for submit in node.submits] == [("acme", 3), ("u", 0), ("", -2)]
+
+
 async def test_above_the_bound_of_waiting_generations_the_queue_is_full(start_node: Any, start_router: Any, until: Any) -> None:
     node = await start_node("a")
     client = await start_router(node, max_waiting=1)

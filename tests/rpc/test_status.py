@@ -23,6 +23,8 @@ CASES = [
     (errors.already_exists("session", "s"), 6, "SESSION_EXISTS", {"ErrorInfo", "ResourceInfo"}),
     (errors.context_too_long(100, 50, 128), 3, "CONTEXT_TOO_LONG", {"ErrorInfo", "BadRequest"}),
     (errors.invalid("sampling.top_p", "must be in [0, 1]", 2), 3, "INVALID_ARGUMENT", {"ErrorInfo", "BadRequest"}),
+    (errors.too_busy(2.0, 1.0, 1.0), 8, "QUEUE_FULL", {"ErrorInfo", "RetryInfo"}),
+    (errors.deadline_unreachable(2.0, 1.0, 1.0), 4, "DEADLINE_UNREACHABLE", {"ErrorInfo", "RetryInfo"}),
     (errors.deadline_exceeded(), 4, "DEADLINE_EXCEEDED", {"ErrorInfo"}),
     (errors.cancelled(), 1, "CANCELLED", {"ErrorInfo"}),
     (errors.failed_precondition("BUSY", "generations run"), 9, "BUSY", {"ErrorInfo"}),

@@ -37,6 +37,7 @@ def failover(
     report: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page for people here.")] = None,
     seed: Annotated[str, typer.Option(help="The same seed gives the same schedule.")] = "ryzanstein",
     clients: Annotated[int, typer.Option(min=2, max=64, help="How many ask at once.")] = CLIENTS,
+    keep: Annotated[Path | None, typer.Option(file_okay=False, help="Keep the services' logs here.")] = None,
     list_faults: Annotated[bool, typer.Option("--list", help="Say which faults there are.")] = False,
 ) -> None:
     """Strike a cluster with faults under load and publish what each costs."""
@@ -48,7 +49,7 @@ def failover(
         faults = chosen([name for name in only.split(",") if name])
     except UnknownFaultError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--only") from None
-    order = Order(faults, runs, clients, seed)
+    order = Order(faults, runs, clients, seed, keep)
     results, made = _run(order)
     text = json.dumps(document(results.rows, made), indent=1)
     if json_path == "-":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ryzanstein.chaos.budget import Row, summed
 from ryzanstein.chaos.catalog import by_layout
@@ -29,12 +31,13 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be tried: so many runs of each fault, with so many clients."""
+    """What is to be tried: so many runs of each fault, with so many clients. `keep`: a directory for the services' logs."""
 
     faults: Sequence[Fault]
     runs: int
     clients: int
     seed: str
+    keep: Path | None = None
 
 
 @dataclass(slots=True)
@@ -48,11 +51,12 @@ class Campaign:
     _seen: dict[str, list[Observation]] = field(default_factory=dict)
 
     async def run(self) -> Results:
-        """Runs that failed in the laboratory itself are tried again on a new cluster, a few times."""
+        """Runs that failed in the laboratory itself are tried again on a new cluster, as long as that helps, a few times."""
         for layout, faults in by_layout(self.order.faults):
             possible = [fault for fault in faults if self._possible(fault)]
             for _ in range(_MAX_REBUILDS):
-                if self._left(possible) and await self._on_a_stage(layout, possible):
+                left = self._left(possible)
+                if not left or await self._on_a_stage(layout, possible) or left == self._left(possible):
                     break
         for fault in self.order.faults:
             if seen := self._seen.get(fault.name):
@@ -78,13 +82,24 @@ class Campaign:
         self.tell(f"{layout.name}: starts {layout}")
         try:
             async with staged(layout, self.network, self.order.clients, f"{self.order.seed}-{layout.name}") as stage:
-                await self._try_all(stage, faults)
+                try:
+                    await self._try_all(stage, faults)
+                finally:
+                    self._keep_logs(stage)
         except (ServiceFailedError, NetworkImpossibleError, LaboratoryError) as failure:
             self.tell(f"{layout.name}: {failure}")
             for fault, _ in self._left(faults):
                 self.results.not_run[fault.name] = str(failure).splitlines()[0]
             return False
         return True
+
+    def _keep_logs(self, stage: Stage) -> None:
+        if self.order.keep is None:
+            return
+        directory = self.order.keep / stage.layout.name
+        directory.mkdir(parents=True, exist_ok=True)
+        for service in stage.cluster.services.values():
+            shutil.copy(service.log_path, directory)
 
     async def _try_all(self, stage: Stage, faults: Sequence[Fault]) -> None:
         trials = Trials(stage, self.order.seed)

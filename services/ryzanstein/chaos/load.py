@@ -116,7 +116,8 @@ class Load:
                 while number >= self.width:
                     await self._changed.wait()
                 router = rng.randrange(len(self._routers))
-                self.ended += await self._converse(client, rng.choice(questions), f"user-{rng.randrange(10**6)}", router)
+                readings = await self._converse(client, rng.choice(questions), f"user-{rng.randrange(10**6)}", router)
+                self.ended.extend(readings)  # after the wait: the list may be another one by then
         finally:
             await client.close()
 

@@ -19,7 +19,8 @@ from ryzanstein.demo import MODEL_DIR
 INJECTION_DIR = Path(__file__).parent / "injection"
 REDIS = "redis"
 # Thirty strikes in a row are this laboratory's doing: they must not look like a crash loop.
-_WORKER_FLAGS = ("--crash-limit", "100000", "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
+_MANY = "100000"
+_WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
 
 
 class Startable(Protocol):
@@ -32,7 +33,7 @@ class Startable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`delayed` by node id; `disk` holds the first router's state. None, empty: the layout has none."""
+    """`delayed` by node id. `sessions`: directory of the routers' databases, on `disk`. None, empty: the layout has none."""
 
     layout: Layout
     network: Network | None
@@ -40,6 +41,7 @@ class Plan:
     redis: RedisServer | None
     delayed: dict[str, DelayedNode]
     clocks: Clocks | None
+    sessions: Path
     disk: SmallDisk | None
 
     @property
@@ -60,7 +62,8 @@ class Plan:
 
 def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
     """Makes the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
-    state_dir = directory / "state"
+    state_dir, sessions = directory / "state", directory / "sessions"
+    sessions.mkdir()
     nodes = [f"node-{i}" for i in range(layout.nodes)]
     routers = [f"router-{i}" for i in range(layout.routers)]
     clocks = Clocks(directory / "clocks") if layout.faked_clocks else None
@@ -77,10 +80,13 @@ def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
         worker_flags=_WORKER_FLAGS,
         router_flags=("--session-store", "redis", "--redis-url", redis.url) if redis is not None else (),
         hosts=hosts,
-        settings={node: each.settings for node, each in delayed.items()},
+        settings={
+            **{node: each.settings for node, each in delayed.items()},
+            **{router: {"session_dir": str(sessions)} for router in routers},
+        },
     )
-    disk = SmallDisk(state_dir / routers[0]) if network is not None else None
-    return Plan(layout, network, spec, redis, delayed, clocks, disk)
+    disk = SmallDisk(sessions) if network is not None else None
+    return Plan(layout, network, spec, redis, delayed, clocks, sessions, disk)
 
 
 def _environment(layout: Layout, name: str, clocks: Clocks | None) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Question:
 
 
 _COUNT = "Count from 1 to 100."
-_GREEDY = {"temperature": 0.0, "max_tokens": 200, "ignore_eos": True, "logprobs": 2}
+_GREEDY = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True, "logprobs": 2}
 
 QUESTIONS: tuple[Question, ...] = (
     Question("greedy", (_COUNT,), _GREEDY),
@@ -43,12 +43,12 @@ QUESTIONS: tuple[Question, ...] = (
             "presence_penalty": 0.2,
             "frequency_penalty": 0.1,
             "min_tokens": 40,
-            "max_tokens": 160,
+            "max_tokens": 400,
             "ignore_eos": True,
             "logprobs": 1,
         },
     ),
-    Question("n3", (_COUNT,), {"temperature": 0.7, "seed": 7, "n": 3, "max_tokens": 120, "ignore_eos": True}),
+    Question("n3", (_COUNT,), {"temperature": 0.7, "seed": 7, "n": 3, "max_tokens": 200, "ignore_eos": True}),
     Question("stop", (_COUNT,), {"temperature": 0.0, "stop": ["88 89", "88, 89"]}),
     Question(
         "session",

@@ -40,9 +40,9 @@ Everything runs on this one machine, clients included.
 
 Real processes, each on a host of its own (a network namespace behind a bridge). {campaign.clients} clients keep asking the
 embedded demo model over gRPC, one of them over server-sent events: greedy with log probabilities; sampled with penalties,
-`min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns. A fault strikes at a seeded moment in the middle of a stream of its victim. Every answer, struck or not, is
-compared with the one that was given without a fault: tokens, text, log probabilities within 0.001, finish reason, usage.
-(Grammars are not among the kinds: there is none yet.)
+`min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns. A fault strikes at a seeded moment in
+the middle of a stream of its victim. Every answer, struck or not, is compared with the one that was given without a fault:
+tokens, text, log probabilities within 0.001, finish reason, usage. (Grammars are not among the kinds: there is none yet.)
 
 Seconds below are p50 / p99 over the runs in which it happened, by nearest rank: **of 30 runs p99 is the greatest**. Of each
 run the slowest stream counts."""

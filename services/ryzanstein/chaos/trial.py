@@ -19,11 +19,11 @@ from ryzanstein.chaos.reading import Reading
 from ryzanstein.chaos.scrape import Samples, moved
 from ryzanstein.chaos.stage import LaboratoryError, Stage
 
-_AIM_S = 30.0
+_AIM_S = 60.0
 _STREAM_S = 60.0
 _MEND_S = 90.0
 # A stream is in its middle from one of these tokens on, with so many still to come.
-_MIDDLE, _LEFT = (8, 48), 30
+_MIDDLE, _LEFT = (8, 40), 50
 _CALM_S = 2.0
 
 

@@ -213,6 +213,8 @@ class LocalCluster:
             "metrics_port": next(ports),
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "state_dir": str(self.state_dir / name),
+            # One for all: a session, and a generation whose router is gone, goes on at any of them.
+            "session_dir": str(self.state_dir),
             "drain_grace_s": spec.stop_grace_s / 2,
         }
         self._add(name, "router", flags, spec.router_flags)

@@ -21,7 +21,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
         "bench": (
             "ryzanstein.worker.benchmarks",
-            "Measure: `bench engine | collectives | machine | suite | compare`, and besides the worker `bench router | failover`.",
+            "Measure: `bench engine | collectives | machine | suite | compare`, beside the worker `bench router | failover`.",
         ),
     }
 )

@@ -19,7 +19,7 @@ from pydantic_settings import CliApp
 from ryzanstein import log as logs
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
-from ryzanstein.router.assembly import Router, assembled, grpc_face
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.http.app import create_app
 from ryzanstein.router.http.server import HttpServer
@@ -43,6 +43,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: i
     rpc = grpc_face(router, settings)
     http = HttpServer(create_app(router.core, router.telemetry), settings.host, settings.http_port)
     await rpc.start()
+    let_find(router, settings, rpc.port)
     if settings.http:
         await http.start()
     log.info(

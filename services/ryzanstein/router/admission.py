@@ -1,12 +1,20 @@
-"""Who may come in: bounds on what runs, what waits and how big a request is. Over a bound: a typed error at once."""
+"""Who may come in: bounds on what runs, what waits and how big a request is. Over a bound: a typed error at once.
+
+No tenant can take all the room for what runs: each may have at most `TENANT_SHARE` times what is left of it (dynamic
+thresholds, Choudhury and Hahne 1998). One that is alone gets eight ninths, two that want everything get 8/17 each, and there
+is always room for one more.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.telemetry import Telemetry
+
+TENANT_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,21 @@ class Limits:
 
 
 class Admission:
-    """Checks requests against limits."""
+    """Checks requests against limits, and counts what runs of each tenant."""
 
     def __init__(self, limits: Limits, telemetry: Telemetry) -> None:
         self._limits = limits
         self._telemetry = telemetry
+        self._running: Counter[str] = Counter()
+
+    def enter(self, tenant: str) -> None:
+        """A generation of the tenant runs. Pair with `leave`."""
+        self._running[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
 
     def check_size(self, prompt: Prompt) -> None:
         """INVALID_ARGUMENT naming the field and the bound."""
@@ -44,9 +62,20 @@ class Admission:
             self._telemetry.refused.labels("too_big").inc()
             raise errors.invalid(field, f"has at most {bound} {what}", count)
 
-    def check_room(self, running: int, waiting: int) -> None:
-        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run, or wait for the same model, as may."""
-        for count, bound in ((running, self._limits.max_running), (waiting, self._limits.max_waiting)):
-            if count >= bound:
-                self._telemetry.refused.labels("queue_full").inc()
-                raise errors.queue_full(count, bound)
+    def check_running(self, running: int) -> None:
+        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run as may."""
+        self._below(running, self._limits.max_running)
+
+    def check_room(self, running: int, waiting: int, tenant: str) -> None:
+        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run, or wait for the same model, as may, or as may of this tenant."""
+        self.check_running(running)
+        self._below(waiting, self._limits.max_waiting)
+        share = TENANT_SHARE * (self._limits.max_running - running)
+        if self._running[tenant] >= share:
+            self._telemetry.refused.labels("tenant_share").inc()
+            raise errors.queue_full(self._running[tenant], share)
+
+    def _below(self, count: int, bound: int) -> None:
+        if count >= bound:
+            self._telemetry.refused.labels("queue_full").inc()
+            raise errors.queue_full(count, bound)

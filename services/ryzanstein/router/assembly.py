@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
@@ -15,7 +16,10 @@ from ryzanstein.router.choosing import make_chooser
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
+from ryzanstein.router.journal.journalled_core import JournalledCore
+from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
@@ -35,12 +39,14 @@ from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """A router whose links are being made; its faces stand on `core` and `sessions`."""
 
-    core: RouterCore
+    core: RouterCore | JournalledCore
     sessions: SessionStore
     links: Links
     telemetry: Telemetry
@@ -63,7 +69,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
-        core = RouterCore(links, turns, _policy(settings), telemetry, tracing)
+        make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
+        core = await open_core(settings, router_id, telemetry, make_core)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
@@ -77,6 +84,13 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     return server
+
+
+def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
+    """Tells other routers where this one's gRPC face listens."""
+    if isinstance(router.core, JournalledCore):
+        host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
+        router.core.start(settings.router_address or f"{host}:{grpc_port}")
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +123,11 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts),
+        RunnerPolicy(
+            settings.failover_wait_s,
+            settings.max_fruitless_attempts,
+            Patience(settings.accept_s, settings.attempt_silence_s),
+        ),
         Limits(
             settings.max_running,
             settings.max_waiting,

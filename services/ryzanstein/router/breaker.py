@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY, Code
+from ryzanstein.errors import DEADLINE_UNREACHABLE, LOGITS_NOT_FINITE, OUT_OF_MEMORY, Code
 
 FAULTS_IN_A_ROW = 3
 FIRST_PAUSE_S = 0.5
@@ -49,6 +49,9 @@ def blame(code: Code, node_fault: bool, reason: str = "") -> Blame:
         return Blame.REQUEST
     if code in _NODE:
         return Blame.NODE
+    if reason == DEADLINE_UNREACHABLE:
+        # No client's mistake: another node's queue may be shorter.
+        return Blame.BACK_PRESSURE
     return Blame.BACK_PRESSURE if code in _BACK_PRESSURE else Blame.CLIENT
 
 

@@ -14,7 +14,8 @@ import grpc
 from structlog.contextvars import get_contextvars
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import GenerationRequest
+from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
+from ryzanstein.router.journal.peers import OWNER
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
 from ryzanstein.tracing import Tracing, traceparent
@@ -24,15 +25,25 @@ CANCEL_ON_DISCONNECT = "x-cancel-on-disconnect"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. `traceparent` is that of the face's own span."""
+    """One call. `traceparent` is that of the face's own span; `tenant` is as it was received, perhaps empty."""
 
     request_id: str
     traceparent: str
     deadline: float | None
     cancel_on_disconnect: bool
+    owner_id: str = ""
+    """Of a call from another router: whom it means."""
+    tenant: str = ""
 
     def complete(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, request_id=self.request_id, traceparent=self.traceparent, deadline=self.deadline)
+        """INVALID_ARGUMENT when the tenant has no valid name."""
+        return replace(
+            request,
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+            deadline=self.deadline,
+            tenant=valid_tenant(self.tenant, request.user),
+        )
 
 
 class Calls:
@@ -56,6 +67,8 @@ class Calls:
                 traceparent(span, received),
                 None if remaining_s is None else time.time() + remaining_s,
                 metadata.get(CANCEL_ON_DISCONNECT, "").lower() == "true",
+                metadata.get(OWNER, ""),
+                metadata.get(TENANT_ID, ""),
             )
         except RyzansteinError as error:
             code = error.code.name

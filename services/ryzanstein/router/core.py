@@ -21,19 +21,22 @@ class ServedModel:
 class Core(Protocol):
     """The router's core as the faces see it. Every method may raise a `RyzansteinError`."""
 
-    async def submit(self, request: GenerationRequest) -> str:
+    async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         """Admits, journals and starts a generation; returns its generation id. It goes on without a reader for the
-        re-attach window (30 s after the last reader left), then it is cancelled."""
+        re-attach window (30 s after the last reader left), then it is cancelled. `resumable` False: its client will not
+        come back for it, so it need not outlive this router."""
         ...
 
-    def follow(self, generation_id: str, from_index: Mapping[int, int] | None = None) -> AsyncGenerator[GenerationEvent, None]:
-        """Started, then each choice's deltas from its index on, then Finished per choice. Raises the generation's error
-        when it failed. Many readers may follow; a slow one gets several tokens in one Delta. Closing the iterator detaches
-        the reader."""
+    def follow(
+        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = ""
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Started, then each choice's deltas from its index on, then Finished per choice, from wherever the generation is.
+        Raises the generation's error when it failed. Many readers may follow; a slow one gets several tokens in one Delta.
+        Closing the iterator detaches the reader. `owner_id`: the caller is a router that means this one and no other."""
         ...
 
-    async def cancel(self, generation_id: str) -> None:
-        """The choices finish as CANCELLED. NOT_FOUND when it does not run."""
+    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+        """Wherever it runs; `owner_id` as in `follow`. The choices finish as CANCELLED. NOT_FOUND when it does not run."""
         ...
 
     def models(self) -> list[ServedModel]: ...

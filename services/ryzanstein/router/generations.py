@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ryzanstein import errors
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.wakes import Wakes
 
 
 class Generations:
-    """Generations by id. `cancel` is called with one that nobody came back to."""
+    """Generations by id. `cancel` is called with one that nobody came back to, `on_forgotten` with each that is dropped."""
 
     def __init__(
-        self, window_s: float, max_retained_tokens: int, cancel: Callable[[Generation], None], telemetry: Telemetry
+        self,
+        window_s: float,
+        max_retained_tokens: int,
+        cancel: Callable[[Generation], None],
+        on_forgotten: Callable[[Generation], None],
+        telemetry: Telemetry,
     ) -> None:
         self._window_s = window_s
         self._max_retained_tokens = max_retained_tokens
         self._cancel = cancel
+        self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
+        self._wakes = Wakes()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0
@@ -44,8 +52,12 @@ class Generations:
         self._telemetry.waiting.inc()
         self.readers_changed(generation)
 
+    def find(self, generation_id: str) -> Generation | None:
+        return self._by_id.get(generation_id)
+
     def get(self, generation_id: str) -> Generation:
-        generation = self._by_id.get(generation_id)
+        """NOT_FOUND when there is none."""
+        generation = self.find(generation_id)
         if generation is None:
             raise errors.not_found("generation", generation_id)
         return generation
@@ -59,6 +71,9 @@ class Generations:
             timer.cancel()
         if not generation.num_readers:
             self._timers[generation_id] = self._loop.call_later(self._window_s, self._expire, generation)
+
+    def has_news(self, readers: Collection[asyncio.Event]) -> None:
+        self._wakes.add(readers)
 
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)
@@ -83,6 +98,12 @@ class Generations:
             self._forget(next(iter(self._retained)))
         self._telemetry.retained.set(len(self._retained))
 
+    def drop(self, generation: Generation) -> None:
+        """It can no longer be read here. Its present readers get its end."""
+        if generation.generation_id in self._by_id:
+            self._forget(generation.generation_id)
+            self._telemetry.retained.set(len(self._retained))
+
     def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
@@ -96,7 +117,8 @@ class Generations:
         self._telemetry.retained.set(len(self._retained))
 
     def _forget(self, generation_id: str) -> None:
-        del self._by_id[generation_id]
+        generation = self._by_id.pop(generation_id)
         self._retained_tokens -= self._retained.pop(generation_id, 0)
         if (timer := self._timers.pop(generation_id, None)) is not None:
             timer.cancel()
+        self._on_forgotten(generation)

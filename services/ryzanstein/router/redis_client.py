@@ -15,7 +15,7 @@ _MAX_CONNECTIONS = 32
 _HEALTH_CHECK_S = 30
 
 
-def redis_client(url: str) -> Redis:
+def redis_client(url: str, *, decode_responses: bool = True) -> Redis:
     """Connects on use. A connection that has died while idle (the server was restarted) is replaced and the command sent
     again: every command that writes must bear that."""
     pool = BlockingConnectionPool.from_url(
@@ -27,7 +27,7 @@ def redis_client(url: str) -> Redis:
         socket_keepalive=True,
         health_check_interval=_HEALTH_CHECK_S,
         retry=Retry(NoBackoff(), 1),
-        decode_responses=True,
+        decode_responses=decode_responses,
     )
     return Redis.from_pool(pool)
 

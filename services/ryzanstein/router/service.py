@@ -20,6 +20,7 @@ from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest
 from ryzanstein.router.answer import Answer
 from ryzanstein.router.call import Call, Calls
 from ryzanstein.router.core import Core
+from ryzanstein.router.journal.peers import apart
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire import chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
@@ -61,16 +62,21 @@ class InferenceServicer(InferenceServiceServicer):
     async def AttachGeneration(
         self, request: inference.AttachGenerationRequest, context: _Context
     ) -> AsyncIterator[inference.AttachGenerationResponse]:
-        with self._calls.call("AttachGeneration", context):
-            async with contextlib.aclosing(self._core.follow(request.generation_id, dict(request.from_index))) as events:
+        with self._calls.call("AttachGeneration", context) as call:
+            if call.owner_id:
+                # So that the router that relays knows at once that this one lives.
+                await context.send_initial_metadata(())
+            from_index = dict(request.from_index)
+            async with contextlib.aclosing(self._core.follow(request.generation_id, from_index, call.owner_id)) as events:
                 async for event in events:
-                    yield inference.AttachGenerationResponse(event=event_to_wire(event))
+                    for part in apart(event) if call.owner_id else (event,):
+                        yield inference.AttachGenerationResponse(event=event_to_wire(part))
 
     async def CancelGeneration(
         self, request: inference.CancelGenerationRequest, context: _Context
     ) -> inference.CancelGenerationResponse:
-        with self._calls.call("CancelGeneration", context):
-            await self._core.cancel(request.generation_id)
+        with self._calls.call("CancelGeneration", context) as call:
+            await self._core.cancel(request.generation_id, call.owner_id)
             return inference.CancelGenerationResponse()
 
     async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:
@@ -88,7 +94,7 @@ class InferenceServicer(InferenceServiceServicer):
             return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request)))
 
     async def _answer(self, call: Call, request: GenerationRequest) -> Answer:
-        generation_id = await self._core.submit(call.complete(request))
+        generation_id = await self._core.submit(call.complete(request), resumable=False)
         try:
             async with contextlib.aclosing(self._core.follow(generation_id)) as events:
                 return await Answer().read(events)
@@ -97,7 +103,7 @@ class InferenceServicer(InferenceServiceServicer):
             raise
 
     async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        generation_id = await self._core.submit(call.complete(request))
+        generation_id = await self._core.submit(call.complete(request), resumable=not call.cancel_on_disconnect)
         try:
             async with contextlib.aclosing(self._core.follow(generation_id)) as events:
                 async for event in events:

@@ -58,6 +58,7 @@ class Telemetry:
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.beats = counter("beats", "Beats heard", "node_id")
         self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
         self.suspected = gauge("node_suspected", "1: the node is silent or its work does not move", "node_id")
         self.accept = histogram(

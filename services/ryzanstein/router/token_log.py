@@ -130,6 +130,22 @@ class TokenLog:
             self._end(self.choices[i], FinishReason.CANCELLED)
         return ended
 
+    def restore(self, choice: int, first_index: int, tokens: Sequence[Token], node_id: str) -> None:
+        """Appends what a journal has, before any attempt. Known indices are skipped; after a gap nothing is taken."""
+        row = self.choices[choice]
+        if first_index <= len(row.tokens):
+            for token in tokens[len(row.tokens) - first_index :]:
+                row.append(token, node_id)
+                self.num_tokens += 1
+
+    def restore_end(self, choice: int, num_tokens: int, reason: FinishReason) -> bool:
+        """Ends a choice as a journal says. False: it has ended already, or its tokens are not all there."""
+        row = self.choices[choice]
+        if row.reason is not None or len(row.tokens) != num_tokens:
+            return False
+        self._end(row, reason)
+        return True
+
     def _win(self, attempt: int) -> None:
         if len(self._live) > 1:
             self._live = frozenset({attempt})

@@ -44,6 +44,13 @@ class WorkerSettings(ServiceSettings):
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait; more are refused")
+    fair: bool = Field(True, description="tenants of one priority get equal shares; false: first come, first served")
+    ttft_objective_s: float = Field(
+        0.0, ge=0, le=3600, description="who would wait longer for the first token is refused at once; 0: nobody"
+    )
+    tpot_objective_s: float = Field(
+        0.0, ge=0, le=3600, description="prompts are cut so that a step which decodes takes no longer; 0: not for that"
+    )
 
     beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of the status beat while work runs")
     beat_idle_s: float = Field(0.5, gt=0, le=10, description="... and while the node is idle")
@@ -93,6 +100,9 @@ class WorkerSettings(ServiceSettings):
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,
+            fair=self.fair,
+            ttft_objective_s=self.ttft_objective_s,
+            tpot_objective_s=self.tpot_objective_s,
             log_level=self.log_level,
             node_id=self.node_id,
         )

@@ -44,6 +44,8 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         finished=[choice.finished for choice in attempt.generated],
         deadline=request.deadline,
         priority=request.priority,
+        tenant=request.tenant,
+        let_in=attempt.let_in,
         traceparent=request.traceparent,
     )
 

@@ -84,7 +84,7 @@ class RouterLink:
         metadata = dict(error.metadata)
         if error.resource is not None:
             metadata.setdefault(*error.resource)
-        self._output.failed.add(
+        failed = self._output.failed.add(
             handle=handle,
             code=int(error.code),
             reason=error.reason,
@@ -92,6 +92,8 @@ class RouterLink:
             metadata=metadata,
             node_fault=node_fault,
         )
+        if error.retry_after_s is not None:
+            failed.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         self._added(_MESSAGE_BYTES + len(error.message))
 
     def end_step(self, step: int) -> None:

@@ -197,7 +197,8 @@ class Node:
         self._serving(attempt)
         text = self.host.text
         assert text is not None
-        deadline, bound = attempt.request.deadline, self.settings.max_waiting + self.settings.max_sequences
+        # The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there.
+        deadline, bound = attempt.request.deadline, 2 * self.settings.max_waiting + self.settings.max_sequences
         if deadline is not None and deadline <= time.time():
             raise errors.deadline_exceeded()
         if self.running.num_choices + attempt.request.sampling.n > bound:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.cluster import NodeState
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
-from ryzanstein.worker.engine.messages import EngineStats
+from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
@@ -40,6 +40,12 @@ class Telemetry:
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
         self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
+        self.paused = self._counter("paused_total", "... by cause: for a higher priority, or for want of memory.", "cause")
+        self.resumed = self._counter("resumed_total", "Paused sequences that run again.")
+        self.shed = self._counter("shed_total", "Groups that were refused for want of room or of time, by cause.", "cause")
+        self.expected_wait = self._gauge("expected_wait_seconds", "Of a request that would join the end of the line now.")
+        self.class_waiting = self._gauge("class_waiting", "Sequences that wait, by priority.", "priority")
+        self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
         self.generations = self._counter("generations_total", "Attempts that ended here.", "outcome")
         self.choices = self._counter("choices_total", "Choices that ended.", "reason")
         self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
@@ -92,8 +98,10 @@ class Telemetry:
 
     def engine(self, stats: EngineStats) -> None:
         """The engine's counters run since its start; ours since the agent's."""
-        new = {name: getattr(stats, name) - getattr(self._stats, name) for name in _COUNTED}
-        self._stats = stats
+        old, self._stats = self._stats, stats
+        new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
+        self._by_cause(stats, old)
+        self._by_priority(stats, old)
         self.preemptions.inc(new["preemptions"])
         self.tokens.labels("prefill").inc(new["prefill_tokens"])
         self.tokens.labels("decode").inc(new["decode_tokens"])
@@ -101,6 +109,7 @@ class Telemetry:
         self.prefix_tokens.labels("miss").inc(new["prefix_queries"] - new["prefix_hits"])
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
+        self.expected_wait.set(stats.expected_wait_s)
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
 
@@ -108,6 +117,20 @@ class Telemetry:
         """Of each rank, in the order of ranks."""
         for rank, size in enumerate(resident_bytes):
             self.resident.labels(str(rank)).set(size)
+
+    def _by_cause(self, stats: EngineStats, old: EngineStats) -> None:
+        self.resumed.inc(stats.resumed - old.resumed)
+        for cause, num in stats.paused.items():
+            self.paused.labels(cause).inc(num - old.paused.get(cause, 0))
+        for cause, num in stats.shed.items():
+            self.shed.labels(cause).inc(num - old.shed.get(cause, 0))
+
+    def _by_priority(self, stats: EngineStats, old: EngineStats) -> None:
+        for priority, now in stats.classes.items():
+            before = old.classes.get(priority, ClassStats())
+            self.class_waiting.labels(str(priority)).set(now.waiting)
+            self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
+            self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
     def progress(self, ranks: Sequence[RankProgress]) -> None:
         """Samples each rank's last step, once per step at most."""

@@ -49,6 +49,11 @@ def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
     if status is None:
         code: Any = failure.code()
         return RyzansteinError(str(failure.details() or code.name), Code(code.value[0]), code.name)
+    return error_from_status(status)
+
+
+def error_from_status(status: status_pb2.Status) -> RyzansteinError:
+    """What `status_from_error` was given."""
     error = RyzansteinError(status.message, Code(status.code), code_pb2.Code.Name(status.code))
     for detail in status.details:
         _read_detail(detail, error)

@@ -73,7 +73,7 @@ class EchoCore:
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         return len(_words(prompt))
 
-    async def submit(self, request: GenerationRequest) -> str:
+    async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal

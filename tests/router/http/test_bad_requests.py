@@ -83,6 +83,10 @@ CHAT = [
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"stream": True, "stream_options": {"typo": True}}, "stream_options.typo"),
     ({"user": "u" * 129}, "user"),
+    ({"priority": 11}, "priority"),
+    ({"priority": -11}, "priority"),
+    ({"priority": "high"}, "priority"),
+    ({"priority": True}, "priority"),
     ({"session_id": "s" * 129}, "session_id"),
     ({"model": "m" * 129}, "model"),
     ({"model": None}, "model"),
@@ -203,6 +207,12 @@ async def test_a_body_that_is_no_json_object(http, core, body, content_type):
 async def test_a_bad_timeout_header(http, chat, value):
     response = await http.post("/v1/chat/completions", json=chat(), headers={"X-Request-Timeout-Ms": value.encode("utf-8")})
     check(response, "X-Request-Timeout-Ms")
+
+
+@pytest.mark.parametrize("value", ["t" * 129, "two words", "t\u00e9"])
+async def test_a_bad_tenant_header(http, chat, value):
+    response = await http.post("/v1/chat/completions", json=chat(), headers={"X-Tenant-Id": value.encode("utf-8")})
+    check(response, "x-tenant-id")
 
 
 async def test_contradicting_sessions(http, chat):

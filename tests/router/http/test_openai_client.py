@@ -105,6 +105,7 @@ async def test_every_parameter_arrives(client, face):
             "stop_token_ids": [9],
             "ignore_eos": True,
             "session_id": "s",
+            "priority": -2,
         },
     )
     (request,) = face.core.requests
@@ -115,6 +116,12 @@ async def test_every_parameter_arrives(client, face):
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (3, 0.1, 1.2)
     assert (sampling.min_tokens, sampling.stop_token_ids, sampling.ignore_eos) == (2, (9,), True)
     assert (request.user, request.session_id, request.deadline) == ("u", "s", None)
+    assert (request.priority, request.tenant) == (-2, "u")
+
+
+async def test_a_header_names_the_tenant(client, face):
+    await client.chat.completions.create(model="echo", messages=USER, user="u", extra_headers={"X-Tenant-Id": "acme"})
+    assert face.core.requests[0].tenant == "acme"
 
 
 async def test_what_is_left_out_is_as_openai_has_it(client, face):

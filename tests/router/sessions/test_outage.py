@@ -310,3 +310,22 @@ async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_red
     assert told == ["session store fails, sessions are kept in memory", "session store works again"]
     assert {session.session_id for session in (await store.list()).sessions} == {session.session_id for session in made}
     await sessions.close()
+
+
+async def test_turns_of_a_session_that_the_store_has_lost_are_counted_and_those_behind_them_are_written(
+    start_redis: Any, until: Any
+) -> None:
+    redis, telemetry = await start_redis(), Telemetry()
+    store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("gone", "m")
+    await redis.kill()
+    for file in (redis.folder / "appendonlydir").iterdir():
+        file.unlink()
+    await sessions.append("gone", (Message(Role.USER, "one"),), model="m", node_id="a", generation_id="g")
+    await sessions.create("kept", "m", fresh=True)
+    await redis.start()
+    await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "session_gone"}) == 1
+    assert [session.session_id for session in (await store.list()).sessions] == ["kept"]
+    await sessions.close()

@@ -55,9 +55,12 @@ class FakeRanks:
         self.plans: list[StepPlan] = []
         self.failing: Callable[[SampleRow], bool] = lambda row: False
         self.short: Callable[[StepPlan], bool] = lambda plan: False
+        self.cost_s: Callable[[StepPlan], float] = lambda plan: 0.0
+        self.busy_s = 0.0
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
         self.plans.append(plan)
+        self.busy_s += self.cost_s(plan)
         assert len(plan.token_ids) == sum(plan.num_new) <= self.settings.token_budget
         assert 0 < len(plan.num_new) <= self.settings.max_sequences
         assert plan.full_logits == any(map(needs_full_logits, rows))
@@ -93,16 +96,20 @@ class FakeRanks:
 
 
 class Run:
-    """An engine on fake ranks, and all that it said, by choice."""
+    """An engine on fake ranks, and all that it said, by choice. Time passes by `now` and by what steps cost."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.settings = EngineSettings(**settings)
         self.ranks = FakeRanks(self.settings)
         self.now = 1000.0
-        self.engine = Engine(self.settings, self.ranks, lambda: self.now)
+        self.engine = Engine(self.settings, self.ranks, lambda: self.time, lambda: self.time)
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.ended: dict[tuple[int, int], ChoiceEnd] = {}
         self.failed: dict[int, GroupFailed] = {}
+
+    @property
+    def time(self) -> float:
+        return self.now + self.ranks.busy_s
 
     def step(self) -> StepEvents:
         events = self.engine.step()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.prefix import KEY_BYTES, PrefixCache, chain_key
 from ryzanstein.worker.engine.sequence import Group, Sequence
@@ -21,14 +22,14 @@ def computed(pool: BlockPool, sequence: Sequence) -> None:
 def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_token(group, first, second) -> None:
     pool = BlockPool(32)
     cache = PrefixCache(pool, SIZE)
-    one = Sequence(Group(group(1, first), 0), 0)
+    one = Sequence(Group(group(1, first), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
     expected = min(common, len(second) - 1) // SIZE
-    matched = cache.match(Sequence(Group(group(2, second), 1), 0))
+    matched = cache.match(Sequence(Group(group(2, second), 1, 0.0, Account("")), 0))
     assert matched == one.blocks[:expected]
 
 
@@ -36,10 +37,10 @@ def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_tok
 def test_generated_tokens_are_found_by_the_next_turns_prompt(group, prompt, generated, more) -> None:
     pool = BlockPool(32)
     cache = PrefixCache(pool, SIZE)
-    one = Sequence(Group(group(1, prompt, max_tokens=99, generated=[generated]), 0), 0)
+    one = Sequence(Group(group(1, prompt, max_tokens=99, generated=[generated]), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
-    turn = Sequence(Group(group(2, prompt + generated + [7] * more), 1), 0)
+    turn = Sequence(Group(group(2, prompt + generated + [7] * more), 1, 0.0, Account("")), 0)
     full = len(prompt + generated) // SIZE
     assert cache.match(turn) == one.blocks[: min(full, (turn.num_tokens - 1) // SIZE)]
 

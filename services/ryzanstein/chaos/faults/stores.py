@@ -10,7 +10,6 @@ from pathlib import Path
 from ryzanstein.chaos.fault import Fault, Resume, Scope, Sign, Victim
 from ryzanstein.chaos.layouts import ROUTERS
 from ryzanstein.chaos.stage import LaboratoryError, Stage
-from ryzanstein.cli.processes import ORCHESTRATOR
 
 _OUTAGE_S = 2.0
 _LOCK_S = 5.0
@@ -20,7 +19,7 @@ _LOCK_S = 5.0
 async def _sqlite_locked(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """Another process, this one, holds every database of the routers."""
     with ExitStack() as stack:
-        for path in _databases(stage.cluster.state_dir):
+        for path in _databases(stage.plan.sessions):
             connection = stack.enter_context(closing(sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)))
             connection.execute("BEGIN EXCLUSIVE")
             stack.callback(connection.execute, "ROLLBACK")
@@ -50,14 +49,17 @@ async def _redis_killed(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
         redis.start()
 
 
-def _databases(state_dir: Path) -> list[Path]:
-    found = [path for path in state_dir.rglob("*.db") if path.parent.name != ORCHESTRATOR]
+def _databases(directory: Path) -> list[Path]:
+    found = list(directory.glob("*.db"))
     if not found:
-        raise LaboratoryError(f"no database of a router in {state_dir}")
+        raise LaboratoryError(f"no database of a router in {directory}")
     return found
 
 
-_OUTAGE = (Sign("router", "session store failed"), Sign("router", "session turn dropped"))
+_OUTAGE = (
+    Sign("router", "session store fails, sessions are kept in memory"),
+    Sign("router", "journal out of reach; generations go on in memory"),
+)
 FAULTS = (
     Fault(
         "store_sqlite_locked",

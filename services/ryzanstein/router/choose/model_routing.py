@@ -48,7 +48,7 @@ class ChoiceObserver(Protocol):
 class BalanceSettings:
     """`window_s`: how far back load is looked at."""
 
-    window_s: float = 300.0
+    window_s: float = 900.0
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 

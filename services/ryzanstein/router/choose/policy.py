@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from ryzanstein.generation import GenerationRequest
@@ -44,13 +45,14 @@ class Policy(Protocol):
 
 
 def pick(policy: Policy, wish: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
-    """The ranking with the full nodes behind the others. When all are full, the one that has least to do for its size is
-    first."""
+    """First the two nodes of the ranking that are not too full, the request's and its backup, then the others as they are
+    ranked. When all are full, the one that has least to do for its size is first."""
     is_full = policy.limit.exceeded(wish, ranked, recent)
-    ordered = sorted(ranked, key=is_full)
-    if ordered and is_full(ordered[0]):
-        ordered.sort(key=lambda node: node.relative_load)
-    return ordered
+    free = list(islice((node for node in ranked if not is_full(node)), 2))
+    if not free:
+        return sorted(ranked, key=lambda node: node.relative_load)
+    chosen = {node.node_id for node in free}
+    return free + [node for node in ranked if node.node_id not in chosen]
 
 
 def rendezvous(key: bytes, node: NodeView) -> float:
@@ -65,18 +67,21 @@ def by_capacity(key: bytes, node: NodeView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """A key's nodes in the key's own order."""
+    """A key's nodes in the key's own order. `homing`: before all others the node that answered the session last, if that is
+    known; a session that once had to leave its node then stays where it went, and where its cache is."""
 
     name: str
     score: Score
     limit: Limit
+    homing: bool = False
     keyed: bool = True
 
     def wish(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        return sorted(nodes, key=lambda node: (self.score(wish.key, node), node.node_id), reverse=True)
+        home = wish.home if self.homing else ""
+        return sorted(nodes, key=lambda node: (node.node_id == home, self.score(wish.key, node), node.node_id), reverse=True)
 
     def placed(self, wish: Affinity, node_id: str) -> None:
         """Nothing is remembered."""

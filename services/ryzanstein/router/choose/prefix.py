@@ -53,8 +53,7 @@ class Prefix:
         self._index = PrefixIndex(max_entries)
 
     def wish(self, request: GenerationRequest) -> Affinity:
-        """Never sticky: a node that has the beginning is preferred, not waited for."""
-        return Affinity(beginning(request.prompt), False, marks(request.prompt))
+        return Affinity(beginning(request.prompt), True, marks(request.prompt))
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
         ranked = self._by_key.rank(wish, nodes)

@@ -63,7 +63,7 @@ class Generations:
 
     async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
         """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
-        generation_id = await self._core.submit(request)
+        generation_id = await self._core.submit(request, resumable=False)
         async with self._cancelled_if_left(generation_id):
             answer = await while_connected(http.receive, self._collect(generation_id))
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ryzanstein import errors
 from ryzanstein.generation import (
     MAX_NAME_CHARS,
+    TENANT_ID,
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -18,6 +19,8 @@ from ryzanstein.generation import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    valid_priority,
+    valid_tenant,
 )
 from ryzanstein.router.http.sampling import sampling_params
 from ryzanstein.router.http.schemas import (
@@ -69,11 +72,14 @@ def _request(
     request_id: str,
 ) -> GenerationRequest:
     traceparent = headers.get("traceparent", "")
+    user = _name(body.user or "", "user")
     return GenerationRequest(
         model=_name(body.model, "model"),
         prompt=prompt,
         sampling=sampling,
-        user=_name(body.user or "", "user"),
+        user=user,
+        priority=valid_priority(body.priority or 0),
+        tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
         deadline=_deadline(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",

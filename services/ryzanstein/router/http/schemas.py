@@ -92,6 +92,7 @@ class GenerationOptions(Body):
     min_tokens: int | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
 
 
 class ContentPart(Body):

@@ -35,7 +35,7 @@ async def open_sessions(settings: RouterSettings, telemetry: Telemetry) -> Async
     if settings.session_store == "memory":
         store = MemorySessions(session_bounds(settings), telemetry.sessions_evicted.inc)
     else:
-        path = settings.state_dir / "sessions.db"
+        path = (settings.session_dir or settings.state_dir) / "sessions.db"
         store = _resilient(
             await SqliteSessions.open(path, session_bounds(settings), telemetry.sessions_evicted.inc), settings, telemetry
         )

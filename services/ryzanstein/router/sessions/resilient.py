@@ -117,7 +117,7 @@ class ResilientSessions:
                 return
             except StoreUnavailableError as error:
                 self._outage.begin(error)
-        self._existing(session_id)
+        await self.get(session_id)
         self._check_room(session_id)
         self._queue(session_id, (), Code.NOT_FOUND, lambda store: store.delete(session_id))
         self.recent.put(session_id, None)

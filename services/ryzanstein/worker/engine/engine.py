@@ -6,14 +6,17 @@ Stands between the agent's messages and the executor that runs a plan on all ran
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
+from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups
-from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import Outcome
+from ryzanstein.worker.engine.pace import Pace
 from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
@@ -28,14 +31,24 @@ class Engine:
     step, never an exception; an exception of `step` means that the ranks are lost.
     """
 
-    def __init__(self, settings: EngineSettings, executor: Executor, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        executor: Executor,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` gives Unix seconds, for deadlines; `timer` measures."""
         self._executor = executor
         self._clock = clock
-        self._scheduler = Scheduler(settings)
+        self._timer = timer
+        self._pace = Pace()
+        self._scheduler = Scheduler(settings, self._pace)
         self._outcome = Outcome()
-        self._groups = Groups(settings, self._scheduler, self._outcome)
+        self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
         self._thrift = Thrift(settings.token_budget)
         self._probe = Probe(executor)
+        self._num_decoded: Counter[int] = Counter()
         self._step = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -47,7 +60,7 @@ class Engine:
 
     def submit(self, message: SubmitGroup) -> None:
         """Queues a group. Refusals (queue full, never fits, malformed) are GroupFailed events of the next step."""
-        self._groups.submit(message)
+        self._groups.submit(message, self._clock())
 
     def cancel(self, group: int) -> None:
         """Frees all that a group holds; no event. Unknown groups are ignored."""
@@ -59,12 +72,13 @@ class Engine:
 
     def step(self) -> StepEvents:
         """Runs one step and returns its events. Without any sequence only what is left to say is said, no step is run."""
-        began = time.perf_counter()
+        began = self._timer()
         self._groups.expire(self._clock())
         batch = self._scheduler.schedule()
         if batch:
             self._run(batch)
-        return self._outcome.take(self._step, self.stats(), time.perf_counter() - began)
+            self._pace.step(batch.num_tokens - batch.num_decodes, self._timer() - began)
+        return self._outcome.take(self._step, self.stats(), self._timer() - began)
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -73,12 +87,20 @@ class Engine:
             waiting=self._groups.num_waiting,
             blocks_held=scheduler.pool.num_held,
             blocks_cached=scheduler.pool.num_idle,
-            preemptions=scheduler.num_preemptions,
+            preemptions=scheduler.num_paused.total(),
             prefix_queries=scheduler.num_prefix_queries,
             prefix_hits=scheduler.num_prefix_hits,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
             memory_retries=self._thrift.num_shortages,
+            expected_wait_s=self._groups.shedding.newcomer_s,
+            paused=dict(scheduler.num_paused),
+            resumed=scheduler.num_resumed,
+            shed=dict(self._groups.num_shed),
+            classes={
+                priority: ClassStats(num_waiting, scheduler.num_prefilled[priority], self._num_decoded[priority])
+                for priority, num_waiting in scheduler.waiting.num_waiting.items()
+            },
         )
 
     def _run(self, batch: Batch) -> None:
@@ -126,6 +148,8 @@ class Engine:
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
         for sequence, token in zip(batch.sampled, sampled, strict=True):
+            sequence.group.account.counter += DECODE_WEIGHT
+            self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
             self._outcome.add_token(sequence, token)
             if sequence.group.followers:

@@ -1,4 +1,4 @@
-"""The groups that the engine runs: admission, deadlines, and the order in which a group's choices start.
+"""The groups that the engine runs: admission, deadlines, refusals, and the order in which a group's choices start.
 
 Between the engine's commands and the scheduler, which knows single sequences only.
 """
@@ -6,25 +6,33 @@ Between the engine's commands and the scheduler, which knows single sequences on
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import Outcome
+from ryzanstein.worker.engine.pace import Pace
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.shedding import Shedding
 
 
 class Groups:
     """Every group from submit to its last choice's end."""
 
-    def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: Outcome) -> None:
+    def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: Outcome, pace: Pace) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._outcome = outcome
+        self._pace = pace
+        self.shedding = Shedding(settings, scheduler, pace)
+        self.num_shed: Counter[str] = Counter()
+        """Groups that were refused for want of room or time, by cause: "full", "displaced", "objective" or "deadline"."""
         self._groups: dict[int, Group] = {}
+        self._joined: list[int] = []
         self._num_arrived = 0
         self._num_followers = 0
         self._next_deadline = math.inf
@@ -37,14 +45,13 @@ class Groups:
         """Sequences that do not run: in the line, or until their group's prompt is computed."""
         return len(self._scheduler.waiting) + self._num_followers
 
-    def submit(self, message: SubmitGroup) -> None:
+    def submit(self, message: SubmitGroup, now: float) -> None:
         try:
             self._check(message)
+            group = self._open_group(message, now)
         except RyzansteinError as error:
             self._outcome.add_failure(message.group, error)
             return
-        group = Group(message, self._num_arrived)
-        self._num_arrived += 1
         for choice, finished in enumerate(message.finished):
             if not finished:
                 self._open(Sequence(group, choice))
@@ -52,13 +59,18 @@ class Groups:
             self._groups[group.id] = group
             self._next_deadline = min(self._next_deadline, _deadline(group))
             self._start_next(group)
+            self._joined.append(group.id)
+            self.shedding.joined()
+        else:
+            self._scheduler.waiting.close(group)
 
     def cancel(self, group_id: int) -> None:
         group = self._groups.pop(group_id, None)
         if group is not None:
             self._num_followers -= len(group.followers)
             for sequence in group.live.values():
-                self._scheduler.remove(sequence)
+                self._remove(sequence)
+            self._scheduler.waiting.close(group)
 
     def fail(self, group_id: int, error: RyzansteinError) -> None:
         """Ends a group with an error; said once, however many of its choices are at fault."""
@@ -75,7 +87,7 @@ class Groups:
         """One choice is complete."""
         group = sequence.group
         self._outcome.add_end(sequence, reason)
-        self._scheduler.remove(sequence)
+        self._remove(sequence)
         del group.live[sequence.choice]
         if sequence in group.followers:
             group.followers.remove(sequence)
@@ -84,6 +96,7 @@ class Groups:
             self._start_next(group)
         if not group.live:
             del self._groups[group.id]
+            self._scheduler.waiting.close(group)
 
     def release_followers(self, leader: Sequence) -> None:
         """The prompt's blocks are in the prefix cache now: the other choices need not compute them."""
@@ -96,13 +109,48 @@ class Groups:
         group.followers = []
 
     def expire(self, now: float) -> None:
-        """Fails the groups whose deadline has passed, running or not."""
-        if now < self._next_deadline:
-            return
-        for group in list(self._groups.values()):
-            if _deadline(group) <= now:
-                self.fail(group.id, errors.deadline_exceeded())
-        self._next_deadline = min(map(_deadline, self._groups.values()), default=math.inf)
+        """Fails the groups whose deadline has passed, running or not, and those that wait in vain."""
+        if now >= self._next_deadline:
+            for group in list(self._groups.values()):
+                if _deadline(group) <= now:
+                    self.fail(group.id, errors.deadline_exceeded())
+            self._next_deadline = min(map(_deadline, self._groups.values()), default=math.inf)
+        if self._scheduler.waiting:
+            for group, error in self.shedding.late(now):
+                self.num_shed["deadline" if error.code is Code.DEADLINE_EXCEEDED else "objective"] += 1
+                self.fail(group.id, error)
+        for group_id in self._joined:
+            if group_id in self._groups:
+                self._outcome.add_let_in(group_id)
+        self._joined.clear()
+
+    def _open_group(self, message: SubmitGroup, now: float) -> Group:
+        """Charged to its tenant's account; in a full line others may have to make place. QUEUE_FULL: nobody has."""
+        account = self._scheduler.waiting.open(message.priority, message.tenant if self._settings.fair else "")
+        group = Group(message, self._num_arrived, now, account)
+        self._num_arrived += 1
+        try:
+            self._make_place(group)
+        except RyzansteinError:
+            self._scheduler.waiting.close(group)
+            raise
+        return group
+
+    def _make_place(self, group: Group) -> None:
+        bound = self._settings.max_waiting
+        while self.num_waiting + len(group.message.generated) > bound:
+            other = self._scheduler.waiting.displaceable(group)
+            error = errors.queue_full(self.num_waiting, bound, self.shedding.retry_after_s)
+            self.num_shed["full" if other is None else "displaced"] += 1
+            if other is None:
+                raise error
+            self.fail(other.group.id, error)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Ended or cancelled: how long it ran tells how long others will."""
+        if sequence.blocks:
+            self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
+        self._scheduler.remove(sequence)
 
     def _open(self, sequence: Sequence) -> None:
         """A choice of a continuation may have nothing left to generate."""
@@ -130,8 +178,6 @@ class Groups:
         if num_choices != message.sampling.n or num_choices != len(message.finished):
             raise errors.invalid("generated", f"must have n ({message.sampling.n}) choices", num_choices)
         self._check_room(num_prompt, message.max_tokens)
-        if self.num_waiting + num_choices > self._settings.max_waiting:
-            raise errors.queue_full(self.num_waiting, self._settings.max_waiting)
 
     def _check_room(self, num_prompt: int, max_tokens: int) -> None:
         """The last token of an answer needs no room: it is never fed."""

@@ -27,6 +27,8 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     finished: list[bool]
     deadline: float | None = None
     priority: int = 0
+    tenant: str = ""
+    let_in: bool = False  # by a node before this one: it is not refused for coming late
     traceparent: str = ""
 
 
@@ -59,25 +61,46 @@ class GroupFailed(msgspec.Struct, frozen=True, array_like=True):
     code: int
     reason: str
     message: str
+    metadata: dict[str, str] = {}
+    retry_after_s: float | None = None
+
+
+class ClassStats(msgspec.Struct, frozen=True, array_like=True):
+    """One priority class: sequences that wait, and tokens computed so far."""
+
+    waiting: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's load after a step. `blocks_held` are referenced by sequences; cached ones that could be evicted are not."""
+    """The engine's load after a step. `blocks_held` are referenced by sequences; cached ones that could be evicted are not.
+
+    Whatever is not a load counts since the engine's start.
+    """
 
     running: int
     waiting: int
     blocks_held: int
     blocks_cached: int
-    preemptions: int
+    preemptions: int  # sequences paused, for whatever cause
     prefix_queries: int  # prompt tokens looked up in the prefix cache so far
     prefix_hits: int  # ... and found
     prefill_tokens: int
     decode_tokens: int
     memory_retries: int = 0  # steps that were given up for want of memory, and done in smaller parts
+    expected_wait_s: float = 0.0  # of one that would join the line now
+    paused: dict[str, int] = {}  # by cause
+    resumed: int = 0
+    shed: dict[str, int] = {}  # by cause
+    classes: dict[int, ClassStats] = {}  # by priority
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
-    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
+    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
+
+    `let_in` are the groups that came since the last step and were not refused.
+    """
 
     step: int
     groups: list[int]
@@ -88,3 +111,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     failed: list[GroupFailed]
     stats: EngineStats
     step_s: float
+    let_in: list[int] = []

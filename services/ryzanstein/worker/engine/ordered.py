@@ -1,21 +1,24 @@
-"""Sequences in the order in which they may run: priority, then arrival. The scheduler's running set and waiting line."""
+"""Sequences in a fixed order: a tenant's line, and what runs."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import Any
 
 from ryzanstein.worker.engine.sequence import Sequence
 
-_by_order = attrgetter("order")
-
 
 class OrderedSequences:
-    """A sorted list. Some hundred entries at most: shifting pointers is cheaper than a tree or lazy deletion."""
+    """A list sorted by an attribute that is unique and does not change while the sequence is in it.
 
-    def __init__(self) -> None:
+    Some hundred entries at most: shifting pointers is cheaper than a tree or lazy deletion.
+    """
+
+    def __init__(self, attribute: str) -> None:
         self._items: list[Sequence] = []
+        self._key: Any = attrgetter(attribute)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -27,20 +30,15 @@ class OrderedSequences:
         return self._items[i]
 
     def __contains__(self, sequence: Sequence) -> bool:
-        i = bisect_left(self._items, sequence.order, key=_by_order)
+        i = bisect_left(self._items, self._key(sequence), key=self._key)
         return i < len(self._items) and self._items[i] is sequence
 
-    @property
-    def first(self) -> Sequence | None:
-        return self._items[0] if self._items else None
-
-    @property
-    def last(self) -> Sequence | None:
-        return self._items[-1] if self._items else None
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._items)
 
     def insert(self, sequence: Sequence) -> None:
-        insort(self._items, sequence, key=_by_order)
+        insort(self._items, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` must be in it."""
-        del self._items[bisect_left(self._items, sequence.order, key=_by_order)]
+        del self._items[bisect_left(self._items, self._key(sequence), key=self._key)]

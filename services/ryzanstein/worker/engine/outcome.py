@@ -17,7 +17,10 @@ class Outcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed)
+        return not (self._groups or self._ended or self._failed or self._let_in)
+
+    def add_let_in(self, group: int) -> None:
+        self._let_in.append(group)
 
     def add_token(self, sequence: Sequence, token: SampledToken) -> None:
         if token.logprob is not None:
@@ -30,7 +33,8 @@ class Outcome:
         self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
 
     def add_failure(self, group: int, error: RyzansteinError) -> None:
-        self._failed.append(GroupFailed(group, int(error.code), error.reason, error.message))
+        failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
+        self._failed.append(failed)
 
     def take(self, step: int, stats: EngineStats, step_s: float) -> StepEvents:
         """Everything since the last take."""
@@ -44,6 +48,7 @@ class Outcome:
             self._failed,
             stats,
             step_s,
+            self._let_in,
         )
         self._clear()
         return events
@@ -55,3 +60,4 @@ class Outcome:
         self._logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = {}
         self._ended: list[ChoiceEnd] = []
         self._failed: list[GroupFailed] = []
+        self._let_in: list[int] = []

@@ -1,4 +1,4 @@
-"""Chooses what each step runs: continuous batching with chunked prefill, priorities and pre-emption by recompute.
+"""Chooses what each step runs: continuous batching with chunked prefill, priorities, fair shares, and pausing by recompute.
 
 The engine asks `schedule` for a batch and reports with `advance` what was computed. Knows blocks and order; knows nothing of
 sampling, stop tokens, deadlines or ranks.
@@ -6,29 +6,45 @@ sampling, stop tokens, deadlines or ranks.
 
 from __future__ import annotations
 
+from collections import Counter
+
+from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.line import WaitingLine
 from ryzanstein.worker.engine.ordered import OrderedSequences
+from ryzanstein.worker.engine.pace import Pace
 from ryzanstein.worker.engine.prefix import PrefixCache
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.yielding import first_to_yield
 
 
 class Scheduler:
     """Sequences join with `add` and leave with `remove`, between any two steps.
 
     A running sequence holds the blocks of all its tokens so far from admission on, so a prefill never stops half-way for want
-    of room; decoding takes one more block every `block_size` tokens. When none is left, the last in order gives all of its
-    blocks back and waits again; its tokens are kept and computed again later, mostly from the prefix cache.
+    of room; decoding takes one more block every `block_size` tokens. When none is left, or a higher priority wants its place,
+    a sequence is paused: it gives all of its blocks back and waits again; its tokens are kept and computed again later, mostly
+    from the prefix cache.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, pace: Pace) -> None:
         self._settings = settings
+        self._pace = pace
         self.pool = BlockPool(settings.num_blocks)
         self._prefix = PrefixCache(self.pool, settings.block_size)
-        self.running = OrderedSequences()
-        self.waiting = OrderedSequences()
-        self.num_preemptions = 0
+        self.running = OrderedSequences("rank")
+        self.waiting = WaitingLine(settings.max_idle_tenants)
+        self.num_places = settings.max_sequences
+        """How many sequences there is room for: fewer than may run when blocks are what is short."""
+        self._num_admitted = 0
+        self._limit = settings.token_budget
+        self.num_paused: Counter[str] = Counter()
+        """By cause: "memory" or "priority"."""
+        self.num_resumed = 0
+        self.num_prefilled: Counter[int] = Counter()
+        """Prompt tokens computed, by priority."""
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
 
@@ -40,12 +56,15 @@ class Scheduler:
         """Forgets a sequence, wherever it is, and frees its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
+            # Paid for in advance and not computed.
+            sequence.group.account.counter -= PREFILL_WEIGHT * max(0, sequence.num_charged - sequence.num_computed)
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def schedule(self) -> Batch:
         """The next step. Empty only if there is no sequence at all."""
+        self._limit = self._step_limit()
         self._admit()
         batch = Batch()
         self._take_decodes(batch)
@@ -60,11 +79,37 @@ class Scheduler:
             sequence.num_computed = before + num
             if before // size != (before + num) // size:
                 self._prefix.publish(sequence)
+        for sequence, num in batch.members[batch.num_decodes :]:
+            self.num_prefilled[sequence.group.priority] += num
+
+    def num_uncached(self, sequence: Sequence) -> int:
+        """Tokens that one which waits has to compute before its first, as the prefix cache was when this was first asked."""
+        if sequence.num_uncached is None:
+            sequence.num_uncached = sequence.num_tokens - len(self._prefix.match(sequence)) * self._settings.block_size
+        return sequence.num_uncached
+
+    @property
+    def prefill_room(self) -> int:
+        """Prompt tokens that the last step had room for; at least 1."""
+        return max(1, self._limit - len(self.running))
+
+    @property
+    def mean_uncached(self) -> float:
+        """Of the sequences admitted so far."""
+        return (self.num_prefix_queries - self.num_prefix_hits) / max(1, self._num_admitted)
+
+    def _step_limit(self) -> int:
+        """Tokens of the next step: while sequences decode, as few as the objective for the time of a token asks."""
+        budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
+        num_decodes = sum(sequence.num_pending == 1 for sequence in self.running) if objective_s else 0
+        return min(budget, num_decodes + self._pace.chunk(objective_s)) if num_decodes else budget
 
     def _admit(self) -> None:
+        self.num_places = self._settings.max_sequences
         while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
             matched = self._prefix.match(sequence)
             if not self._make_way(sequence, matched):
+                self.num_places = max(1, len(self.running))
                 return
             self.waiting.remove(sequence)
             self._start(sequence, matched)
@@ -74,24 +119,24 @@ class Scheduler:
         """Whether this step could feed a token of it, after all decodes and the prefills that are ahead of it."""
         pending = 0
         for other in self.running:
-            pending += other.num_pending if other.order < sequence.order else 1
-        return pending < self._settings.token_budget
+            pending += other.num_pending if other.rank < sequence.rank else 1
+        return pending < self._limit
 
     def _make_way(self, sequence: Sequence, matched: list[int]) -> bool:
-        """Pre-empts sequences of lower priority until this one fits; none if all of them would not be enough."""
+        """Pauses sequences of lower priority until this one fits; none if all of them would not be enough."""
         lower = [other for other in self.running if other.group.priority < sequence.group.priority]
         reclaimable = sum(len(other.blocks) for other in lower)
         if not self._fits(sequence, matched, reclaimable, len(self.running) - len(lower)):
             return False
         while not self._fits(sequence, matched, 0, len(self.running)):
-            if not lower:
+            if not self.running or (victim := first_to_yield(self.running)).group.priority >= sequence.group.priority:
                 return False  # they shared blocks, which were counted more than once
-            self._preempt(lower.pop())
+            self._pause(victim, "priority")
         return True
 
     def _fits(self, sequence: Sequence, matched: list[int], reclaimable: int, num_running: int) -> bool:
-        """Whether it can join so many others, with a block in hand for each of them: who is admitted is not pre-empted in
-        the same step. A matched block costs nothing only while another sequence holds it."""
+        """Whether it can join so many others, with a block in hand for each of them: who is admitted is not paused in the
+        same step. A matched block costs nothing only while another sequence holds it."""
         needed = self._settings.blocks_for(sequence.num_tokens) - sum(map(self.pool.is_held, matched))
         has_room = self.pool.num_available + reclaimable >= needed + num_running
         return has_room and num_running < self._settings.max_sequences
@@ -103,26 +148,44 @@ class Scheduler:
         sequence.blocks = matched + self.pool.allocate(num_new, matched[-1] if matched else None)
         sequence.num_computed = len(matched) * self._settings.block_size
         sequence.num_published = len(matched)
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(sequence.num_computed, sequence.group.num_prompt)
-            self.num_prefix_queries += sequence.group.num_prompt
-            self.num_prefix_hits += sequence.cached_tokens
+        if sequence.cached_tokens is not None:
+            self.num_resumed += 1
+            return
+        self._start_first(sequence)
+
+    def _start_first(self, sequence: Sequence) -> None:
+        """Its prompt is charged now: the next place is already another tenant's turn."""
+        group = sequence.group
+        group.fresh = False
+        sequence.rank = (-group.priority, self._num_admitted)
+        self._num_admitted += 1
+        sequence.num_charged = sequence.num_tokens
+        group.account.counter += PREFILL_WEIGHT * (sequence.num_tokens - sequence.num_computed)
+        sequence.cached_tokens = min(sequence.num_computed, group.num_prompt)
+        self.num_prefix_queries += group.num_prompt
+        self.num_prefix_hits += sequence.cached_tokens
 
     def _take_decodes(self, batch: Batch) -> None:
-        """Every running sequence that has one token to feed. Those that must give way are at the end of the order."""
-        size = self._settings.block_size
-        i = 0
-        while i < len(self.running):
-            sequence = self.running[i]
-            i += 1
-            if sequence.num_pending > 1:
-                continue
-            if sequence.num_computed < len(sequence.blocks) * size or self._grow(sequence):
+        """Every running sequence that has one token to feed, but for those that must give way."""
+        self._make_room()
+        for sequence in self.running:
+            if sequence.num_pending == 1:
+                if self._is_full(sequence):
+                    sequence.blocks += self.pool.allocate(1, sequence.blocks[-1])
                 batch.decode(sequence)
+
+    def _make_room(self) -> None:
+        """Pauses sequences until there is a block for each decode that needs one."""
+        while sum(map(self._is_full, self.running)) > self.pool.num_available:
+            self._pause(first_to_yield(self.running), "memory")
+
+    def _is_full(self, sequence: Sequence) -> bool:
+        """Whether its next token needs a block that it does not have."""
+        return sequence.num_computed == len(sequence.blocks) * self._settings.block_size
 
     def _take_prefills(self, batch: Batch) -> None:
         """What the decodes left of the budget, in order."""
-        budget = self._settings.token_budget - batch.num_tokens
+        budget = self._limit - batch.num_tokens
         for sequence in self.running:
             if budget == 0:
                 return
@@ -131,22 +194,12 @@ class Scheduler:
                 batch.prefill(sequence, num)
                 budget -= num
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Gives a sequence its next block. False if it was itself the last in order and has been pre-empted."""
-        while self.pool.num_available == 0:
-            victim = self.running.last
-            assert victim is not None
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        sequence.blocks += self.pool.allocate(1, sequence.blocks[-1])
-        return True
-
-    def _preempt(self, victim: Sequence) -> None:
+    def _pause(self, victim: Sequence, cause: str) -> None:
         self.running.remove(victim)
         self._release(victim)
+        victim.num_charged = 0
         self.waiting.insert(victim)
-        self.num_preemptions += 1
+        self.num_paused[cause] += 1
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.blocks)

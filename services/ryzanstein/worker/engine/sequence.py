@@ -5,22 +5,46 @@ The engine makes them from a SubmitGroup, the scheduler gives and takes their bl
 
 from __future__ import annotations
 
+import sys
+
 from ryzanstein.generation import FinishReason
+from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SampleRow
 
-Order = tuple[int, int, int]
+Order = tuple[int, int]
 
 
 class Group:
-    """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks."""
+    """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks.
 
-    __slots__ = ("arrival", "followers", "id", "live", "message", "num_prompt", "priority", "stop_ids")
+    `account` is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was let in; `let_in`: it
+    was told that it may wait. `arrived` is Unix seconds, `arrival` a number.
+    """
 
-    def __init__(self, message: SubmitGroup, arrival: int) -> None:
+    __slots__ = (
+        "account",
+        "arrival",
+        "arrived",
+        "followers",
+        "fresh",
+        "id",
+        "let_in",
+        "live",
+        "message",
+        "num_prompt",
+        "priority",
+        "stop_ids",
+    )
+
+    def __init__(self, message: SubmitGroup, arrival: int, arrived: float, account: Account) -> None:
         self.id = message.group
         self.message = message
         self.arrival = arrival
+        self.arrived = arrived
+        self.account = account
+        self.fresh = not (message.let_in or any(message.generated))
+        self.let_in = False
         self.priority = message.priority
         self.num_prompt = len(message.prompt_ids)
         self.stop_ids = frozenset(message.stop_token_ids)
@@ -31,8 +55,10 @@ class Group:
 class Sequence:
     """One choice. Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, in `blocks`.
 
-    `order` sorts by priority, then arrival, then choice: who runs first, and from the end who is pre-empted first. `keys`
-    are the prefix keys of full blocks so far known, the first `num_published` of `blocks` are findable under them.
+    `order` sorts a tenant's line: arrival, then choice. `rank` sorts what runs: priority, then who was first admitted when;
+    from its end who is paused first. `num_charged` tokens its account has paid for in advance, `num_uncached` it is expected
+    to compute before its first token. `keys` are the prefix keys of full blocks so far known, the first `num_published` of
+    `blocks` are findable under them.
     """
 
     __slots__ = (
@@ -42,10 +68,13 @@ class Sequence:
         "generated",
         "group",
         "keys",
+        "num_charged",
         "num_computed",
         "num_published",
         "num_tokens",
+        "num_uncached",
         "order",
+        "rank",
         "row",
     )
 
@@ -53,7 +82,10 @@ class Sequence:
         message = group.message
         self.group = group
         self.choice = choice
-        self.order: Order = (-group.priority, group.arrival, choice)
+        self.order: Order = (group.arrival, choice)
+        self.rank: Order = (-group.priority, sys.maxsize)
+        self.num_charged = 0
+        self.num_uncached: int | None = None
         self.generated = list(message.generated[choice])
         self.num_tokens = group.num_prompt + len(self.generated)
         self.num_computed = 0
@@ -68,6 +100,16 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens to compute before the next one can be sampled; 1 while decoding."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens generated here, without those of earlier attempts."""
+        return len(self.generated) - len(self.group.message.generated[self.choice])
+
+    @property
+    def num_allowed(self) -> int:
+        """Tokens that it may still generate."""
+        return self.group.message.max_tokens - len(self.generated)
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions start..end-1, prompt and generated."""

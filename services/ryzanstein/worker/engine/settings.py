@@ -12,6 +12,9 @@ class EngineSettings:
     """Sizes of one engine.
 
     `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting` the sequences that wait.
+    `fair`: tenants of one priority get equal shares; otherwise first come, first served. `ttft_objective_s`: who would wait
+    longer for the first token is refused; `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no
+    objective. `max_idle_tenants` counters are kept of tenants that have nothing to do.
     """
 
     num_blocks: int
@@ -19,6 +22,10 @@ class EngineSettings:
     max_sequences: int = 64
     token_budget: int = 512
     max_waiting: int = 1024
+    fair: bool = True
+    ttft_objective_s: float = 0.0
+    tpot_objective_s: float = 0.0
+    max_idle_tenants: int = 4096
 
     def __post_init__(self) -> None:
         """Raises ValueError on sizes with which a sequence could starve."""

@@ -121,4 +121,13 @@ class Follower:
 
 
 def engine_settings(spec: RankSpec, num_blocks: int) -> EngineSettings:
-    return EngineSettings(num_blocks, spec.block_size, spec.max_sequences, spec.max_tokens_per_step, spec.max_waiting)
+    return EngineSettings(
+        num_blocks,
+        spec.block_size,
+        spec.max_sequences,
+        spec.max_tokens_per_step,
+        spec.max_waiting,
+        spec.fair,
+        spec.ttft_objective_s,
+        spec.tpot_objective_s,
+    )

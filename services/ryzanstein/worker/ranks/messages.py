@@ -36,6 +36,9 @@ class RankSpec(msgspec.Struct, frozen=True):
     max_sequences: int = 64
     max_tokens_per_step: int = 512
     max_waiting: int = 256
+    fair: bool = True
+    ttft_objective_s: float = 0.0
+    tpot_objective_s: float = 0.0
     log_level: str = "info"
     node_id: str = ""
 

@@ -1,0 +1,1 @@
+"""The journal of generations: what lets another router go on where one was lost."""

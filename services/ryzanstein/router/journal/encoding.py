@@ -1,0 +1,157 @@
+"""Generations to and from the bytes that a journal keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from google.rpc import status_pb2
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, Started, Token
+from ryzanstein.router.generation_state import Generation
+from ryzanstein.rpc.status import error_from_status, status_from_error
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import journal_pb2 as pb
+from ryzanstein.wire import attempt_from_wire, attempt_to_wire, logprobs_from_wire, token_logprobs_to_wire
+
+MAX_RUN_TOKENS = 4096
+
+
+def encode_request(generation: Generation, new_messages: int) -> bytes:
+    """`new_messages`: how many of the request's last messages make its session's turn."""
+    request = generation.request
+    submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
+    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages)
+    return journalled.SerializeToString()
+
+
+def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
+    """The request and its number of new messages."""
+    journalled = pb.JournalRequest.FromString(data)
+    request = attempt_from_wire(journalled.submit).request
+    return replace(request, session_id=journalled.session_id, user=journalled.user), journalled.new_messages
+
+
+class BatchWriter:
+    """What of one generation is in the journal already, and the batches of the rest."""
+
+    def __init__(self, generation: Generation, *, known: bool = False) -> None:
+        """`known`: all that the generation has came from the journal."""
+        self.generation = generation
+        self._given = _Position(generation, full=known)
+        self._sent = self._given
+
+    @property
+    def lag(self) -> int:
+        """Tokens that are not in the journal."""
+        return self.generation.log.num_tokens - self._given.num_tokens
+
+    @property
+    def news(self) -> bool:
+        generation, given = self.generation, self._given
+        return (
+            generation.log.num_tokens != given.num_tokens
+            or len(generation.ended) != given.num_ends
+            or (generation.started is not None) != given.started
+            or generation.settled != given.settled
+        )
+
+    def next_batch(self) -> bytes:
+        """All that is new. Call `written` when it is in the journal, otherwise the next batch has it again."""
+        generation, given = self.generation, self._given
+        self._sent = sent = _Position(generation, full=True)
+        batch = pb.JournalBatch()
+        if sent.num_tokens != given.num_tokens:
+            self._add_runs(batch)
+        if sent.num_ends != given.num_ends:
+            batch.ends.extend(self._ends())
+        if generation.started is not None and not given.started:
+            batch.started.CopyFrom(_started_to_wire(generation.started))
+        if sent.settled:
+            batch.settled = True
+            if generation.error is not None:
+                batch.error = status_from_error(generation.error).SerializeToString()
+        return batch.SerializeToString()
+
+    def written(self) -> None:
+        self._given = self._sent
+
+    def rewind(self) -> None:
+        """The journal has lost it all."""
+        self._given = _Position(self.generation)
+
+    def _add_runs(self, batch: pb.JournalBatch) -> None:
+        for number, choice in enumerate(self.generation.log.choices):
+            for first, tokens, node_id in choice.runs(self._given.tokens[number], MAX_RUN_TOKENS):
+                token_ids, texts, logprobs = zip(*tokens, strict=True)
+                run = batch.runs.add(choice=number, first_index=first, token_ids=token_ids, texts=texts, node_id=node_id)
+                if logprobs[0] is not None:
+                    run.logprobs.extend(token_logprobs_to_wire(tokens))
+
+    def _ends(self) -> Iterator[pb.JournalEnd]:
+        for end in self.generation.ended[self._given.num_ends :]:
+            yield pb.JournalEnd(
+                choice=end.choice,
+                reason=inference.FinishReason.ValueType(end.reason),
+                num_tokens=len(self.generation.log.choices[end.choice].tokens),
+                cached_prompt_tokens=end.usage.cached_prompt_tokens,
+            )
+
+
+class _Position:
+    """How much of a generation: nothing of it, or (`full`) all that there is now."""
+
+    __slots__ = ("num_ends", "num_tokens", "settled", "started", "tokens")
+
+    def __init__(self, generation: Generation, *, full: bool = False) -> None:
+        self.tokens = [len(choice.tokens) if full else 0 for choice in generation.log.choices]
+        self.num_tokens = sum(self.tokens)
+        self.num_ends = len(generation.ended) if full else 0
+        self.started = full and generation.started is not None
+        self.settled = full and generation.settled
+
+
+def has_settled(batches: Sequence[bytes]) -> bool:
+    """Whether nothing is left to do."""
+    return bool(batches) and pb.JournalBatch.FromString(batches[-1]).settled
+
+
+def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
+    """Puts what a journal has into an empty generation; returns whether it had ended for good.
+
+    A generation that had failed is settled with its error.
+    """
+    for data in batches:
+        batch = pb.JournalBatch.FromString(data)
+        if batch.HasField("started"):
+            generation.start(batch.started.node_id, batch.started.prompt_tokens)
+        for run in batch.runs:
+            generation.log.restore(run.choice, run.first_index, _tokens(run), run.node_id)
+        for end in batch.ends:
+            if generation.log.restore_end(end.choice, end.num_tokens, FinishReason(end.reason)):
+                generation.end_choice(end.choice, end.cached_prompt_tokens)
+        if batch.settled and (batch.error or generation.log.complete):
+            generation.settle(_error(batch.error))
+            return True
+    return False
+
+
+def _tokens(run: pb.JournalRun) -> list[Token]:
+    if not run.logprobs:
+        return [Token(token_id, text) for token_id, text in zip(run.token_ids, run.texts, strict=True)]
+    columns = zip(run.token_ids, run.texts, run.logprobs, strict=True)
+    return [Token(token_id, text, logprobs_from_wire(logprobs)) for token_id, text, logprobs in columns]
+
+
+def _error(data: bytes) -> RyzansteinError | None:
+    return error_from_status(status_pb2.Status.FromString(data)) if data else None
+
+
+def _started_to_wire(started: Started) -> inference.GenerationStarted:
+    return inference.GenerationStarted(
+        generation_id=started.generation_id,
+        model=started.model,
+        node_id=started.node_id,
+        prompt_tokens=started.prompt_tokens,
+    )

@@ -1,0 +1,23 @@
+"""Keeps this router's lease in the journal: whoever sees it expired may take this router's generations."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, Owner
+from ryzanstein.router.journal.metrics import Outage
+
+_RETRY_S = 0.25
+
+
+async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: Outage) -> None:
+    """Renews three times in the length of a lease, until cancelled."""
+    while True:
+        try:
+            await journal.renew(owner)
+        except JournalUnavailableError as error:
+            outage.begin(error)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            outage.end()
+            await asyncio.sleep(lease_s / 3)

@@ -1,0 +1,57 @@
+"""What the journal of generations measures."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+log = structlog.get_logger(__name__)
+
+_FLUSH_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class JournalMetrics:
+    """Built once with the router's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=registry)
+
+        self.taken_over = counter("generations_taken_over", "Generations of other routers that this one went on with", "cause")
+        self.moved = counter("generations_moved", "Generations of this router that another one went on with")
+        self.relayed = counter("generations_relayed", "Readers and cancels passed on to the router that has the generation")
+        self.outages = counter("journal_outages", "Times that the journal's store stopped answering")
+        self.bytes = counter("journal_bytes", "Bytes appended to the journal")
+        self.up = Gauge("ryzanstein_router_journal_up", "1: the journal's store answers", registry=registry)
+        self.lag = Gauge("ryzanstein_router_journal_lag_tokens", "Tokens that are not in the journal yet", registry=registry)
+        self.flush = Histogram(
+            "ryzanstein_router_journal_flush_seconds", "Time of a write to the store", registry=registry, buckets=_FLUSH_BUCKETS
+        )
+        self.up.set(1)
+
+
+class Outage:
+    """Whether the store answers; says so once when it stops and once when it is back."""
+
+    def __init__(self, metrics: JournalMetrics) -> None:
+        self._metrics = metrics
+        self._since: float | None = None
+
+    @property
+    def lasts(self) -> bool:
+        return self._since is not None
+
+    def begin(self, error: Exception) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+            self._metrics.outages.inc()
+            self._metrics.up.set(0)
+            log.warning("journal out of reach; generations go on in memory", error=str(error))
+
+    def end(self) -> None:
+        if self._since is not None:
+            log.info("journal back", after_s=round(time.monotonic() - self._since, 3))
+            self._since = None
+            self._metrics.up.set(1)

@@ -1,0 +1,144 @@
+"""Calls of other routers: to read a generation that one of them has, and to cancel it there.
+
+A call says which owner it means (`OWNER` in its metadata): whoever is not that owner refuses it, so that calls never go round
+in circles. An owner that cannot be reached, does not answer or whose lease expires meanwhile is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_status import rpc_status
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Delta, GenerationEvent
+from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+from ryzanstein.wire import event_from_wire
+
+OWNER = "x-ryzanstein-owner"
+MOVED = "GENERATION_MOVED"
+
+UNREACHABLE = "unreachable"
+SILENT = "silent"
+LEASE_EXPIRED = "lease_expired"
+RESTARTED = "restarted"
+
+_LOOK_S = 0.25
+_Result = TypeVar("_Result")
+
+
+def moved(generation_id: str) -> RyzansteinError:
+    """Another router has the generation, or is about to."""
+    return errors.unavailable(MOVED, f"generation {generation_id[:64]} goes on at another router; attach again", 0.1)
+
+
+@dataclass(eq=False)
+class OwnerLostError(Exception):
+    """The owner is gone, for this reason."""
+
+    cause: str
+
+
+class Peers:
+    """One channel for each router that is being called."""
+
+    def __init__(self, journal: Journal, lease_s: float) -> None:
+        self._journal = journal
+        # Longer than a lease that was renewed just now takes to be seen expired: that is the better reason.
+        self._answer_s = lease_s + 3 * _LOOK_S
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._users: Counter[str] = Counter()
+
+    async def attach(
+        self, head: Head, generation_id: str, from_index: Mapping[int, int]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of a generation from its owner. OwnerLostError, or the generation's own error."""
+        request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
+        async with self._channel(head.owner.address) as channel:
+            call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=((OWNER, head.owner.owner_id),))
+            try:
+                # The owner sends its metadata at once, the first event perhaps late.
+                await self._watched(call.initial_metadata(), head.owner, self._answer_s)
+                while (response := await self._watched(call.read(), head.owner)) is not grpc.aio.EOF:
+                    yield event_from_wire(response.event)
+            except grpc.aio.AioRpcError as failure:
+                raise _meaning(failure) from None
+            finally:
+                call.cancel()
+
+    async def cancel(self, head: Head, generation_id: str) -> None:
+        """OwnerLostError, or the owner's own error: NOT_FOUND when it does not run."""
+        request = inference.CancelGenerationRequest(generation_id=generation_id)
+        async with self._channel(head.owner.address) as channel:
+            call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=((OWNER, head.owner.owner_id),))
+            try:
+                await self._watched(call, head.owner, self._answer_s)
+            except grpc.aio.AioRpcError as failure:
+                raise _meaning(failure) from None
+            finally:
+                call.cancel()
+
+    async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
+        """The answer, unless the owner is lost before it comes."""
+        waiting = asyncio.ensure_future(answer)
+        looks = expired = 0
+        try:
+            while not (await asyncio.wait({waiting}, timeout=_LOOK_S))[0]:
+                looks += 1
+                if looks * _LOOK_S >= limit_s:
+                    raise OwnerLostError(SILENT)
+                # Twice: after an outage of the store no lease is fresh.
+                expired = 0 if await self._alive(owner) else expired + 1
+                if expired == 2:
+                    raise OwnerLostError(LEASE_EXPIRED)
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def _alive(self, owner: Owner) -> bool:
+        try:
+            return await self._journal.alive(owner)
+        except JournalUnavailableError:
+            return True
+
+    @asynccontextmanager
+    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, retries=False)
+        channel = self._channels[address]
+        self._users[address] += 1
+        try:
+            yield channel
+        finally:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address], self._channels[address]
+                await channel.close()
+
+
+def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:
+    """An event as a router is sent it: a delta's text is one, but where log probabilities are told each token's text counts."""
+    if not isinstance(event, Delta) or event.tokens[0].logprobs is None:
+        yield event
+        return
+    for i, token in enumerate(event.tokens):
+        yield Delta(event.choice, event.first_index + i, (token,), event.node_id)
+
+
+def _meaning(failure: grpc.aio.AioRpcError) -> Exception:
+    """What says nothing of ours was said by the connection, not by the router."""
+    if rpc_status.from_call(failure) is None:  # type: ignore[arg-type]
+        return OwnerLostError(UNREACHABLE)
+    error = error_from_rpc(failure)
+    return OwnerLostError(RESTARTED) if error.reason == MOVED else error

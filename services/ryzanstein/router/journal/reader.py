@@ -1,0 +1,29 @@
+"""How far a reader has come that is passed from router to router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
+
+
+class PassedReader:
+    """Moves with the events that the reader gets; `wants` is False for one that it has had already."""
+
+    def __init__(self, from_index: Mapping[int, int]) -> None:
+        self.from_index = dict(from_index)
+        self._started = False
+        self._ended: set[int] = set()
+
+    def wants(self, event: GenerationEvent) -> bool:
+        match event:
+            case Started():
+                first, self._started = not self._started, True
+                return first
+            case Delta():
+                self.from_index[event.choice] = event.first_index + len(event.tokens)
+                return True
+            case Finished():
+                first = event.choice not in self._ended
+                self._ended.add(event.choice)
+                return first

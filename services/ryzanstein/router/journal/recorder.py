@@ -1,0 +1,240 @@
+"""Writes this router's generations into the journal, behind their backs.
+
+The token path does not know it: a generation's own log is the buffer, and every `flush_s` a sweep appends what each one has
+more than before. What a client relies on is not left to the sweep: a new generation, and the end of one, are written at once.
+While the store does not answer everything goes on in memory, and is caught up afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.journal.encoding import BatchWriter, encode_request
+from ryzanstein.router.journal.journal import Append, Journal, JournalUnavailableError, Outcome, Owner
+from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+
+MAX_APPENDS = 256
+MAX_WRITE_BYTES = 2**20
+MAX_WAIT_S = 0.25
+_LONGEST_BACKOFF_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`flush_s`: how far the journal lags behind. `retention_s`: how long an entry outlives the last append."""
+
+    flush_s: float
+    retention_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A generation's place in the journal. `suspect`: the store may have lost it."""
+
+    writer: BatchWriter
+    new_messages: int
+    opened: bool
+    written_at: float
+    settling: bool = False
+    suspect: bool = False
+
+
+class JournalRecorder:
+    """Implements `Recorder`. `start` it when the owner's address is known, `close` it in the end."""
+
+    def __init__(self, journal: Journal, pace: Pace, metrics: JournalMetrics, outage: Outage) -> None:
+        self._journal = journal
+        self._pace = pace
+        self._metrics = metrics
+        self._outage = outage
+        self._owner: Owner | None = None
+        self._on_moved: Callable[[Generation], None] = lambda _: None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._entries: dict[str, _Entry] = {}
+        self._epochs: dict[str, int] = {}
+        self._urgent: dict[str, _Entry] = {}
+        self._removals: dict[str, int] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        metrics.lag.set_function(lambda: sum(entry.writer.lag for entry in self._entries.values()))
+
+    def start(self, owner: Owner, on_moved: Callable[[Generation], None]) -> None:
+        """`on_moved` hears of each generation that another router has taken."""
+        self._owner, self._on_moved = owner, on_moved
+        self._task = asyncio.get_running_loop().create_task(self._run(owner))
+
+    def added(self, generation: Generation, new_messages: int) -> None:
+        """A new generation, or one that was taken over: that is in the journal already."""
+        if self._closed:
+            return
+        known = generation.epoch > 0
+        self._epochs[generation.generation_id] = generation.epoch
+        if known and generation.settled:
+            return
+        entry = _Entry(BatchWriter(generation, known=known), new_messages, known, time.monotonic())
+        self._entries[generation.generation_id] = entry
+        if not known:
+            self._hurry(generation.generation_id, entry)
+
+    def ended(self, generation: Generation) -> None:
+        if (entry := self._entries.get(generation.generation_id)) is not None:
+            self._hurry(generation.generation_id, entry)
+
+    def forgotten(self, generation: Generation) -> None:
+        """Nobody shall read it any more."""
+        generation_id = generation.generation_id
+        self._entries.pop(generation_id, None)
+        self._urgent.pop(generation_id, None)
+        epoch = self._epochs.pop(generation_id, None)
+        if epoch is not None and not self._closed:
+            self._removals[generation_id] = epoch
+            self._wake.set()
+
+    def forgetting(self, generation_id: str) -> bool:
+        """It is still in the journal, but no longer to be found."""
+        return generation_id in self._removals
+
+    async def flushed(self, generation: Generation) -> None:
+        """Returns when the generation is in the journal as it is now, or when the store does not answer in time."""
+        entry = self._entries.get(generation.generation_id)
+        if entry is None or self._outage.lasts or self._task is None:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._hurry(generation.generation_id, entry)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(waiter, MAX_WAIT_S)
+
+    async def close(self) -> None:
+        """Writes what is left and lets go: another router may go on with what still runs."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._task is not None and self._owner is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._write(self._owner, list(self._entries.values()))
+        self._entries.clear()
+
+    def _hurry(self, generation_id: str, entry: _Entry) -> None:
+        self._urgent[generation_id] = entry
+        self._wake.set()
+
+    async def _run(self, owner: Owner) -> None:
+        backoff_s = self._pace.flush_s
+        next_sweep = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, next_sweep - time.monotonic()))
+            self._wake.clear()
+            sweep = time.monotonic() >= next_sweep
+            if await self._round(owner, sweep):
+                backoff_s = self._pace.flush_s
+                next_sweep = self._next_sweep(0.0 if sweep else next_sweep)
+            else:
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                await asyncio.sleep(backoff_s)
+
+    def _next_sweep(self, planned: float) -> float:
+        """`planned` if it is not too late; 0: none is planned."""
+        busy = self._entries or self._removals
+        latest = time.monotonic() + (self._pace.flush_s if busy else self._pace.retention_s / 3)
+        return min(planned or latest, latest)
+
+    async def _round(self, owner: Owner, sweep: bool) -> bool:
+        """Writes what is urgent, and in a sweep everything. False: the store does not answer."""
+        waiters, self._waiters = self._waiters, []
+        urgent, self._urgent = self._urgent, {}
+        entries = [entry for entry in self._entries.values() if self._due(entry)] if sweep else list(urgent.values())
+        try:
+            return await self._write(owner, entries) and (not sweep or await self._remove())
+        finally:
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _due(self, entry: _Entry) -> bool:
+        return entry.writer.news or not entry.opened or time.monotonic() - entry.written_at > self._pace.retention_s / 3
+
+    async def _write(self, owner: Owner, entries: Sequence[_Entry]) -> bool:
+        left = list(reversed(entries))
+        while left:
+            some, appends = self._next_write(left)
+            try:
+                with self._metrics.flush.time():
+                    outcomes = await self._journal.write(owner, appends)
+            except JournalUnavailableError as error:
+                self._fail(error)
+                return False
+            self._outage.end()
+            for entry, outcome in zip(some, outcomes, strict=True):
+                self._conclude(entry, outcome)
+        return True
+
+    def _next_write(self, left: list[_Entry]) -> tuple[list[_Entry], list[Append]]:
+        """Takes from the end of `left` what makes one write of bounded size."""
+        some: list[_Entry] = []
+        appends: list[Append] = []
+        num_bytes = 0
+        while left and len(some) < MAX_APPENDS and num_bytes < MAX_WRITE_BYTES:
+            some.append(left.pop())
+            appends.append(append := self._append(some[-1]))
+            num_bytes += len(append.batch) + len(append.request or b"")
+        self._metrics.bytes.inc(num_bytes)
+        return some, appends
+
+    def _append(self, entry: _Entry) -> Append:
+        generation = entry.writer.generation
+        entry.settling = generation.settled
+        request = None if entry.opened else encode_request(generation, entry.new_messages)
+        return Append(generation.generation_id, generation.epoch, entry.writer.next_batch(), request)
+
+    def _fail(self, error: JournalUnavailableError) -> None:
+        self._outage.begin(error)
+        for entry in self._entries.values():
+            entry.suspect = True
+
+    def _conclude(self, entry: _Entry, outcome: Outcome) -> None:
+        generation_id = entry.writer.generation.generation_id
+        if self._entries.get(generation_id) is not entry:
+            return
+        if outcome is Outcome.WRITTEN:
+            self._written(generation_id, entry)
+        elif outcome is Outcome.MISSING and not self._overslept(entry):
+            # The store has lost it: all of it again.
+            entry.opened = False
+            entry.writer.rewind()
+        else:
+            del self._entries[generation_id]
+            del self._epochs[generation_id]
+            self._metrics.moved.inc()
+            self._on_moved(entry.writer.generation)
+
+    def _written(self, generation_id: str, entry: _Entry) -> None:
+        entry.writer.written()
+        entry.opened, entry.suspect, entry.written_at = True, False, time.monotonic()
+        if entry.settling:
+            del self._entries[generation_id]
+
+    def _overslept(self, entry: _Entry) -> bool:
+        """This router was stopped for so long that another one may have taken, finished and forgotten the generation."""
+        return not entry.suspect and time.monotonic() - entry.written_at > self._pace.retention_s
+
+    async def _remove(self) -> bool:
+        removals = list(self._removals.items())[: 4 * MAX_APPENDS]
+        if not removals:
+            return True
+        try:
+            await self._journal.remove(removals)
+        except JournalUnavailableError as error:
+            self._fail(error)
+            return False
+        for generation_id, _ in removals:
+            del self._removals[generation_id]
+        return True

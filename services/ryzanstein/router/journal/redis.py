@@ -1,0 +1,120 @@
+"""A journal in Redis, for routers of several hosts.
+
+A generation is a hash (owner, epoch, request) and a list of batches, a lease a key; Redis lets them expire. Whatever compares
+an epoch is a script, so that it is atomic. A call that takes longer than its time-out is an outage, not a wait; every call
+bears to be sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+
+from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableError, Outcome, Owner, Record
+from ryzanstein.router.redis_client import redis_failures
+
+_OUTCOMES = (Outcome.WRITTEN, Outcome.FENCED, Outcome.MISSING)
+
+# ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation; KEYS: its hash and its list.
+_WRITE = """
+local outcomes = {}
+for i = 1, #KEYS / 2 do
+    local head, rows = KEYS[2 * i - 1], KEYS[2 * i]
+    local epoch, batch, request = ARGV[3 * i + 1], ARGV[3 * i + 2], ARGV[3 * i + 3]
+    local known = redis.call('HGET', head, 'epoch')
+    if known and known ~= epoch then
+        outcomes[i] = 1
+    elseif not known and request == '' then
+        outcomes[i] = 2
+    else
+        if not known then
+            redis.call('DEL', rows)
+            redis.call('HSET', head, 'epoch', epoch, 'owner_id', ARGV[2], 'address', ARGV[3], 'request', request)
+        end
+        if batch ~= '' then redis.call('RPUSH', rows, batch) end
+        redis.call('PEXPIRE', head, ARGV[1])
+        redis.call('PEXPIRE', rows, ARGV[1])
+        outcomes[i] = 0
+    end
+end
+return outcomes
+"""
+_REMOVE = """
+for i = 1, #KEYS / 2 do
+    if redis.call('HGET', KEYS[2 * i - 1], 'epoch') == ARGV[i] then
+        redis.call('DEL', KEYS[2 * i - 1], KEYS[2 * i])
+    end
+end
+"""
+_TAKE = """
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return false end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2] + 1, 'owner_id', ARGV[3], 'address', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[2], ARGV[1])
+return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1)}
+"""
+_Result = TypeVar("_Result")
+
+
+class RedisJournal:
+    """A `Journal` in a Redis server. Connects with the first call; a server that is not there yet is an outage."""
+
+    def __init__(self, client: Redis, prefix: str, lease_s: float, retention_s: float) -> None:
+        """A client that decodes no answers, which `close` closes. Every key begins with `prefix`."""
+        self._redis = client
+        self._prefix = prefix
+        self._lease_ms = int(1000 * lease_s)
+        self._retention_ms = int(1000 * retention_s)
+        self._write_script = self._redis.register_script(_WRITE)
+        self._remove_script = self._redis.register_script(_REMOVE)
+        self._take_script = self._redis.register_script(_TAKE)
+
+    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+        keys = [key for append in appends for key in self._keys(append.generation_id)]
+        args: list[Any] = [self._retention_ms, owner.owner_id, owner.address]
+        for append in appends:
+            args += (append.epoch, append.batch, append.request or b"")
+        return [_OUTCOMES[number] for number in await _asked(self._write_script(keys, args))]
+
+    async def remove(self, generations: Sequence[tuple[str, int]]) -> None:
+        keys = [key for generation_id, _ in generations for key in self._keys(generation_id)]
+        await _asked(self._remove_script(keys, [epoch for _, epoch in generations]))
+
+    async def head(self, generation_id: str) -> Head | None:
+        fields = self._redis.hmget(self._keys(generation_id)[0], ["owner_id", "address", "epoch"])
+        values: list[Any] = await _asked(fields)
+        owner_id, address, epoch = values
+        return None if epoch is None else Head(Owner(owner_id.decode(), address.decode()), int(epoch))
+
+    async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+        args = (self._retention_ms, epoch, owner.owner_id, owner.address)
+        taken = await _asked(self._take_script(self._keys(generation_id), args))
+        return None if taken is None else Record(epoch + 1, taken[0], tuple(taken[1]))
+
+    async def renew(self, owner: Owner) -> None:
+        await _asked(self._redis.set(self._lease(owner), 1, px=self._lease_ms))
+
+    async def alive(self, owner: Owner) -> bool:
+        return bool(await _asked(self._redis.exists(self._lease(owner))))
+
+    async def resign(self, owner: Owner) -> None:
+        await _asked(self._redis.delete(self._lease(owner)))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _keys(self, generation_id: str) -> tuple[str, str]:
+        return f"{self._prefix}generation:{generation_id}", f"{self._prefix}batches:{generation_id}"
+
+    def _lease(self, owner: Owner) -> str:
+        return f"{self._prefix}lease:{owner.owner_id}"
+
+
+async def _asked(answer: Awaitable[_Result]) -> _Result:
+    try:
+        with redis_failures():
+            return await answer
+    except ConnectionError as error:
+        raise JournalUnavailableError(str(error)) from error

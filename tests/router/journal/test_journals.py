@@ -1,0 +1,167 @@
+"""Both journals behave alike."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ryzanstein.router.journal.journal import Append, Head, Journal, JournalUnavailableError, Outcome, Owner, Record
+from ryzanstein.router.journal.redis import RedisJournal
+from ryzanstein.router.journal.sqlite import SqliteJournal
+from ryzanstein.router.redis_client import redis_client
+
+Opener = Callable[..., Awaitable[Journal]]
+ONE, OTHER = Owner("one/1", "127.0.0.1:1"), Owner("other/1", "127.0.0.1:2")
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+async def open_journal(request: pytest.FixtureRequest, tmp_path: Path, start_redis: Any) -> AsyncIterator[Opener]:
+    """Opens journals of the same store, as several routers do."""
+    opened: list[Journal] = []
+    url = (await start_redis()).url if request.param == "redis" else ""
+
+    async def open_one(lease_s: float = 60.0, retention_s: float = 60.0) -> Journal:
+        journal: Journal
+        if request.param == "redis":
+            journal = RedisJournal(redis_client(url, decode_responses=False), "test:", lease_s, retention_s)
+        else:
+            journal = await SqliteJournal.open(tmp_path / "journal.db", lease_s, retention_s)
+        opened.append(journal)
+        return journal
+
+    yield open_one
+    for journal in opened:
+        await journal.close()
+
+
+def opening(generation_id: str, batch: bytes = b"", epoch: int = 0) -> Append:
+    return Append(generation_id, epoch, batch, b"request of " + generation_id.encode())
+
+
+async def test_what_one_router_wrote_another_one_takes(open_journal: Opener) -> None:
+    one, other = await open_journal(), await open_journal()
+    assert await one.write(ONE, [opening("a", b"1"), opening("b")]) == [Outcome.WRITTEN] * 2
+    assert await one.write(ONE, [Append("a", 0, b"2\0\xff")]) == [Outcome.WRITTEN]
+    assert await other.head("a") == Head(ONE, 0)
+    assert await other.take("a", 0, OTHER) == Record(1, b"request of a", (b"1", b"2\0\xff"))
+    assert await one.head("a") == Head(OTHER, 1)
+    assert await one.head("b") == Head(ONE, 0)
+    assert await other.take("b", 0, OTHER) == Record(1, b"request of b", ())
+
+
+async def test_the_old_owner_is_fenced_off_and_writes_nothing(open_journal: Opener) -> None:
+    journal = await open_journal()
+    await journal.write(ONE, [opening("a", b"1"), opening("b")])
+    await journal.take("a", 0, OTHER)
+    outcomes = await journal.write(ONE, [Append("a", 0, b"late"), Append("b", 0, b"x"), opening("a", b"late")])
+    assert outcomes == [Outcome.FENCED, Outcome.WRITTEN, Outcome.FENCED]
+    await journal.remove([("a", 0)])
+    record = await journal.take("a", 1, ONE)
+    assert record == Record(2, b"request of a", (b"1",))
+
+
+async def test_of_many_takers_exactly_one_wins(open_journal: Opener) -> None:
+    journals = [await open_journal() for _ in range(4)]
+    await journals[0].write(ONE, [opening(f"g{i}") for i in range(20)])
+    for i in range(20):
+        takers = [Owner(f"taker/{n}", f"127.0.0.1:{n}") for n in range(4)]
+        taken = await asyncio.gather(
+            *(journal.take(f"g{i}", 0, taker) for journal, taker in zip(journals, takers, strict=True))
+        )
+        (winner,) = [taker for taker, record in zip(takers, taken, strict=True) if record is not None]
+        assert await journals[0].head(f"g{i}") == Head(winner, 1)
+
+
+async def test_an_opening_that_is_repeated_changes_nothing(open_journal: Opener) -> None:
+    journal = await open_journal()
+    await journal.write(ONE, [opening("a", b"1")])
+    assert await journal.write(ONE, [opening("a", b"2")]) == [Outcome.WRITTEN]
+    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"1", b"2"))
+
+
+async def test_what_was_never_opened_is_missing(open_journal: Opener) -> None:
+    journal = await open_journal()
+    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [Outcome.MISSING]
+    assert await journal.head("a") is None
+    assert await journal.take("a", 0, OTHER) is None
+
+
+async def test_a_removed_generation_is_gone_with_all_its_batches(open_journal: Opener) -> None:
+    journal = await open_journal()
+    await journal.write(ONE, [opening("a", b"1"), opening("b", b"1")])
+    await journal.remove([("a", 0), ("unknown", 0)])
+    assert await journal.head("a") is None
+    assert await journal.head("b") == Head(ONE, 0)
+    await journal.write(ONE, [opening("a", b"new")])
+    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"new",))
+
+
+async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -> None:
+    journal = await open_journal(retention_s=0.6)
+    await journal.write(ONE, [opening("a", b"1"), opening("b", b"1")])
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        assert await journal.write(ONE, [Append("b", 0, b"")]) == [Outcome.WRITTEN]
+    assert await journal.head("a") is None
+    assert await journal.take("a", 0, OTHER) is None
+    await journal.renew(ONE)
+    assert await journal.write(ONE, [Append("a", 0, b"2")]) == [Outcome.MISSING]
+    assert await journal.take("b", 0, OTHER) == Record(1, b"request of b", (b"1",))
+
+
+async def test_a_lease_ends_with_time_or_by_resigning(open_journal: Opener) -> None:
+    journal, other = await open_journal(lease_s=0.5), await open_journal()
+    assert not await other.alive(ONE)
+    await journal.renew(ONE)
+    await other.renew(OTHER)
+    assert await other.alive(ONE)
+    await asyncio.sleep(0.6)
+    assert not await other.alive(ONE)
+    assert await journal.alive(OTHER)
+    await other.resign(OTHER)
+    assert not await journal.alive(OTHER)
+
+
+async def test_a_locked_file_is_an_outage_and_no_wait_for_ever(tmp_path: Path) -> None:
+    journal = await SqliteJournal.open(tmp_path / "journal.db", 60, 60)
+    with sqlite3.connect(tmp_path / "journal.db", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(JournalUnavailableError, match="locked"):
+            async with asyncio.timeout(5):
+                await journal.write(ONE, [opening("a")])
+        other.execute("ROLLBACK")
+    other.close()
+    assert await journal.write(ONE, [opening("a")]) == [Outcome.WRITTEN]
+    await journal.close()
+
+
+async def test_a_damaged_file_and_one_of_an_earlier_boot_are_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"no database at all" * 100)
+    journal = await SqliteJournal.open(path, 60, 60)
+    await journal.write(ONE, [opening("a")])
+    await journal.close()
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE boot SET boot_id = 'before'")
+    other.close()
+    journal = await SqliteJournal.open(path, 60, 60)
+    assert await journal.head("a") is None
+    await journal.close()
+
+
+async def test_a_redis_that_is_gone_is_an_outage_until_it_is_back(start_redis: Any) -> None:
+    redis = await start_redis()
+    journal = RedisJournal(redis_client(redis.url, decode_responses=False), "test:", 60, 60)
+    assert await journal.write(ONE, [opening("a")]) == [Outcome.WRITTEN]
+    await redis.kill()
+    for call in (journal.write(ONE, [Append("a", 0, b"1")]), journal.head("a"), journal.renew(ONE)):
+        with pytest.raises(JournalUnavailableError):
+            await call
+    await redis.start()
+    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [Outcome.WRITTEN]
+    await journal.close()
