@@ -86,6 +86,7 @@ class ScriptedNode(WorkerServiceServicer):
     default_tokens: int = 16
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
+    router_beats: list[float] = field(default_factory=list)
     connections: list[dict[int, Running]] = field(default_factory=list)
     port: int = 0
     _server: RpcServer | None = None
@@ -150,6 +151,8 @@ class ScriptedNode(WorkerServiceServicer):
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
                 running.pop(frame.cancel.handle, None)
+            elif frame.HasField("beat"):
+                self.router_beats.append(time.monotonic())
 
     def _accepted(self, submit: worker.Submit) -> Running:
         attempt = attempt_from_wire(submit)

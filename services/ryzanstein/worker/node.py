@@ -163,9 +163,10 @@ class Node:
         self._telemetry.set_state(beat.state)
         self._telemetry.engine(self.stats)
         if self.host.serving is not None:
-            self._telemetry.progress(self.host.serving.group.progress())
+            group = self.host.serving.group
+            self._telemetry.progress(group.progress(), group.slowness())
             if beat.sequence % _MEMORY_EVERY_BEATS == 0:
-                self._telemetry.memory(self.host.serving.group.resident_bytes())
+                self._telemetry.memory(group.resident_bytes())
 
     def _reason(self) -> str:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason

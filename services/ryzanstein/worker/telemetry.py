@@ -57,6 +57,7 @@ class Telemetry:
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
 
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
+        self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")
         self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS
@@ -132,8 +133,10 @@ class Telemetry:
             self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
-    def progress(self, ranks: Sequence[RankProgress]) -> None:
+    def progress(self, ranks: Sequence[RankProgress], slowness: Mapping[int, float]) -> None:
         """Samples each rank's last step, once per step at most."""
+        for number, ratio in slowness.items():
+            self.slowness.labels(str(number)).set(ratio)
         for rank in ranks:
             if rank.last_step_s > 0 and self._steps.get(rank.rank) != rank.step:
                 self._steps[rank.rank] = rank.step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -30,6 +30,7 @@ from ryzanstein.worker.ranks.messages import (
     RankSpec,
 )
 from ryzanstein.worker.ranks.process import RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
+from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.ranks.wiring import Wiring
 
@@ -78,6 +79,7 @@ class GroupBounds:
     watch_interval_s: float = 0.1
     stop_grace_s: float = 2.0
     stall: StallBounds = field(default_factory=StallBounds)
+    slow: SlowBounds = field(default_factory=SlowBounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class RankGroup:
         self._wiring = Wiring(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
+        self._slowness = Slowness(bounds.slow)
+        self._named_slow: int | None = None
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
@@ -126,6 +130,10 @@ class RankGroup:
     def progress(self) -> list[RankProgress]:
         """What each rank does now."""
         return self._board.read()
+
+    def slowness(self) -> Mapping[int, float]:
+        """How long each rank computes, against the median of the others; empty until that is known, or with one rank."""
+        return self._slowness.ratios
 
     def resident_bytes(self) -> list[int]:
         return [process.resident_bytes for process in self._processes]
@@ -211,11 +219,20 @@ class RankGroup:
     async def _watch_progress(self) -> None:
         while not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
-            stall = self._watchdog.observe(
-                time.monotonic(), self._board.read(), pending=self._events.pending(), stopped=self._stopped
-            )
+            now, ranks = time.monotonic(), self._board.read()
+            stall = self._watchdog.observe(now, ranks, pending=self._events.pending(), stopped=self._stopped)
             if stall is not None:
                 self._lose(RankLoss(stall.rank, LossCause.STALLED, str(stall)))
+            if (slow := self._slowness.observe(now, ranks)) is not None:
+                self._on_slow(slow)
+
+    def _on_slow(self, slow: SlowRank) -> None:
+        """Named once; lost when it stays slow for very long."""
+        if self._named_slow != slow.rank:
+            self._named_slow = slow.rank
+            log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))
+        if self._slowness.is_too_long(slow):
+            self._lose(RankLoss(slow.rank, LossCause.SLOW, str(slow)))
 
     def _stopped(self) -> set[int]:
         return {process.rank for process in self._processes if process.stopped}
