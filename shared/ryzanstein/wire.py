@@ -308,6 +308,7 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         load=load_to_wire(beat.load),
         step=beat.step,
         reason=beat.reason,
+        time=timestamp(beat.time),
     )
 
 
@@ -320,6 +321,7 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         load_from_wire(wire.load),
         wire.step,
         wire.reason,
+        wire.time.ToNanoseconds() / 1e9,
     )
 
 

@@ -63,6 +63,7 @@ class NodeLink:
         self.address = address
         self.node_id = ""
         self.beat = Beat()
+        self.clock_skew_s = 0.0
         self.departed = False
         self.newest_begun: dict[tuple[str, int], int] = {}
         """The last submitted of the attempts that have brought something: a handle."""
@@ -186,6 +187,7 @@ class NodeLink:
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
+        self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
         self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)

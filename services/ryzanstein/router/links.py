@@ -156,6 +156,7 @@ class Links:
             link.inflight,
             link.beat.state,
             link.beat.reason,
+            link.clock_skew_s,
         )
 
     @property
@@ -273,6 +274,7 @@ class Links:
 
     def link_beat(self, link: NodeLink) -> None:
         self._telemetry.beats.labels(link.node_id).inc()
+        self._telemetry.clock_skew.labels(link.node_id).set(link.clock_skew_s)
 
     def link_suspected(self, link: NodeLink, cause: str) -> None:
         self._telemetry.suspicions.labels(link.node_id, cause).inc()

@@ -135,6 +135,7 @@ class Node:
             load=self._load(serving),
             step=serving.group.progress()[0].step if serving is not None else 0,
             reason=self._reason(),
+            time=time.time(),
         )
 
     async def run(self, health: Health) -> None:

@@ -114,6 +114,11 @@ class Telemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
 
+    def memory(self, resident_bytes: Sequence[int]) -> None:
+        """Of each rank, in the order of ranks."""
+        for rank, size in enumerate(resident_bytes):
+            self.resident.labels(str(rank)).set(size)
+
     def _by_cause(self, stats: EngineStats, old: EngineStats) -> None:
         self.resumed.inc(stats.resumed - old.resumed)
         for cause, num in stats.paused.items():
@@ -127,11 +132,6 @@ class Telemetry:
             self.class_waiting.labels(str(priority)).set(now.waiting)
             self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
-
-    def memory(self, resident_bytes: Sequence[int]) -> None:
-        """Of each rank, in the order of ranks."""
-        for rank, size in enumerate(resident_bytes):
-            self.resident.labels(str(rank)).set(size)
 
     def progress(self, ranks: Sequence[RankProgress], slowness: Mapping[int, float]) -> None:
         """Samples each rank's last step, once per step at most."""

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -247,7 +248,7 @@ class Line:
 
 
 @contextmanager
-def environment(**variables: str) -> Iterator[None]:
+def _environment(**variables: str) -> Iterator[None]:
     """What is started meanwhile inherits these."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -370,7 +371,7 @@ def _world(program: str, folder: Path, **settings: Any) -> Iterator[World]:
     (port,) = free_ports(1)
     line = Line(f"127.0.0.1:{port}")
     # The laboratory's sabotage of ranks sleeps until a signal comes.
-    with environment(PYTHONPATH=str(INJECTION_DIR)), closing(line):
+    with _environment(PYTHONPATH=str(INJECTION_DIR)), closing(line):
         flags = ("--orchestrator", line.address, *settings.pop("worker_flags", ()))
         spec = ClusterSpec(MODEL_DIR, orchestrator_port=port, worker_flags=flags, **settings)
         with LocalCluster(spec) as cluster, closing(Prometheus(program, folder, cluster)) as prometheus:
@@ -396,13 +397,19 @@ def behind_a_line(world: World) -> Iterator[Line]:
     """node-1 is reached through a line; afterwards it is direct again."""
     line = Line(world.cluster.services["node-1"].grpc_address)
     with closing(line):
-        with environment(RYZANSTEIN_ADVERTISE_ADDRESS=line.address):
+        with _environment(RYZANSTEIN_ADVERTISE_ADDRESS=line.address):
             world.cluster.restart("node-1")
         world.cluster.wait_nodes(2)
         yield line
         line.tell("pass")
         world.cluster.restart("node-1")
         world.cluster.wait_nodes(2)
+
+
+@pytest.fixture
+def environment() -> Any:
+    """What is started meanwhile inherits these variables."""
+    return _environment
 
 
 @pytest.fixture
@@ -419,10 +426,12 @@ def pages() -> dict[str, Page]:
 
 @pytest.fixture
 def all_ready(world: World) -> Iterator[None]:
-    """Both nodes are ready before and after the page."""
+    """Both nodes are ready before and after the page, whatever became of it."""
     world.cluster.wait_nodes(2)
     yield
+    world.to_orchestrator.tell("pass")
     for name, service in world.cluster.services.items():
+        service.signal(signal.SIGCONT)
         if not service.running:
             world.cluster.restart(name)
     world.cluster.wait_nodes(2)
