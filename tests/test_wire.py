@@ -79,7 +79,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         traceparent=draw(texts),
     )
     generated = draw(st.lists(progress, min_size=sampling.n, max_size=sampling.n))
-    return Attempt(draw(texts), draw(uint32), request, tuple(generated))
+    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()))
 
 
 @given(attempts())

@@ -30,7 +30,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How a node is at one moment. `step` counts engine steps: with work pending it must move."""
+    """How a node is at one moment. `step` counts engine steps: with work pending it must move. `time` is the node's own
+    clock, Unix seconds; 0: it did not say."""
 
     sequence: int = 0
     state: NodeState = NodeState.STARTING
@@ -39,6 +40,7 @@ class Beat:
     load: Load = field(default_factory=Load)
     step: int = 0
     reason: str = ""
+    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

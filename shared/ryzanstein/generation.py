@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from ryzanstein import errors
 
@@ -160,7 +161,8 @@ class GenerationRequest:
     """What a client asked for, as the faces hand it to the router's core and the router to a node.
 
     `deadline` is Unix time in seconds, None: the client waits for ever. Among requests of one `priority` tenants share fairly;
-    "" is a tenant like any other. `traceparent` is W3C trace context or empty.
+    "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the session's turn before,
+    as the session store remembers it: a hint where its KV cache is.
     """
 
     model: str
@@ -173,6 +175,7 @@ class GenerationRequest:
     tenant: str = ""
     request_id: str = ""
     traceparent: str = ""
+    last_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +188,14 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice."""
+    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice. `let_in`: a
+    node had accepted it before."""
 
     generation_id: str
     attempt: int
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
+    let_in: bool = False
 
 
 class FinishReason(IntEnum):
@@ -209,9 +214,11 @@ class TokenLogprobs:
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token. `text` is what became certain with it, often empty for half a character."""
+class Token(NamedTuple):
+    """One generated token. `text` is what became certain with it, often empty for half a character.
+
+    A tuple, as `Delta` is: there is one for each row of each frame, and a frozen dataclass takes three times as long to make.
+    """
 
     token_id: int
     text: str
@@ -237,8 +244,7 @@ class Started:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """Tokens first_index, first_index + 1, ... of one choice."""
 
     choice: int

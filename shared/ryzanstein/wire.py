@@ -230,6 +230,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         traceparent=request.traceparent,
         request_id=request.request_id,
         tenant=request.tenant,
+        let_in=attempt.let_in,
     )
     match request.prompt:
         case ChatPrompt(messages):
@@ -261,7 +262,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated))
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.let_in)
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:
@@ -307,6 +308,7 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         load=load_to_wire(beat.load),
         step=beat.step,
         reason=beat.reason,
+        time=timestamp(beat.time),
     )
 
 
@@ -319,6 +321,7 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         load_from_wire(wire.load),
         wire.step,
         wire.reason,
+        wire.time.ToNanoseconds() / 1e9,
     )
 
 

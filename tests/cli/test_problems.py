@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -67,6 +68,15 @@ def test_a_node_that_was_lost_and_is_no_member_any_more_is_missed_for_a_while() 
 
     assert problems(losses(5)) == ["router-0 has no link to node-1: link_lost"]
     assert problems(losses(3600)) == []
+
+
+def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
+    def skewed(skew_s: float) -> ClusterView:
+        return view(link=replace(FINE, clock_skew_s=skew_s))
+
+    assert problems(skewed(3600.0)) == ["the clock of node-0 is 3600 s ahead of that of router-0"]
+    assert problems(skewed(-60.0)) == ["the clock of node-0 is 60 s behind that of router-0"]
+    assert problems(skewed(0.6)) == []
 
 
 def test_a_linked_node_without_a_lease_is_a_problem_only_when_the_orchestrator_could_say_so() -> None:

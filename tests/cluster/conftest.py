@@ -185,6 +185,42 @@ def pair() -> Iterator[Harness]:
     yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2))
 
 
+@pytest.fixture(scope="session")
+def client_of() -> type[Client]:
+    """A client for a router's address."""
+    return Client
+
+
+class Answers:
+    """New answers, and whether two are the same: token ids, text, log probabilities, reason and usage."""
+
+    new = Answer
+
+    @staticmethod
+    def assert_equal(answer: Answer, undisturbed: Answer) -> None:
+        assert answer.choices.keys() == undisturbed.choices.keys()
+        for choice, expected in undisturbed.choices.items():
+            seen = answer.choices[choice]
+            assert seen.token_ids == expected.token_ids
+            assert seen.text == expected.text
+            assert seen.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+            assert seen.reason == expected.reason
+        assert answer.usage.completion_tokens == undisturbed.usage.completion_tokens
+        assert answer.usage.prompt_tokens == undisturbed.usage.prompt_tokens
+
+
+@pytest.fixture(scope="session")
+def answers() -> type[Answers]:
+    return Answers
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[Harness]:
+    """Two nodes that run two sequences each at once, and refuse who would wait for 0.3 s."""
+    flags = ("--max-sequences", "2", "--ttft-objective-s", "0.3")
+    yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=1, worker_flags=flags))
+
+
 @pytest.fixture
 def holds() -> Callable[[Callable[[], bool], float], bool]:
     """Waits, bounded, until a condition holds; returns whether it does."""

@@ -133,6 +133,23 @@ def test_a_node_that_leaves_takes_its_drain_wish_with_it(registry, published, ma
     assert (registry.drains, published[-1]) == ({}, NodeLeft("a"))
 
 
+def test_a_drain_wish_that_is_withdrawn_is_told_once_and_kept_by_nobody(registry, published, make_node):
+    registry.join(make_node("a"))
+    registry.drain("a")
+    assert not registry.undrain("a").drain_requested
+    told = len(published)
+    assert not registry.undrain("a").drain_requested
+    assert (registry.drains, len(published)) == ({}, told)
+    registry.join(make_node("a"))
+    assert not registry.nodes()[0].drain_requested
+
+
+def test_undraining_a_stranger_is_not_found(registry):
+    with pytest.raises(RyzansteinError) as failure:
+        registry.undrain("nobody")
+    assert failure.value.code is Code.NOT_FOUND
+
+
 def test_leaving_needs_the_lease(registry, make_node):
     registry.join(make_node("a"))
     with pytest.raises(RyzansteinError) as failure:

@@ -122,6 +122,9 @@ async def test_a_drain_wish_reaches_the_node_and_the_watchers(serving):
     assert (await beats.beat(state=READY)).drain
     watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
     assert (await next_update(watch)).snapshot.nodes[0].drain_requested
+    await serving.stub.UndrainNode(pb.UndrainNodeRequest(node_id="a"))
+    assert not (await next_update(watch)).delta.node.drain_requested
+    assert not (await beats.beat(state=READY)).drain
     watch.cancel()
 
 

@@ -75,11 +75,18 @@ class ScriptedNode(WorkerServiceServicer):
     """Sends rows, ends and failures of handles that nobody submitted."""
     fixed_incarnation: str = ""
     die_at: int | None = None
+    swallow: Callable[[worker.Submit], bool] = lambda submit: False
+    """Which submits are never heard of again, while the node works for the others."""
+    waiting: int = 0
+    """Sequences that wait, as its beats say."""
+    freeze_at: int | None = None
+    """Attempts that reach this index stand still there, while the node works for the others."""
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
     default_tokens: int = 16
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
+    router_beats: list[float] = field(default_factory=list)
     connections: list[dict[int, Running]] = field(default_factory=list)
     port: int = 0
     _server: RpcServer | None = None
@@ -138,10 +145,14 @@ class ScriptedNode(WorkerServiceServicer):
         async for frame in frames:
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
+                if self.swallow(frame.submit):
+                    continue
                 running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
                 running.pop(frame.cancel.handle, None)
+            elif frame.HasField("beat"):
+                self.router_beats.append(time.monotonic())
 
     def _accepted(self, submit: worker.Submit) -> Running:
         attempt = attempt_from_wire(submit)
@@ -156,7 +167,7 @@ class ScriptedNode(WorkerServiceServicer):
             state=worker.NodeState.ValueType(self.state),
             model=self.model,
             context_length=CONTEXT_LENGTH,
-            load=worker.Load(running=self.num_running, capacity=256),
+            load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
         )
 
@@ -214,6 +225,8 @@ class ScriptedNode(WorkerServiceServicer):
         sampling = run.attempt.request.sampling
         for choice in sorted(run.left):
             index = run.next_index[choice]
+            if index == self.freeze_at:
+                continue
             if index == self.die_at:
                 self.die_at = None
                 self._dying = asyncio.create_task(self.die())

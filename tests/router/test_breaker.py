@@ -62,7 +62,22 @@ def test_blame(code: Code, node_fault: bool, expected: Blame) -> None:
 
 
 def test_every_code_has_a_blame() -> None:
-    assert {blame(code, False) for code in Code} == set(Blame)
+    assert {blame(code, False) for code in Code} == set(Blame) - {Blame.REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "node_fault", "expected"),
+    [
+        (Code.INTERNAL, "LOGITS_NOT_FINITE", False, Blame.REQUEST),
+        (Code.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY", False, Blame.REQUEST),
+        (Code.UNAVAILABLE, "RANKS_UNSOUND", True, Blame.NODE),
+        (Code.INTERNAL, "LOGITS_NOT_FINITE", True, Blame.NODE),
+    ],
+)
+def test_a_node_that_is_well_is_not_blamed_for_a_request_that_it_cannot_run(
+    code: Code, reason: str, node_fault: bool, expected: Blame
+) -> None:
+    assert blame(code, node_fault, reason) is expected
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,10 @@ async def test_many_generations_move_at_once_and_stay_whole(start_node: Any, sta
         tokens, _ = await reading
         assert tokens == WHOLE
     assert client.value("detected_to_rerouted_seconds_count") == client.value("failovers_total", cause="link_lost") > 0
+
+
+async def test_a_router_says_that_it_is_there_when_it_has_nothing_else_to_say(start_node: Any, start_router: Any) -> None:
+    node = await start_node("a")
+    await start_router(node)
+    await asyncio.sleep(2.5)
+    assert 1 <= len(node.router_beats) <= 3

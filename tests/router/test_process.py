@@ -28,16 +28,16 @@ class RouterProcess:
         self.process = process
         self.ports: dict[str, int] = {}
 
-    async def event(self, name: str) -> dict[str, Any]:
-        """The next log line of that event."""
+    async def event(self, *names: str) -> dict[str, Any]:
+        """The next log line of one of these events."""
         assert self.process.stderr is not None
         async with asyncio.timeout(30):
             while line := await self.process.stderr.readline():
                 with contextlib.suppress(json.JSONDecodeError):
                     entry: dict[str, Any] = json.loads(line)
-                    if entry["event"] == name:
+                    if entry["event"] in names:
                         return entry
-        raise AssertionError(f"the router ended without {name!r}")
+        raise AssertionError(f"the router ended without any of {names}")
 
 
 @contextlib.asynccontextmanager
@@ -137,3 +137,63 @@ async def test_a_taken_port_is_told(start_node: Any, tmp_path: Path) -> None:
     async with router_process("--grpc-port", str(node.port), "--no-http", "--state-dir", str(tmp_path)) as router:
         assert str(node.port) in (await router.event("cannot serve"))["error"]
         assert await asyncio.wait_for(router.process.wait(), 20) == 1
+
+
+async def test_a_router_that_was_paused_suspects_nobody(start_node: Any, until: Any, tmp_path: Path) -> None:
+    nodes = [await start_node(name, step_s=0.01) for name in "ab"]
+    addresses = ",".join(node.address for node in nodes)
+    async with router_process("--grpc-port", "0", "--no-http", "--nodes", addresses, "--state-dir", str(tmp_path)) as router:
+        serving = await router.event("serving")
+        await router.event("readiness")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving['grpc_port']}") as channel:
+            chat = inference.ChatRequest(
+                messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+                sampling=inference.SamplingParams(max_tokens=300),
+            )
+            answer = InferenceServiceStub(channel).Chat(chat)
+            await until(lambda: sum(node.num_running for node in nodes) == 1)
+            for pause_s in (0.3, 0.7, 1.2):
+                await asyncio.sleep(0.2)
+                router.process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(pause_s)
+                router.process.send_signal(signal.SIGCONT)
+            assert (await answer).usage.completion_tokens == 300
+        printed = await get(f"http://127.0.0.1:{serving['metrics_port']}/metrics")
+        assert 'outcome="started"' not in printed
+        assert sum(len(node.submits) for node in nodes) == 1
+
+
+async def test_three_router_processes_send_a_session_to_one_node(start_node: Any, tmp_path: Path) -> None:
+    """They have their own memories of sessions, and nothing else that could tell them."""
+    nodes = ",".join([(await start_node(name)).address for name in "abc"])
+    seen: dict[str, set[str]] = {f"s{i}": set() for i in range(8)}
+    for name in "xyz":
+        flags = ("--grpc-port", "0", "--no-http", "--nodes", nodes, "--state-dir", str(tmp_path / name))
+        async with router_process(*flags) as router:
+            port = await _port_when_linked(router, 3)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                for session_id, found in seen.items():
+                    found.add(await _answering_node(channel, session_id))
+    assert all(len(found) == 1 for found in seen.values())
+    assert len(set.union(*seen.values())) == 3
+
+
+async def _port_when_linked(router: RouterProcess, links: int) -> int:
+    """Links may be up before the router serves, or after."""
+    port = 0
+    while links or not port:
+        entry = await router.event("link up", "serving")
+        links -= entry["event"] == "link up"
+        port = entry.get("grpc_port", port)
+    return port
+
+
+async def _answering_node(channel: grpc.aio.Channel, session_id: str) -> str:
+    chat = inference.ChatRequest(
+        messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+        sampling=inference.SamplingParams(max_tokens=1),
+        session_id=session_id,
+    )
+    responses = InferenceServiceStub(channel).StreamChat(inference.StreamChatRequest(chat=chat))
+    events = [response.event async for response in responses]
+    return str(events[0].started.node_id)

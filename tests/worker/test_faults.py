@@ -22,7 +22,7 @@ async def ready_again(link, since: int) -> None:
 @pytest.fixture
 def lossy(link, stub, node):
     """The shared node, which is whole again after each test."""
-    return link, stub, node.address
+    return link, stub, node
 
 
 @pytest.mark.parametrize("fault", [
@@ -31,7 +31,8 @@ def lossy(link, stub, node):
     (signal.SIGSTOP, 1, "RANK_STALLED"),
 ])  # fmt: skip
 async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_again(lossy, attempt, health, running, fault):
-    link, stub, address = lossy
+    link, stub, node = lossy
+    address = node.address
     number, rank, reason = fault
     before = await stub.GetStatus(pb.GetStatusRequest())
     handle = await link.submit(attempt(max_tokens=1800, ignore_eos=True))
@@ -52,6 +53,8 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
 
     await ready_again(link, beats)
     print(f"{reason}: detected after {detected_s:.3f} s, ready again after {time.monotonic() - began:.3f} s")
+    phases = [line["rank_0"] for line in node.events if line["event"] == "ranks ready"][-1]
+    print("start by phases:", {name: round(duration_s, 3) for name, duration_s in phases.items()})
     assert await health(address, "readiness", until="SERVING") == "SERVING"
     assert not any(running(status.pid) for status in before.ranks)
     after = await stub.GetStatus(pb.GetStatusRequest())

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from google.protobuf.duration_pb2 import Duration
 from safetensors.torch import load_file, save_file
 
 from ryzanstein.errors import Code
 from ryzanstein.generation import TokenPrompt
+from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
+from ryzanstein.wire import attempt_to_wire
 from ryzanstein.worker.model.shapes import Shape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
@@ -169,3 +176,96 @@ async def test_a_checkpoint_that_leads_to_no_numbers_at_all_is_refused(start_nod
     node = start_node(model=model_dir)
     assert "not finite" in node.wait_event("model refused")["reason"]
     assert node.process.wait(20) == 1
+
+
+async def test_the_work_of_a_router_that_was_cut_off_is_freed(start_node, attempt, eventually) -> None:
+    """No end of the stream tells of it: frames just stop coming. A router that promises no beats is not missed."""
+    node = start_node("--router-silence-s", "0.3", tp=1)
+    node.wait_event("ranks ready")
+    async with open_channel(node.address) as channel:
+        stub = WorkerServiceStub(channel)
+
+        async def running() -> int:
+            return (await stub.GetStatus(pb.GetStatusRequest())).beat.load.running
+
+        calls = []
+        for router_id, beat in (("quiet", None), ("cut off", Duration(nanos=50_000_000))):
+            call = stub.Connect()
+            await call.write(pb.ConnectRequest(hello=pb.RouterHello(router_id=router_id, beat_interval=beat)))
+            submit = attempt_to_wire(attempt(max_tokens=1900, ignore_eos=True), 1)
+            await call.write(pb.ConnectRequest(submit=submit))
+            calls.append(call)
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            await calls[1].write(pb.ConnectRequest(beat=pb.RouterBeat()))
+        assert await running() == 2, "both are there"
+        began = time.monotonic()
+        await eventually(lambda: _is(running, 1), 5)
+        assert time.monotonic() - began < 1.5
+        assert [line["router_id"] for line in node.events if line["event"] == "router disconnected"] == ["cut off"]
+        for call in calls:
+            call.cancel()
+
+
+async def _is(number, expected) -> bool:
+    return await number() == expected
+
+
+async def slow_down(pid: int, seconds: float) -> None:
+    """A process that runs for a twentieth of the time."""
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.038)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(0.002)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, connect, attempt) -> None:
+    node = start_node("--slow-warn-s", "2", "--slow-restart-s", "5")
+    node.wait_event("ranks ready")
+    async with connect(node.address) as link, open_channel(node.address) as channel:
+        ranks = (await WorkerServiceStub(channel).GetStatus(pb.GetStatusRequest())).ranks
+        handle = await link.submit(attempt(max_tokens=1900, ignore_eos=True))
+        await link.wait(handle, lambda s: len(s.tokens()) > 10)
+        slowing = asyncio.create_task(slow_down(ranks[1].pid, 30))
+        stream = await link.wait(handle, lambda s: s.failed is not None or s.finished, 30)
+        slowing.cancel()
+        await asyncio.wait([slowing])
+        assert stream.failed.reason == "RANK_SLOW"
+        assert stream.failed.metadata["rank"] == "1"
+        warning = node.wait_event("rank slow")
+        assert warning["rank"] == 1
+        assert warning["ratio"] >= 4
+
+
+async def test_standby_ranks_save_the_imports_of_a_restart(start_node, connect, attempt, running) -> None:
+    node = start_node("--standby-ranks")
+    node.wait_event("ranks ready")
+    first = node.rank_pids()
+
+    def starts() -> list:
+        return [line for line in node.events if line["event"] == "ranks ready"]
+
+    async with connect(node.address) as link:
+        whole = await link.run(attempt(max_tokens=20, ignore_eos=True))
+        for restart in (1, 2):
+            await link.until(lambda: len(node.rank_pids()) == 4, 30)
+            standby = set(node.rank_pids()) - set(first)
+            await asyncio.sleep(5.0)  # its imports
+            began = time.monotonic()
+            os.kill(first[1], signal.SIGKILL)
+            await link.until(lambda restart=restart: len(starts()) == restart + 1, 30)
+            print(f"ready again after {time.monotonic() - began:.3f} s: {starts()[-1]['rank_0']}")
+            assert starts()[-1]["rank_0"]["import"] < 0.5 * starts()[0]["rank_0"]["import"]
+            assert not any(map(running, first))
+            first = sorted(standby)
+            after = await link.run(attempt(max_tokens=20, ignore_eos=True))
+            assert after.rows == whole.rows
+    pids = node.rank_pids()
+    node.process.terminate()
+    assert node.process.wait(20) == 0
+    assert not any(map(running, pids)), "the standby goes with the agent"

@@ -3,6 +3,7 @@
 import asyncio
 
 import grpc
+import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
@@ -120,6 +121,7 @@ async def test_the_groups_failure_is_said_with_its_code(world):
 
 async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
     world.open(1)
+    world.running.on_step(msgspec.structs.replace(step(), let_in=[1]))
     world.running.cancel(world.link, 1)
     world.running.cancel(world.link, 1)
     world.running.on_step(step([(1, 0, 5)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
@@ -200,3 +202,15 @@ async def test_a_generation_is_a_span_of_its_requests_trace_with_its_phases_belo
     assert generation.parent_span_id.hex() == TRACEPARENT.split("-")[2]
     assert prefill.parent_span_id == decode.parent_span_id == generation.span_id
     assert prefill.end_time_unix_nano <= decode.start_time_unix_nano
+
+
+async def test_a_generation_is_accepted_when_the_engine_has_let_it_in_and_a_refusal_comes_alone(world):
+    world.open(1)
+    world.open(2)
+    refused = GroupFailed(2, int(Code.RESOURCE_EXHAUSTED), "QUEUE_FULL", "full", {"bound": "8"}, 1.5)
+    world.running.on_step(msgspec.structs.replace(step(failed=[refused]), let_in=[1]))
+    output = await world.frame()
+    assert [accepted.handle for accepted in output.accepted] == [1]
+    (failed,) = output.failed
+    assert (failed.handle, failed.reason, dict(failed.metadata)) == (2, "QUEUE_FULL", {"bound": "8"})
+    assert (failed.retry_delay.ToNanoseconds(), failed.node_fault) == (1_500_000_000, False)

@@ -53,6 +53,7 @@ class LinkView:
     inflight: int
     state: NodeState
     reason: str
+    clock_skew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

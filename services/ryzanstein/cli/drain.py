@@ -1,4 +1,7 @@
-"""`ryzanstein drain`: a node finishes its work and takes no more. Through the orchestrator, or asking the node itself."""
+"""`ryzanstein drain` and `undrain`: a node finishes its work and takes no more, and takes work again.
+
+Through the orchestrator, or asking the node itself.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,43 @@ def drain(
     except RyzansteinError as error:
         display.show_error(people, error)
         raise typer.Exit(1) from None
+
+
+def undrain(
+    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    *,
+    orchestrator: Annotated[str, typer.Option(help="host:port of the orchestrator.")] = ORCHESTRATOR_ADDRESS,
+    direct: Annotated[str | None, typer.Option(help="host:port of the node: also ends a quarantine of its ranks.")] = None,
+) -> None:
+    """Let a drained node take work again."""
+    if (node is None) == (direct is None):
+        raise typer.BadParameter("give either a NODE or --direct")
+    people = display.people()
+    try:
+        if direct is not None:
+            left = asyncio.run(undrain_node(direct))
+            people.print(f"{direct} is undrained" + (f", but: {left}" if left else ""), markup=False)
+        else:
+            asyncio.run(withdraw_drain(orchestrator, str(node)))
+            people.print(f"{node} takes work again", markup=False)
+    except RyzansteinError as error:
+        display.show_error(people, error)
+        raise typer.Exit(1) from None
+
+
+async def withdraw_drain(orchestrator: str, node_id: str) -> None:
+    """Returns when the wish is withdrawn. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
+    async with open_channel(orchestrator) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        await _call(stub.UndrainNode(orchestrator_pb2.UndrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
+
+
+async def undrain_node(address: str) -> str:
+    """What still keeps the node from taking generations; empty: nothing."""
+    async with open_channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        answer = await _call(stub.Undrain(worker_pb2.UndrainRequest(), timeout=_TIMEOUT_S))
+    return answer.reason
 
 
 async def request_drain(orchestrator: str, node_id: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo import demo
-from ryzanstein.cli.drain import drain
+from ryzanstein.cli.drain import drain, undrain
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.status import status
 from ryzanstein.cli.up import up
@@ -32,7 +32,7 @@ def build() -> typer.Typer:
     """The application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (demo, up, chat, status, drain):
+    for command in (demo, up, chat, status, drain, undrain):
         app.command()(command)
     add_programs(app)
     return app

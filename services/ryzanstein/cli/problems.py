@@ -9,6 +9,7 @@ from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView, RouterV
 from ryzanstein.cluster import NodeState
 
 STILL_S = 1.0
+SKEW_S = 5.0
 MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was taken away
 _AT_REST = frozenset({"idle", "profile"})
 
@@ -51,6 +52,9 @@ def _unlinked(router: RouterView) -> Iterator[str]:
 
 def _of_link(router_id: str, link: LinkView) -> Iterator[str]:
     name = link.node_id or link.address
+    if link.up and abs(link.clock_skew_s) > SKEW_S:
+        way = "ahead of" if link.clock_skew_s > 0 else "behind"
+        yield f"the clock of {name} is {abs(link.clock_skew_s):.0f} s {way} that of {router_id}"
     if link.suspicion:
         yield f"{router_id} suspects {name}: {link.suspicion}"
     if link.breaker != "closed":

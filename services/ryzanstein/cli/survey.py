@@ -131,6 +131,7 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
         inflight=link.inflight,
         state=NodeState(link.state),
         reason=link.reason,
+        clock_skew_s=link.clock_skew.ToNanoseconds() / 1e9,
     )
 
 

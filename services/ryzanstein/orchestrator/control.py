@@ -110,6 +110,12 @@ class ControlPlane:
         log.info("drain requested", node_id=node_id)
         await self._write(self._recorder.flush())
 
+    async def undrain(self, node_id: str) -> None:
+        """Returns when it is written. NOT_FOUND when it is no member."""
+        self._registry.undrain(node_id)
+        log.info("drain withdrawn", node_id=node_id)
+        await self._write(self._recorder.flush())
+
     async def deploy(self, deployment: Deployment) -> None:
         """Returns when it is written. A caller that goes away changes nothing: it is written and in force, or neither."""
         await self._write(self._deploy(deployment))

@@ -126,6 +126,17 @@ class Registry:
             self._announce(self._members[node_id].node)
         return self._members[node_id].node
 
+    def undrain(self, node_id: str) -> Node:
+        """Withdraws the wish. NOT_FOUND when it is no member."""
+        member = self._members.get(node_id)
+        if member is None:
+            raise errors.not_found("node", node_id)
+        self._drains.pop(node_id, None)
+        if member.node.drain_requested:
+            self._members[node_id] = replace(member, node=replace(member.node, drain_requested=False))
+            self._announce(self._members[node_id].node)
+        return self._members[node_id].node
+
     def leave(self, node_id: str, lease_id: str) -> None:
         """Removes a node at once, and the wish that it drains. NOT_FOUND as for `beat`."""
         self._held(node_id, lease_id)

@@ -77,6 +77,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._control.drain(request.node_id)
         return pb.DrainNodeResponse()
 
+    async def UndrainNode(self, request: pb.UndrainNodeRequest, context: Context) -> pb.UndrainNodeResponse:
+        check_node_id(request.node_id)
+        await self._control.undrain(request.node_id)
+        return pb.UndrainNodeResponse()
+
     async def LeaveNode(self, request: pb.LeaveNodeRequest, context: Context) -> pb.LeaveNodeResponse:
         check_node_id(request.node_id)
         self._control.leave(request.node_id, request.lease_id)

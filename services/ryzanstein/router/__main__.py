@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import sys
 
@@ -68,6 +69,14 @@ async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
         await router.links.changed(timeout_s=5.0)
 
 
+def _calm_collector() -> None:
+    """What lives as long as the process is never looked through again, and the rest less often: at the default, every 700 new
+    objects, a loaded router spends 3 % of its time there."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def main() -> int:
     """The process; returns its exit code."""
     try:
@@ -77,6 +86,7 @@ def main() -> int:
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
     logs.setup("router", settings.log_level)
+    _calm_collector()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve(settings))

@@ -62,17 +62,20 @@ class Admission:
             self._telemetry.refused.labels("too_big").inc()
             raise errors.invalid(field, f"has at most {bound} {what}", count)
 
-    def check_total(self, running: int, waiting: int) -> None:
-        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run, or wait for the same model, as may, whoever asks."""
-        for count, bound in ((running, self._limits.max_running), (waiting, self._limits.max_waiting)):
-            if count >= bound:
-                self._telemetry.refused.labels("queue_full").inc()
-                raise errors.queue_full(count, bound)
+    def check_running(self, running: int) -> None:
+        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run as may."""
+        self._below(running, self._limits.max_running)
 
     def check_room(self, running: int, waiting: int, tenant: str) -> None:
         """RESOURCE_EXHAUSTED QUEUE_FULL when as many run, or wait for the same model, as may, or as may of this tenant."""
-        self.check_total(running, waiting)
+        self.check_running(running)
+        self._below(waiting, self._limits.max_waiting)
         share = TENANT_SHARE * (self._limits.max_running - running)
         if self._running[tenant] >= share:
             self._telemetry.refused.labels("tenant_share").inc()
             raise errors.queue_full(self._running[tenant], share)
+
+    def _below(self, count: int, bound: int) -> None:
+        if count >= bound:
+            self._telemetry.refused.labels("queue_full").inc()
+            raise errors.queue_full(count, bound)

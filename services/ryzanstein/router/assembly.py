@@ -19,6 +19,7 @@ from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.journal.journalled_core import JournalledCore
 from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
@@ -122,7 +123,11 @@ def _thresholds(settings: RouterSettings) -> Thresholds:
 
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(settings.failover_wait_s, settings.max_fruitless_attempts),
+        RunnerPolicy(
+            settings.failover_wait_s,
+            settings.max_fruitless_attempts,
+            Patience(settings.accept_s, settings.attempt_silence_s),
+        ),
         Limits(
             settings.max_running,
             settings.max_waiting,

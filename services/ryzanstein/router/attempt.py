@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.router.breaker import Blame, blame
 from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.links import Placement
+from ryzanstein.router.patience import Quiet
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.token_log import GapError, Row
 
@@ -87,10 +89,13 @@ class AttemptRun:
         self._generation = generation
         self._log = generation.log
         self._telemetry = telemetry
-        self._tokens = telemetry.tokens.labels(generation.request.model, node_id)
         self._tell = tell
         self._worked = False
         self._submitted_at: float | None = None
+        self._quiet_since = time.monotonic()
+        self._prompt_tokens: int | None = None
+        self._begun = False
+        self._alarms = 0
 
     def submitted(self, at: float) -> None:
         self._submitted_at = at
@@ -100,30 +105,29 @@ class AttemptRun:
     def accepted(self, prompt_tokens: int) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
+        self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
         self._generation.start(self.node_id, prompt_tokens)
 
-    def token(self, choice: int, index: int, token: Token) -> None:
+    def token(self, choice: int, index: int, token: Token) -> bool:
         try:
             row = self._log.append(self.attempt, choice, index, token, self.node_id)
         except GapError as gap:
             self._broke_protocol(gap)
-            return
+            return False
         if row is not Row.NEW:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
-            return
-        self._tokens.inc()
-        self._brought()
-        self._generation.wake()
-
-    def _brought(self) -> None:
-        now = self._generation.last_token_at = time.monotonic()
-        if self._generation.first_token_at is None:
-            self._generation.first_token_at = now
+            return False
+        self._generation.brought()
+        self._quiet_since = self._generation.last_token_at
         self._works()
+        return True
 
     def _works(self) -> None:
         if not self._worked:
-            self._worked = True
+            self._worked = self._begun = True
+            self._alarms = 0
+            if self.placement is not None:
+                self.placement.began()
             self._tell(Worked(self))
 
     def race(self) -> None:
@@ -165,6 +169,24 @@ class AttemptRun:
     def suspect(self) -> bool:
         """Its node is still silent or stalled."""
         return self.placement is not None and self.placement.link.suspected
+
+    @property
+    def quiet(self) -> Quiet:
+        """How long it has brought nothing, and what may excuse that."""
+        placement = self.placement
+        overtaken = placement is not None and placement.overtaken
+        load = Load() if placement is None else placement.link.beat.load
+        return Quiet(self._quiet_since, self._prompt_tokens, self._begun, overtaken, load)
+
+    def alarm(self) -> None:
+        """It has been quiet for too long: another node may try; the next time this one has lost it."""
+        now = self._quiet_since = time.monotonic()
+        self._alarms += 1
+        if self._alarms == 1:
+            self._tell(Suspected(self, NO_PROGRESS, now))
+        else:
+            self.abandon()
+            self._tell(Lost(self, NO_PROGRESS, now))
 
     def abandon(self) -> None:
         """Ends the attempt on its node; nothing of it is believed any more."""

@@ -62,13 +62,13 @@ class RouterSettings(ServiceSettings):
         {}, description="MODEL=POLICY, repeated or separated by commas: models with a policy of their own"
     )
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
-    load_window_s: float = Field(300.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
+    load_window_s: float = Field(900.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
     load_floor: int = Field(32, ge=1, description="requests in the window below which a node is never too full")
-    load_bound: float = Field(1.05, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
+    load_bound: float = Field(1.04, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
     imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
     imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
     imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")
-    imbalance_calm_s: float = Field(300.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
+    imbalance_calm_s: float = Field(900.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
     prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="beginnings that the prefix policy remembers a model")
 
     router_address: str = Field(
@@ -81,10 +81,14 @@ class RouterSettings(ServiceSettings):
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
+    accept_s: float = Field(5.0, gt=0, description="until a node has accepted what it was sent")
+    attempt_silence_s: float = Field(
+        20.0, gt=0, description="until an attempt brings a token on a node that works for others; longer with a queue"
+    )
 
     hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
     hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
-    suspect_phi: float = Field(3.0, gt=0, le=12, description="suspicion at which a backup starts")
+    suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
     dead_grace_s: float = Field(0.5, ge=0)
     beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation assumed of a node's beats")

@@ -25,6 +25,9 @@ PROTOCOL = "protocol"
 CONNECT_TIMEOUT_S = 5.0
 # Frames that wait for a connection which takes none. So many cannot be the node's usual delay.
 MAX_UNSENT = 8192
+# How often a router says that it is there. A node misses it after several, see `worker.links`.
+BEAT_S = 1.0
+_BEAT = worker.ConnectRequest(beat=worker.RouterBeat())
 
 _Written = Callable[[float], None]
 
@@ -71,11 +74,21 @@ class Connection:
             self.end(PROTOCOL)
         self.end(LINK_LOST)
 
+    async def _next(self) -> tuple[worker.ConnectRequest, _Written | None]:
+        """The next frame, or a beat when none came for a while."""
+        if not self._unsent.empty():
+            return self._unsent.get_nowait()
+        try:
+            async with asyncio.timeout(BEAT_S):
+                return await self._unsent.get()
+        except TimeoutError:
+            return _BEAT, None
+
     async def _write(self) -> None:
         # The stream's end is the reader's to notice: a failed write only stops the writing.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                frame, written = await self._unsent.get()
+                frame, written = await self._next()
                 await self._call.write(frame)
                 if written is not None:
                     written(time.monotonic())
@@ -100,7 +113,9 @@ async def connect(address: str, router_id: str) -> AsyncIterator[Connection | No
 async def _exchange_hellos(call: Any, router_id: str) -> worker.NodeHello | None:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await call.write(worker.ConnectRequest(hello=worker.RouterHello(router_id=router_id)))
+            router_hello = worker.RouterHello(router_id=router_id)
+            router_hello.beat_interval.FromNanoseconds(round(BEAT_S * 1e9))
+            await call.write(worker.ConnectRequest(hello=router_hello))
             frame = await call.read()
     except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
         return None

@@ -24,7 +24,9 @@ class AttemptSink(Protocol):
 
     def accepted(self, prompt_tokens: int) -> None: ...
 
-    def token(self, choice: int, index: int, token: Token) -> None: ...
+    def token(self, choice: int, index: int, token: Token) -> bool:
+        """True: it was the next token of its choice. False: it was there already, or the attempt is not believed."""
+        ...
 
     def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None: ...
 
@@ -39,35 +41,41 @@ class AttemptSink(Protocol):
         ...
 
 
-def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
-    """Rows of handles that are not in `sinks` are stale and ignored. ValueError: the columns do not match."""
+def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
+    """Returns how many tokens were new. Rows of handles that are not in `sinks` are stale and ignored. ValueError: the columns
+    do not match."""
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens)
-    (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
+    brought = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for end in output.finished:
         if (sink := sinks.get(end.handle)) is not None:
             sink.finished(end.choice, FinishReason(end.reason), end.cached_prompt_tokens)
     for failed in output.failed:
         if (sink := sinks.get(failed.handle)) is not None:
             sink.failed(_error(failed), failed.node_fault)
+    return brought
 
 
-def _deliver_tokens(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
-    find = sinks.get
+def _deliver_tokens(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
+    find, brought = sinks.get, 0
     columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
     for handle, choice, index, token_id, text in columns:
         if (sink := find(handle)) is not None:
-            sink.token(choice, index, Token(token_id, text))
+            brought += sink.token(choice, index, Token(token_id, text))
+    return brought
 
 
-def _deliver_with_logprobs(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+def _deliver_with_logprobs(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
+    brought = 0
     logprobs = dict(zip(output.logprob_row, output.logprobs, strict=True))
     columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
     for row, (handle, choice, index, token_id, text) in enumerate(columns):
         if (sink := sinks.get(handle)) is not None:
             wire = logprobs.get(row)
-            sink.token(choice, index, Token(token_id, text, None if wire is None else logprobs_from_wire(wire)))
+            logprobs_of_row = None if wire is None else logprobs_from_wire(wire)
+            brought += sink.token(choice, index, Token(token_id, text, logprobs_of_row))
+    return brought
 
 
 _RETRY_AFTER_S = {Code.RESOURCE_EXHAUSTED: 1.0, Code.UNAVAILABLE: 1.0}

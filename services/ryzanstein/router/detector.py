@@ -28,7 +28,7 @@ class Thresholds:
     for which pending work must not move, `stall_steps` the multiple of a usual step.
     """
 
-    suspect_phi: float = 3.0
+    suspect_phi: float = 4.0
     dead_phi: float = 8.0
     jitter_s: float = 0.05
     grace_s: float = 0.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from typing import Protocol
 
 from ryzanstein import errors
@@ -26,6 +26,10 @@ class GenerationObserver(Protocol):
     def generation_started(self, generation: Generation) -> None: ...
 
     def readers_changed(self, generation: Generation) -> None: ...
+
+    def has_news(self, readers: Collection[asyncio.Event]) -> None:
+        """These readers shall be woken, soon."""
+        ...
 
 
 class Generation:
@@ -60,6 +64,13 @@ class Generation:
             self._observer.generation_started(self)
             self.wake()
 
+    def brought(self) -> None:
+        """The log has a new token."""
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+        self.wake()
+
     def end_choice(self, choice: int, cached_prompt_tokens: int = 0) -> None:
         """Called once per choice, after the log has ended it."""
         self._finished_tokens += len(self.log.choices[choice].tokens)
@@ -79,8 +90,8 @@ class Generation:
         self.wake()
 
     def wake(self) -> None:
-        for reader in self._readers:
-            reader.set()
+        if self._readers:
+            self._observer.has_news(self._readers)
 
     async def follow(self, from_index: Mapping[int, int]) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
@@ -91,9 +102,10 @@ class Generation:
         try:
             while not cursor.done:
                 news.clear()
+                settled = self.settled  # before looking: after it nothing more comes
                 for event in cursor.take():
                     yield event
-                if self.error is not None and not news.is_set():
+                if settled and self.error is not None:
                     raise self.error
                 if not cursor.done:
                     await news.wait()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ryzanstein import errors
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.wakes import Wakes
 
 
 class Generations:
@@ -32,6 +33,7 @@ class Generations:
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
+        self._wakes = Wakes()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0
@@ -69,6 +71,9 @@ class Generations:
             timer.cancel()
         if not generation.num_readers:
             self._timers[generation_id] = self._loop.call_later(self._window_s, self._expire, generation)
+
+    def has_news(self, readers: Collection[asyncio.Event]) -> None:
+        self._wakes.add(readers)
 
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)

@@ -47,6 +47,14 @@ class LinkObserver(Protocol):
         """The node's state, model or health is another than before."""
         ...
 
+    def link_beat(self, link: NodeLink) -> None: ...
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None: ...
+
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        """A frame had so many new tokens."""
+        ...
+
 
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
@@ -55,7 +63,10 @@ class NodeLink:
         self.address = address
         self.node_id = ""
         self.beat = Beat()
+        self.clock_skew_s = 0.0
         self.departed = False
+        self.newest_begun: dict[tuple[str, int], int] = {}
+        """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
         self._router_id = router_id
         self._thresholds = thresholds
@@ -170,12 +181,14 @@ class NodeLink:
         if frame.HasField("output"):
             if self._watch is not None:
                 self._watch.frame()
-            deliver(frame.output, self._sinks)
+            self._observer.link_brought(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
             self._on_beat(beat_from_wire(frame.beat))
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
+        self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
+        self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
         if beat.state is before.state and beat.model == before.model:
@@ -197,6 +210,7 @@ class NodeLink:
         if level is Level.DEAD and self._connection is not None:
             self._connection.end(cause)
         elif level is Level.SUSPECT:
+            self._observer.link_suspected(self, cause)
             log.warning("node suspected", node_id=self.node_id, cause=cause, generations=len(self._sinks))
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)

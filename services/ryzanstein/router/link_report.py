@@ -14,7 +14,8 @@ MAX_LOSSES = 32
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """One link. `node_id` is empty while the address never answered, `suspicion` while there is none."""
+    """One link. `node_id` is empty while the address never answered, `suspicion` while there is none. `clock_skew_s`: the
+    node's clock less this router's, the way included."""
 
     node_id: str
     address: str
@@ -24,6 +25,7 @@ class LinkReport:
     inflight: int
     state: NodeState
     reason: str
+    clock_skew_s: float
 
 
 @dataclass(frozen=True, slots=True)

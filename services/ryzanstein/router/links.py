@@ -26,6 +26,8 @@ from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
+_MAX_TENANTS = 4096  # whose newest begun attempt a link remembers
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -34,6 +36,21 @@ class Placement:
     link: NodeLink
     node_id: str
     handle: int
+    tenant: str
+    priority: int
+
+    @property
+    def overtaken(self) -> bool:
+        """An attempt that was sent to the node after this one has brought something, and no fairness between tenants and no
+        priority explains it: it is of the same ones."""
+        return self.link.newest_begun.get((self.tenant, self.priority), 0) > self.handle
+
+    def began(self) -> None:
+        """It has brought something."""
+        newest, key = self.link.newest_begun, (self.tenant, self.priority)
+        if len(newest) >= _MAX_TENANTS and key not in newest:
+            newest.clear()  # nobody counts as overtaken for a moment
+        newest[key] = max(newest.get(key, 0), self.handle)
 
     def cancel(self) -> None:
         self.link.cancel(self.handle)
@@ -139,6 +156,7 @@ class Links:
             link.inflight,
             link.beat.state,
             link.beat.reason,
+            link.clock_skew_s,
         )
 
     @property
@@ -161,7 +179,8 @@ class Links:
         """Sends an attempt to a node of the last snapshot."""
         link = self._nodes[node_id]
         self._breakers[node_id].sent()
-        return Placement(link, node_id, link.submit(attempt, sink))
+        handle = link.submit(attempt, sink)
+        return Placement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
 
     def punctual(self, node_id: str) -> bool:
         """Its last sign is no older than usual."""
@@ -245,15 +264,23 @@ class Links:
         self._notify()
 
     def _suspect(self, link: NodeLink) -> None:
-        if link.node_id not in self._suspected:
-            self._suspected.add(link.node_id)
-            self._telemetry.suspicions.labels(link.node_id, link.suspicion).inc()
-            self._telemetry.suspected.labels(link.node_id).set(1)
+        self._suspected.add(link.node_id)
+        self._telemetry.suspected.labels(link.node_id).set(1)
 
     def _trust(self, link: NodeLink) -> None:
         if link.node_id in self._suspected:
             self._suspected.discard(link.node_id)
             self._telemetry.suspected.labels(link.node_id).set(0)
+
+    def link_beat(self, link: NodeLink) -> None:
+        self._telemetry.beats.labels(link.node_id).inc()
+        self._telemetry.clock_skew.labels(link.node_id).set(link.clock_skew_s)
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None:
+        self._telemetry.suspicions.labels(link.node_id, cause).inc()
+
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        self._telemetry.tokens.labels(link.beat.model, link.node_id).inc(num_tokens)
 
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)

@@ -135,7 +135,7 @@ class RouterCore:
 
     def check_room(self) -> None:
         """QUEUE_FULL when this router runs as many generations as it may."""
-        self._admission.check_total(len(self._running), 0)
+        self._admission.check_running(len(self._running))
 
     async def adopt(self, generation_id: str, record: Record) -> Generation:
         """Goes on with a generation that another router had, where the record ends."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -18,6 +18,7 @@ from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
+    NO_PROGRESS,
     NODE_FAULT,
     REQUEST_FAULT,
     AttemptEvent,
@@ -32,6 +33,7 @@ from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.hedge_budget import HedgeBudget
 from ryzanstein.router.links import Links
+from ryzanstein.router.patience import Patience
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -47,10 +49,12 @@ _EPOCH_SHIFT = 16
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
     """`failover_wait_s`: how long a generation waits for a node before it fails with NO_NODES. `max_fruitless_attempts`:
-    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few."""
+    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few. `patience`: how
+    long an attempt may bring nothing on a node that works for others."""
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class Runner:
         self._refused_by: set[str] = set()
         # Higher than every attempt of the routers that had the generation before.
         self._next_attempt = generation.epoch << _EPOCH_SHIFT
+        self._looking: asyncio.TimerHandle | None = None
         self._fruitless = 0
         self._stuck_since = time.monotonic()
 
@@ -89,6 +94,7 @@ class Runner:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
         if self._generation.log.complete:
             return
+        self._look()
         try:
             await self._place(None)
             while not self._generation.log.complete:
@@ -96,6 +102,8 @@ class Runner:
                 if len(self._runs) < 2:
                     self._end_race()
         finally:
+            if self._looking is not None:
+                self._looking.cancel()
             for run in self._runs:
                 self._abandon(run)
                 self._hedges.forget(run)
@@ -106,6 +114,15 @@ class Runner:
         if self._racing:
             self._racing = False
             self._hedges.give()
+
+    def _look(self) -> None:
+        """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
+        patience, now = self._policy.patience, time.monotonic()
+        left_s = {run: patience.left_s(run.quiet, now) for run in self._runs}
+        for run in [run for run, left in left_s.items() if left <= 0]:
+            run.alarm()
+        again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
+        self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -146,7 +163,8 @@ class Runner:
             return
         self._telemetry.hedges.labels("won").inc()
         if (breaker := self._links.breaker(loser.node_id)) is not None:
-            breaker.open()
+            # A node that works for others may only be slow with this one: a few such in a row open its breaker.
+            (breaker.fault if reroute.cause == NO_PROGRESS else breaker.open)()
         self._report(winner, reroute)
 
     async def _on_lost(self, lost: Lost) -> None:
@@ -154,6 +172,8 @@ class Runner:
         self._blame(lost)
         if not self._runs:
             self._fruitless += 1
+            if lost.cause == NO_PROGRESS:
+                self._stuck_since = lost.at  # until now it was thought to be in good hands
             await self._place(lost)
             return
         (left,) = self._runs
@@ -169,7 +189,7 @@ class Runner:
         breaker = self._links.breaker(lost.run.node_id)
         if breaker is None:
             return
-        if lost.cause == NODE_FAULT:
+        if lost.cause in (NODE_FAULT, NO_PROGRESS):
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
@@ -247,7 +267,8 @@ class Runner:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)
         self._runs[run] = reroute
         generation.log.admit(number)
-        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress)
+        let_in = generation.started is not None
+        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, let_in)
         run.placement = self._links.start(node_id, attempt, run)
 
     def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.router.breaker import BreakerState
 from ryzanstein.router.link_report import LinkLoss, LinkReport
@@ -47,6 +48,7 @@ def _link(report: LinkReport) -> pb.LinkStatus:
         inflight=report.inflight,
         state=worker.NodeState.ValueType(report.state),
         reason=report.reason,
+        clock_skew=Duration(seconds=round(report.clock_skew_s)),
     )
 
 

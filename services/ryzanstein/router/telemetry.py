@@ -58,7 +58,9 @@ class Telemetry:
         self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
         self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
+        self.beats = counter("beats", "Beats heard", "node_id")
         self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
+        self.clock_skew = gauge("clock_skew_seconds", "The node's wall clock less this router's, the way included", "node_id")
         self.suspected = gauge("node_suspected", "1: the node is silent or its work does not move", "node_id")
         self.accept = histogram(
             "time_to_accept", "Attempt sent to the node's word that it took it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
@@ -85,6 +87,7 @@ class Telemetry:
     def know_node(self, node_id: str) -> None:
         """A node is linked: its counters exist before the first loss."""
         self.suspected.labels(node_id).set(0)
+        self.clock_skew.labels(node_id).set(0)
         for cause in LINK_LOSS_CAUSES:
             self.link_losses.labels(node_id, cause)
         for cause in SUSPICION_CAUSES:
@@ -92,5 +95,5 @@ class Telemetry:
 
     def forget_node(self, node_id: str) -> None:
         """Drops the states of a node that is gone; what it did stays counted."""
-        for metric in (self.link_up, self.breaker, self.suspected):
+        for metric in (self.link_up, self.breaker, self.suspected, self.clock_skew):
             metric.remove(node_id)

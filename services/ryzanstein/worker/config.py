@@ -14,6 +14,7 @@ from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.recovery import RecoveryPolicy
+from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
 
@@ -54,14 +55,21 @@ class WorkerSettings(ServiceSettings):
 
     beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of the status beat while work runs")
     beat_idle_s: float = Field(0.5, gt=0, le=10, description="... and while the node is idle")
+    router_silence_s: float = Field(5.0, gt=0, description="a router that says nothing for so long is gone, its work is freed")
     link_rows: int = Field(65536, ge=1, description="tokens that may wait for a router before its link is closed")
     link_bytes: int = Field(8 * 2**20, ge=1024, description="... and their bytes")
 
     start_timeout_s: float = Field(300.0, gt=0, description="until all ranks have loaded and warmed up")
     stall_min_s: float = Field(2.0, gt=0, description="pending work that does not move for so long is a stall ...")
     stall_factor: float = Field(10.0, ge=1, description="... or for so many times the p99 step, whichever is longer")
+    slow_factor: float = Field(4.0, gt=1, description="a rank that computes so many times as long as its peers is slow")
+    slow_warn_s: float = Field(5.0, gt=0, description="... and is named after so long")
+    slow_restart_s: float = Field(60.0, ge=0, description="... and its group is started again after so long; 0: never")
     watch_interval_s: float = Field(0.1, gt=0, le=1, description="how often the watchdog looks")
     stop_grace_s: float = Field(2.0, ge=0, description="from SIGTERM to SIGKILL for a rank")
+    standby_ranks: bool = Field(
+        False, description="keep processes for the next start of the ranks: saves its imports, costs 225 MiB a rank"
+    )
     restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
     restart_longest_s: float = Field(30.0, gt=0)
     crash_limit: int = Field(5, ge=1, description="crashes in a row that put the node in quarantine")
@@ -113,6 +121,8 @@ class WorkerSettings(ServiceSettings):
             self.watch_interval_s,
             self.stop_grace_s,
             StallBounds(self.stall_min_s, self.stall_factor),
+            SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
+            self.standby_ranks,
         )
 
     def recovery(self) -> RecoveryPolicy:

@@ -45,6 +45,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         deadline=request.deadline,
         priority=request.priority,
         tenant=request.tenant,
+        let_in=attempt.let_in,
         traceparent=request.traceparent,
     )
 

@@ -37,6 +37,8 @@ MAX_LINKS = 256
 FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 _THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
 
+_MEMORY_EVERY_BEATS = 4  # it is read from files
+
 
 class Health(Protocol):
     """Where readiness is shown: the RpcServer."""
@@ -133,6 +135,7 @@ class Node:
             load=self._load(serving),
             step=serving.group.progress()[0].step if serving is not None else 0,
             reason=self._reason(),
+            time=time.time(),
         )
 
     async def run(self, health: Health) -> None:
@@ -161,7 +164,10 @@ class Node:
         self._telemetry.set_state(beat.state)
         self._telemetry.engine(self.stats)
         if self.host.serving is not None:
-            self._telemetry.progress(self.host.serving.group.progress())
+            group = self.host.serving.group
+            self._telemetry.progress(group.progress(), group.slowness())
+            if beat.sequence % _MEMORY_EVERY_BEATS == 0:
+                self._telemetry.memory(group.resident_bytes())
 
     def _reason(self) -> str:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason

@@ -62,6 +62,13 @@ class Operations:
             log.warning("grace passed", running=len(self._node.running))
         return len(self._node.running)
 
+    def undrain(self) -> None:
+        """Takes generations again, unless the orchestrator wants otherwise; ranks in quarantine are started now."""
+        self._node.drains.discard(_OPERATOR)
+        self._node.host.revive()
+        self._node.changed()
+        log.info("undrained")
+
     async def profile(self, rank: int, steps: int) -> bytes:
         """A Chrome trace of the rank's next steps. INVALID_ARGUMENT, FAILED_PRECONDITION while another one is recorded,
         DEADLINE_EXCEEDED when the node has nothing to do."""

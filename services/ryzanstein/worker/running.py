@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,6 +56,8 @@ class RunningGeneration:
     choices: list[RunningChoice]
     span: Span
     phase: Span
+    num_prompt: int
+    accepted: bool = False
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
 
@@ -91,19 +93,18 @@ class RunningGenerations:
     def open(
         self, link: RouterLink, handle: int, attempt: Attempt, submit: SubmitGroup, model: TextModel
     ) -> SubmitGroup | None:
-        """Accepts a generation; what the engine shall run of it, None when nothing is left to run.
+        """Takes a generation; what the engine shall run of it, None when nothing is left to run. The router hears that it is
+        accepted when the engine has let it in, so that a refusal comes before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is said again.
         """
         choices = [_resume(submit, i, model) for i in range(len(submit.generated))]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
-        generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase)
+        generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase, len(submit.prompt_ids))
         self._groups[submit.group] = generation
         self.idle.clear()
         link.handles[handle] = submit.group
-        link.accept(handle, len(submit.prompt_ids))
-        log.info("generation accepted", prompt_tokens=len(submit.prompt_ids), router_id=link.router_id, **generation.ids)
         for number, choice in enumerate(choices):
             if choice.stopped and not choice.ended:
                 self._end_choice(generation, ChoiceEnd(submit.group, number, FinishReason.STOP, 0))
@@ -113,6 +114,7 @@ class RunningGenerations:
 
     def on_step(self, events: StepEvents) -> None:
         """One step's tokens, ends and failures, to their links."""
+        self._accept_all(events.let_in)
         ends = {(end.group, end.choice): end for end in events.ended}
         links: dict[int, RouterLink] = {}
         for row, (group, choice, token_id) in enumerate(zip(events.groups, events.choices, events.token_ids, strict=True)):
@@ -160,6 +162,22 @@ class RunningGenerations:
         for generation in list(self._groups.values()):
             self.fail(generation, error, node_fault=node_fault)
 
+    def _accept_all(self, groups: Iterable[int]) -> None:
+        for group in groups:
+            if (generation := self._groups.get(group)) is not None:
+                self._accept(generation)
+
+    def _accept(self, generation: RunningGeneration) -> None:
+        if not generation.accepted:
+            generation.accepted = True
+            generation.link.accept(generation.handle, generation.num_prompt)
+            log.info(
+                "generation accepted",
+                prompt_tokens=generation.num_prompt,
+                router_id=generation.link.router_id,
+                **generation.ids,
+            )
+
     def _add_token(
         self,
         generation: RunningGeneration,
@@ -174,6 +192,7 @@ class RunningGenerations:
             self._telemetry.late_tokens.inc()
             return
         if not generation.first_token_s:
+            self._accept(generation)
             self._first_token(generation)
         text, choice.stopped = choice.text.push(token_id)
         if last and not choice.stopped:
@@ -195,6 +214,7 @@ class RunningGenerations:
         if choice.ended:
             return
         choice.ended = True
+        self._accept(generation)
         reason = FinishReason.STOP if choice.stopped else FinishReason(end.reason)
         generation.link.finish(generation.handle, end.choice, reason, end.cached_tokens)
         self._observe(generation, choice, reason, end.cached_tokens)

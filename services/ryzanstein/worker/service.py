@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
+from ryzanstein.cluster import NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
@@ -24,6 +25,8 @@ from ryzanstein.worker.ranks.group import RankLoss
 
 Context = ServicerContext[Any, Any]
 
+_BEATS_MISSED = 4
+
 
 class WorkerServicer(WorkerServiceServicer):
     """A thin adapter."""
@@ -36,24 +39,33 @@ class WorkerServicer(WorkerServiceServicer):
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> AsyncIterator[pb.ConnectResponse]:
         requests = aiter(request_iterator)
-        link = self._node.connect(await _router_id(requests))
-        reader = asyncio.create_task(self._read(link, requests))
+        hello = await _hello(requests)
+        link = self._node.connect(name_from_wire(hello.router_id, "router_id"))
+        reader = asyncio.create_task(self._read(link, requests, self._silence_s(hello)))
         try:
             settings, beat = self._node.settings, beat_to_wire(self._node.beat())
-            hello = pb.NodeHello(node_id=settings.node_id, incarnation=self._node.incarnation, beat=beat)
-            yield pb.ConnectResponse(hello=hello)
+            answer = pb.NodeHello(node_id=settings.node_id, incarnation=self._node.incarnation, beat=beat)
+            yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():
                 yield frame
         finally:
             reader.cancel()
             self._node.disconnect(link)
 
-    async def _read(self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest]) -> None:
-        """Ends the link when the router ends its side, or breaks the protocol."""
+    def _silence_s(self, hello: pb.RouterHello) -> float | None:
+        """How long the router may say nothing; None: it does not promise to."""
+        if not hello.HasField("beat_interval"):
+            return None
+        return max(self._node.settings.router_silence_s, _BEATS_MISSED * hello.beat_interval.ToNanoseconds() / 1e9)
+
+    async def _read(self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None) -> None:
+        """Ends the link when the router ends its side, breaks the protocol, or is silent for too long."""
         try:
-            async for request in requests:
+            while (request := await _within(silence_s, requests)) is not None:
                 await self._take(link, request)
             link.close()
+        except TimeoutError:
+            link.close(errors.unavailable("ROUTER_SILENT", f"nothing came from router {link.router_id} for {silence_s:g} s"))
         except RyzansteinError as error:
             link.close(error)
         except Exception as error:
@@ -66,8 +78,10 @@ class WorkerServicer(WorkerServiceServicer):
                 await self._submit(link, request.submit)
             case "cancel":
                 self._node.running.cancel(link, request.cancel.handle)
+            case "beat":
+                pass
             case frame:
-                raise errors.invalid("frame", "must be submit or cancel after the first hello", frame)
+                raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
 
     async def _submit(self, link: RouterLink, submit: pb.Submit) -> None:
         if submit.handle in link.handles:
@@ -113,15 +127,26 @@ class WorkerServicer(WorkerServiceServicer):
         grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._node.settings.drain_grace_s
         return pb.DrainResponse(unfinished=await self._operations.drain(max(0.0, grace_s)))
 
+    async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainResponse:
+        self._operations.undrain()
+        beat = self._node.beat()
+        return pb.UndrainResponse(reason="" if beat.state is NodeState.READY else beat.reason)
+
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         return pb.ProfileResponse(chrome_trace=await self._operations.profile(request.rank, request.steps))
 
 
-async def _router_id(requests: AsyncIterator[pb.ConnectRequest]) -> str:
+async def _within(silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
+    """The next request; None after the last. TimeoutError: none came in time."""
+    async with asyncio.timeout(silence_s):
+        return await anext(requests, None)
+
+
+async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:
     first = await anext(requests, None)
     if first is None or not first.HasField("hello"):
         raise errors.invalid("frame", "the first must be hello")
-    return name_from_wire(first.hello.router_id, "router_id")
+    return first.hello
 
 
 def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:

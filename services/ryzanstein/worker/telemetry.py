@@ -57,6 +57,7 @@ class Telemetry:
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
 
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
+        self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")
         self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS
@@ -113,6 +114,11 @@ class Telemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
 
+    def memory(self, resident_bytes: Sequence[int]) -> None:
+        """Of each rank, in the order of ranks."""
+        for rank, size in enumerate(resident_bytes):
+            self.resident.labels(str(rank)).set(size)
+
     def _by_cause(self, stats: EngineStats, old: EngineStats) -> None:
         self.resumed.inc(stats.resumed - old.resumed)
         for cause, num in stats.paused.items():
@@ -127,8 +133,10 @@ class Telemetry:
             self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
-    def progress(self, ranks: Sequence[RankProgress]) -> None:
+    def progress(self, ranks: Sequence[RankProgress], slowness: Mapping[int, float]) -> None:
         """Samples each rank's last step, once per step at most."""
+        for number, ratio in slowness.items():
+            self.slowness.labels(str(number)).set(ratio)
         for rank in ranks:
             if rank.last_step_s > 0 and self._steps.get(rank.rank) != rank.step:
                 self._steps[rank.rank] = rank.step

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein.chaos.plan import INJECTION_DIR
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
@@ -138,6 +141,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=10) as reply:
                 answer = json.load(reply)
         except urllib.error.HTTPError as refused:
+            if refused.code not in (400, 422):  # not ready yet
+                raise
             with refused:
                 raise ValueError(f"{expression}: {refused.read().decode()}") from None
         return [float(series["value"][1]) for series in answer["data"]["result"]]
@@ -158,12 +163,16 @@ def _host(url: str) -> str:
 
 @dataclass
 class Load:
-    """Clients that stream long answers all the time, each a thread. `failures`: what they could not finish."""
+    """Clients that stream long answers all the time, each a thread.
+
+    `failures`: what they could not finish; `answering`: the node that gave each client its last token.
+    """
 
     addresses: list[str]
     clients: int = 3
     failures: list[str] = field(default_factory=list)
     finished: int = 0
+    answering: dict[str, str] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -177,6 +186,13 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
+
+    def wait_on(self, node_id: str) -> None:
+        """Returns in the middle of an answer of this node."""
+        deadline = time.monotonic() + 30
+        while node_id not in self.answering.values():
+            assert time.monotonic() < deadline, f"{node_id} answers nobody: {self.answering}, {self.failures}"
+            time.sleep(0.01)
 
     def _run(self, number: int) -> None:
         for turn in itertools.count():
@@ -196,21 +212,61 @@ class Load:
                 if response.event.HasField("delta"):
                     assert delta.first_index == seen, "a token was lost or repeated"
                     seen += len(delta.token_ids)
+                    self.answering[user.rpartition("-")[0]] = delta.node_id
                 if self._stop.is_set():
                     return
             assert seen == 120
             self.finished += 1
+            del self.answering[user.rpartition("-")[0]]
         except (grpc.RpcError, AssertionError) as failure:
             self.failures.append(str(failure))
 
 
+class Line:
+    """The laboratory's TCP proxy in front of an address: as it is, delayed, or silent."""
+
+    def __init__(self, target: str) -> None:
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        command = (sys.executable, "-m", "ryzanstein.chaos.proxy", self.address, target)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._hear("ready")
+
+    def tell(self, command: str) -> None:
+        """`pass`, `blackhole` or `delay SECONDS`; returns when it is so."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        self._hear("done")
+
+    def _hear(self, word: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == word
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """What is started meanwhile inherits these."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
 @dataclass
 class World:
-    """A cluster, what watches it, and the variables that pages use."""
+    """A cluster, what watches it, and the variables that pages use. `to_orchestrator`: the line that nodes have to it."""
 
     cluster: LocalCluster
     prometheus: Prometheus
     folder: Path
+    to_orchestrator: Line
 
     def variables(self, node_id: str, **more: str) -> dict[str, str]:
         """As docs/runbooks/README.md explains them."""
@@ -246,9 +302,14 @@ class Walk:
     def __init__(self, world: World, page: Page, variables: dict[str, str]) -> None:
         self.world, self.page, self.variables = world, page, variables
 
-    def run(self, strike: Callable[[], None], heal: Callable[[], None] = lambda: None) -> None:
-        """Before the fault, during it, after "Do" (`heal` does what a supervisor would), and at its end."""
+    def run(self, strike: Callable[[], None], heal: Callable[[], None] = lambda: None, load: Load | None = None) -> None:
+        """Before the fault, during it, after "Do" (`heal` does what a supervisor would), and at its end.
+
+        With a load the fault strikes in the middle of an answer of $NODE.
+        """
         before = {expression: self.world.prometheus.ask(expression) for expression in self.page.expressions()}
+        if load is not None:
+            load.wait_on(self.variables["NODE"])
         strike()
         for section in ("What fires", "Look"):
             self._show(section)
@@ -305,29 +366,50 @@ class Walk:
         return subprocess.run(whole, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=environment)
 
 
-def _world(spec: ClusterSpec, program: str, folder: Path) -> Iterator[World]:
-    with LocalCluster(spec) as cluster:
-        prometheus = Prometheus(program, folder, cluster)
-        try:
+@contextmanager
+def _world(program: str, folder: Path, **settings: Any) -> Iterator[World]:
+    (port,) = free_ports(1)
+    line = Line(f"127.0.0.1:{port}")
+    # The laboratory's sabotage of ranks sleeps until a signal comes.
+    with _environment(PYTHONPATH=str(INJECTION_DIR)), closing(line):
+        flags = ("--orchestrator", line.address, *settings.pop("worker_flags", ()))
+        spec = ClusterSpec(MODEL_DIR, orchestrator_port=port, worker_flags=flags, **settings)
+        with LocalCluster(spec) as cluster, closing(Prometheus(program, folder, cluster)) as prometheus:
             prometheus.wait(len(cluster.services))
-            yield World(cluster, prometheus, folder)
-        finally:
-            prometheus.close()
+            yield World(cluster, prometheus, folder, line)
 
 
 @pytest.fixture(scope="module")
 def world(part: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two nodes of two ranks, two routers. Each page leaves it as it found it."""
-    spec = ClusterSpec(MODEL_DIR, num_nodes=2, tp=2, num_routers=2)
-    yield from _world(spec, part("prometheus"), tmp_path_factory.mktemp("runbooks"))
+    with _world(part("prometheus"), tmp_path_factory.mktemp("runbooks"), num_nodes=2, tp=2, num_routers=2) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def make_world(part: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[ClusterSpec], Any]:
+def make_world(part: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A context manager of another cluster, for pages that need other settings."""
-    from contextlib import contextmanager
+    return lambda **settings: _world(part("prometheus"), tmp_path_factory.mktemp("runbooks"), **settings)
 
-    return contextmanager(lambda spec: _world(spec, part("prometheus"), tmp_path_factory.mktemp("runbooks")))
+
+@pytest.fixture
+def behind_a_line(world: World) -> Iterator[Line]:
+    """node-1 is reached through a line; afterwards it is direct again."""
+    line = Line(world.cluster.services["node-1"].grpc_address)
+    with closing(line):
+        with _environment(RYZANSTEIN_ADVERTISE_ADDRESS=line.address):
+            world.cluster.restart("node-1")
+        world.cluster.wait_nodes(2)
+        yield line
+        line.tell("pass")
+        world.cluster.restart("node-1")
+        world.cluster.wait_nodes(2)
+
+
+@pytest.fixture
+def environment() -> Any:
+    """What is started meanwhile inherits these variables."""
+    return _environment
 
 
 @pytest.fixture
@@ -344,10 +426,12 @@ def pages() -> dict[str, Page]:
 
 @pytest.fixture
 def all_ready(world: World) -> Iterator[None]:
-    """Both nodes are ready before and after the page."""
+    """Both nodes are ready before and after the page, whatever became of it."""
     world.cluster.wait_nodes(2)
     yield
+    world.to_orchestrator.tell("pass")
     for name, service in world.cluster.services.items():
+        service.signal(signal.SIGCONT)
         if not service.running:
             world.cluster.restart(name)
     world.cluster.wait_nodes(2)

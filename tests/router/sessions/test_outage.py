@@ -229,6 +229,20 @@ async def test_a_redis_that_answers_nothing_delays_an_answer_by_the_bound_and_on
     assert await contents(client) == conversation("one", "two", "three", "four")
 
 
+async def test_a_session_that_is_not_in_memory_is_waited_for_while_the_store_is_only_slow(
+    start_node: Any, start_router: Any, start_redis: Any
+) -> None:
+    node, redis = await start_node("a"), await start_redis()
+    first = await start_router(node, session_store="redis", redis_url=redis.url, router_id="first")
+    await first.inference.Chat(chat("one"))
+    other = await start_router(node, session_store="redis", redis_url=redis.url, router_id="other")
+    redis.process.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.6, redis.process.send_signal, signal.SIGCONT)
+    await other.inference.Chat(chat("two"))
+    assert sent(node) == [*conversation("one"), "two"]
+    assert other.value("store_outages_total") == 1
+
+
 async def test_a_router_begins_without_its_redis_and_finds_it_later(
     start_node: Any, start_router: Any, start_redis: Any, until: Any
 ) -> None:
@@ -309,4 +323,23 @@ async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_red
     told = [entry["event"] for entry in logs if entry["log_level"] in ("info", "warning")]
     assert told == ["session store fails, sessions are kept in memory", "session store works again"]
     assert {session.session_id for session in (await store.list()).sessions} == {session.session_id for session in made}
+    await sessions.close()
+
+
+async def test_turns_of_a_session_that_the_store_has_lost_are_counted_and_those_behind_them_are_written(
+    start_redis: Any, until: Any
+) -> None:
+    redis, telemetry = await start_redis(), Telemetry()
+    store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("gone", "m")
+    await redis.kill()
+    for file in (redis.folder / "appendonlydir").iterdir():
+        file.unlink()
+    await sessions.append("gone", (Message(Role.USER, "one"),), model="m", node_id="a", generation_id="g")
+    await sessions.create("kept", "m", fresh=True)
+    await redis.start()
+    await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "session_gone"}) == 1
+    assert [session.session_id for session in (await store.list()).sessions] == ["kept"]
     await sessions.close()

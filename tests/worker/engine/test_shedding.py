@@ -247,3 +247,23 @@ def test_prompts_are_cut_while_sequences_decode_so_that_their_tokens_are_in_time
         longest[objective_s] = max(took)
     assert longest[0.0] > 0.022
     assert longest[0.018] <= 0.0185
+
+
+def test_what_was_let_in_by_another_node_is_not_refused(timed, group) -> None:
+    it = timed(ttft_objective_s=0.05)
+    warm_up(it, group, 8)
+    for number in range(1, 40):
+        it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER, let_in=True))
+    it.drain()
+    assert not it.failed
+
+
+def test_each_group_is_either_let_in_or_refused_in_the_next_step(timed, group) -> None:
+    it = timed(ttft_objective_s=0.4)
+    warm_up(it, group)
+    for number in range(1, 60):
+        it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER))
+    events = it.step()
+    refused = [failure.group for failure in events.failed]
+    assert sorted(events.let_in + refused) == list(range(1, 60))
+    assert len(refused) > 20

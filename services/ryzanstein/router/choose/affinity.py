@@ -16,17 +16,19 @@ _PREFIX_TOKENS = 256
 class Affinity:
     """`key` orders the nodes. `sticky`: a conversation's state is worth waiting in that node's queue for; otherwise the key
     is only a good guess, and load is shared among nodes first. `marks`: digests of ever longer beginnings, the shortest
-    first, where a policy looks for the longest one that it knows."""
+    first, where a policy looks for the longest one that it knows. `home`: the node that answered the session last, empty
+    when that is not known."""
 
     key: bytes
     sticky: bool
     marks: tuple[bytes, ...] = ()
+    home: str = ""
 
 
 def affinity(request: GenerationRequest) -> Affinity:
     """The key is the same on every router and in every process; the kinds of keys cannot collide."""
     if request.session_id:
-        return Affinity(b"session:" + request.session_id.encode(), True)
+        return Affinity(b"session:" + request.session_id.encode(), True, home=request.last_node)
     if request.user:
         return Affinity(b"user:" + request.user.encode(), True)
     return Affinity(beginning(request.prompt), False)
@@ -44,8 +46,8 @@ def _prefix(prompt: Prompt) -> bytes:
             # Up to the first user message: the same in every turn of a conversation whose client sends the whole history,
             # and not the same for all who share a system prompt.
             for message in messages:
-                digest.update(f"{message.role.value}:{len(message.content)}:".encode())
-                digest.update(message.content[:_PREFIX_CHARS].encode())
+                begin = message.content[:_PREFIX_CHARS]
+                digest.update(f"{message.role.value}:{len(begin)}:{begin}".encode())
                 if message.role is Role.USER:
                     break
         case TextPrompt(text):

@@ -25,7 +25,7 @@ class Thresholds:
     alarm: float = 0.10
     switch: float = 0.15
     calm: float = 0.05
-    calm_s: float = 300.0
+    calm_s: float = 900.0
     floor: int = 32
 
 

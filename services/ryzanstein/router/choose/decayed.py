@@ -20,11 +20,13 @@ class DecayedCounts:
         self._scaled: dict[str, float] = {}
 
     def add(self, node_id: str, amount: float = 1.0) -> None:
-        self._scaled[node_id] = self._scaled.get(node_id, 0.0) + amount * self._unit()
+        # First the unit: asking for it may fold all counts.
+        unit = self._unit()
+        self._scaled[node_id] = self._scaled.get(node_id, 0.0) + amount * unit
 
     def value(self, node_id: str) -> float:
         """Events in the window; 0 for a node that had none."""
-        return self._scaled.get(node_id, 0.0) / self._unit()
+        return self.values((node_id,))[node_id]
 
     def values(self, node_ids: Collection[str]) -> dict[str, float]:
         unit = self._unit()

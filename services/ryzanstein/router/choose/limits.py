@@ -53,7 +53,9 @@ class RecentLimit:
 
     Each (key, node) has its own bound, drawn from the hash and uniform between 1 and `load_bound`. A node then sheds the same
     keys turn after turn and on every router, and they settle on their second choice; one bound for all keys would shed
-    whichever request comes at the wrong moment, and every conversation of the node would now and then find a cold cache.
+    whichever request comes at the wrong moment, and every conversation of the node would now and then find a cold cache. A
+    session that is at home on a node stays up to the full bound, and whenever nothing runs there: what is new goes elsewhere
+    first, and a session alone in a cluster is not moved for being all of its load.
     A node with fewer than `floor` requests in the window is never full: where little runs, evenness buys nothing.
     """
 
@@ -67,9 +69,10 @@ class RecentLimit:
         def is_full(node: NodeView) -> bool:
             load = loads[node.node_id]
             excess = load / (share * node.capacity) - 1.0 if load else -1.0
-            if load < self.floor or excess < 0.0:
+            at_home = wish.home == node.node_id
+            if load < self.floor or excess < 0.0 or (at_home and not node.sequences):
                 return False
-            return excess >= (self.load_bound - 1.0) * tie_breaker(weight(wish.key, node.node_id))
+            return excess >= (self.load_bound - 1.0) * (1.0 if at_home else tie_breaker(weight(wish.key, node.node_id)))
 
         return is_full
 

@@ -38,7 +38,8 @@ def _parts(prompt: Prompt) -> tuple[bytes, bytes]:
     match prompt:
         case ChatPrompt(messages):
             told = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
-            texts = [f"{message.role.value}:{len(message.content)}:{message.content}" for message in messages]
+            # No lengths in front: a document with another question after it must begin alike.
+            texts = [f"{message.role.value}\x1f{message.content}\x1e" for message in messages]
             return "".join(texts[: len(told)]).encode(), "".join(texts[len(told) :]).encode()
         case TextPrompt(text):
             return b"", b"text:" + text.encode()

@@ -22,10 +22,12 @@ _JUDGED_EVERY_S = 1.0
 
 
 class Outcome(StrEnum):
-    """Why a request went where it went: to the node of its key, or elsewhere because that one was too full, could not take
-    it (draining, suspected, its breaker open, no link), or had just failed it. `BALANCED`: the policy gives keys no node."""
+    """Why a request went where it went: to the node of its key, to another that answered its session last, or elsewhere
+    because that one was too full, could not take it (draining, suspected, its breaker open, no link), or had just failed
+    it. `BALANCED`: the policy gives keys no node."""
 
     PRIMARY = "primary"
+    HOME = "home"
     OVERFLOWED = "overflowed"
     UNUSABLE = "unusable"
     EXCLUDED = "excluded"
@@ -48,7 +50,7 @@ class ChoiceObserver(Protocol):
 class BalanceSettings:
     """`window_s`: how far back load is looked at."""
 
-    window_s: float = 300.0
+    window_s: float = 900.0
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
@@ -94,16 +96,18 @@ class ModelRouting:
         if not excluded:
             wanted = next(node_id for node_id in ranked if node_id in able) if self.policy.keyed else chosen
             self._wanted.placed(wanted)
-        self._observer.chosen(self._model, self.name, self._outcome(chosen, ranked[0], able, excluded))
+        self._observer.chosen(self._model, self.name, self._outcome(wish, chosen, ranked[0], able, excluded))
 
-    def _outcome(self, chosen: str, home: str, able: Collection[str], excluded: Collection[str]) -> Outcome:
+    def _outcome(self, wish: Affinity, chosen: str, primary: str, able: Collection[str], excluded: Collection[str]) -> Outcome:
         if not self.policy.keyed:
             return Outcome.BALANCED
-        if chosen == home:
+        if chosen == primary:
             return Outcome.PRIMARY
-        if home in excluded:
+        if self.policy.homing and chosen == wish.home:
+            return Outcome.HOME
+        if primary in excluded:
             return Outcome.EXCLUDED
-        return Outcome.OVERFLOWED if home in able else Outcome.UNUSABLE
+        return Outcome.OVERFLOWED if primary in able else Outcome.UNUSABLE
 
     def _judge(self, usable: Sequence[NodeView]) -> None:
         if self._clock() < self._judge_at:

@@ -20,7 +20,7 @@ class Bounds:
     `load_bound` times its fair share once it has had `floor` requests; `prefix_entries` beginnings are remembered a model."""
 
     queue_bound: int = 32
-    load_bound: float = 1.05
+    load_bound: float = 1.04
     floor: int = 32
     prefix_entries: int = 65_536
 
@@ -40,16 +40,17 @@ class PolicyChoice:
     def make(self, name: PolicyName) -> Policy:
         """A policy with a state of its own, where it has any."""
         queue = QueueLimit(self.bounds.queue_bound)
-        bounded = AnyLimit((queue, RecentLimit(self.bounds.load_bound, self.bounds.floor)))
+        recent = RecentLimit(self.bounds.load_bound, self.bounds.floor)
         match name:
             case "affinity":
                 return Sticky(name, rendezvous, queue)
             case "bounded":
-                return Sticky(name, rendezvous, bounded)
+                return Sticky(name, rendezvous, AnyLimit((queue, recent)), homing=True)
             case "weighted":
                 return Sticky(name, by_capacity, queue)
             case "prefix":
-                return Prefix(name, bounded, self.bounds.prefix_entries)
+                # A node that has the beginning is preferred, not waited for.
+                return Prefix(name, AnyLimit((QueueLimit(queue_bound=0), recent)), self.bounds.prefix_entries)
             case "least_loaded":
                 return LeastLoaded(name)
             case "round_robin":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from ryzanstein.generation import GenerationRequest
@@ -28,6 +29,12 @@ class Policy(Protocol):
         ...
 
     @property
+    def homing(self) -> bool:
+        """Before all others comes the node that answered the session last, if that is known: a session that once had to leave
+        its key's node stays where it went, and where its cache is."""
+        ...
+
+    @property
     def limit(self) -> Limit: ...
 
     def wish(self, request: GenerationRequest) -> Affinity:
@@ -35,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        """All these nodes, the one that suits the request best first."""
+        """All these nodes, the one that suits the request best first; of a session's home it knows nothing."""
         ...
 
     def placed(self, wish: Affinity, node_id: str) -> None:
@@ -44,13 +51,16 @@ class Policy(Protocol):
 
 
 def pick(policy: Policy, wish: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
-    """The ranking with the full nodes behind the others. When all are full, the one that has least to do for its size is
-    first."""
+    """First the two nodes of the ranking that are not too full, the request's and its backup, then the others as they are
+    ranked. When all are full, the one that has least to do for its size is first."""
+    if policy.homing:
+        ranked = sorted(ranked, key=lambda node: node.node_id != wish.home)
     is_full = policy.limit.exceeded(wish, ranked, recent)
-    ordered = sorted(ranked, key=is_full)
-    if ordered and is_full(ordered[0]):
-        ordered.sort(key=lambda node: node.relative_load)
-    return ordered
+    free = list(islice((node for node in ranked if not is_full(node)), 2))
+    if not free:
+        return sorted(ranked, key=lambda node: node.relative_load)
+    chosen = {node.node_id for node in free}
+    return free + [node for node in ranked if node.node_id not in chosen]
 
 
 def rendezvous(key: bytes, node: NodeView) -> float:
@@ -70,6 +80,7 @@ class Sticky:
     name: str
     score: Score
     limit: Limit
+    homing: bool = False
     keyed: bool = True
 
     def wish(self, request: GenerationRequest) -> Affinity:
@@ -89,6 +100,7 @@ class LeastLoaded:
 
     name: str
     limit: Limit = field(default_factory=NoLimit)
+    homing: bool = False
     keyed: bool = False
 
     def wish(self, request: GenerationRequest) -> Affinity:
@@ -108,6 +120,7 @@ class RoundRobin:
     name: str
     turn: int = 0
     limit: Limit = field(default_factory=NoLimit)
+    homing: bool = False
     keyed: bool = False
 
     def wish(self, request: GenerationRequest) -> Affinity:

@@ -45,6 +45,7 @@ class Prefix:
     """Who lately got the longest beginning, then who got a shorter one, then the order of the key."""
 
     keyed = True
+    homing = False
 
     def __init__(self, name: str, limit: Limit, max_entries: int) -> None:
         self.name = name
@@ -53,8 +54,7 @@ class Prefix:
         self._index = PrefixIndex(max_entries)
 
     def wish(self, request: GenerationRequest) -> Affinity:
-        """Never sticky: a node that has the beginning is preferred, not waited for."""
-        return Affinity(beginning(request.prompt), False, marks(request.prompt))
+        return Affinity(beginning(request.prompt), True, marks(request.prompt))
 
     def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
         ranked = self._by_key.rank(wish, nodes)

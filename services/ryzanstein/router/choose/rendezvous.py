@@ -16,10 +16,7 @@ _LOW = (1 << _LOW_BITS) - 1
 
 def weight(key: bytes, node_id: str) -> int:
     """64 bits. The key's length stands in front, so that no (key, node) can be read as another."""
-    digest = blake2b(digest_size=8)
-    digest.update(len(key).to_bytes(4, "big"))
-    digest.update(key)
-    digest.update(node_id.encode())
+    digest = blake2b(len(key).to_bytes(4, "big") + key + node_id.encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big")
 
 

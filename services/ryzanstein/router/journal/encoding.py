@@ -22,7 +22,9 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     """`new_messages`: how many of the request's last messages make its session's turn."""
     request = generation.request
     submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
-    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages)
+    journalled = pb.JournalRequest(
+        submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
+    )
     return journalled.SerializeToString()
 
 
@@ -30,7 +32,8 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
     """The request and its number of new messages."""
     journalled = pb.JournalRequest.FromString(data)
     request = attempt_from_wire(journalled.submit).request
-    return replace(request, session_id=journalled.session_id, user=journalled.user), journalled.new_messages
+    request = replace(request, session_id=journalled.session_id, user=journalled.user, last_node=journalled.last_node)
+    return request, journalled.new_messages
 
 
 class BatchWriter:
@@ -59,17 +62,19 @@ class BatchWriter:
 
     def next_batch(self) -> bytes:
         """All that is new. Call `written` when it is in the journal, otherwise the next batch has it again."""
-        self._sent = _Position(self.generation, full=True)
-        batch = pb.JournalBatch(
-            runs=self._runs(),
-            ends=self._ends(),
-            settled=self._sent.settled,
-        )
-        generation = self.generation
-        if generation.started is not None and not self._given.started:
+        generation, given = self.generation, self._given
+        self._sent = sent = _Position(generation, full=True)
+        batch = pb.JournalBatch()
+        if sent.num_tokens != given.num_tokens:
+            self._add_runs(batch)
+        if sent.num_ends != given.num_ends:
+            batch.ends.extend(self._ends())
+        if generation.started is not None and not given.started:
             batch.started.CopyFrom(_started_to_wire(generation.started))
-        if generation.settled and generation.error is not None:
-            batch.error = status_from_error(generation.error).SerializeToString()
+        if sent.settled:
+            batch.settled = True
+            if generation.error is not None:
+                batch.error = status_from_error(generation.error).SerializeToString()
         return batch.SerializeToString()
 
     def written(self) -> None:
@@ -79,17 +84,13 @@ class BatchWriter:
         """The journal has lost it all."""
         self._given = _Position(self.generation)
 
-    def _runs(self) -> Iterator[pb.JournalRun]:
+    def _add_runs(self, batch: pb.JournalBatch) -> None:
         for number, choice in enumerate(self.generation.log.choices):
             for first, tokens, node_id in choice.runs(self._given.tokens[number], MAX_RUN_TOKENS):
-                yield pb.JournalRun(
-                    choice=number,
-                    first_index=first,
-                    token_ids=[token.token_id for token in tokens],
-                    texts=[token.text for token in tokens],
-                    logprobs=token_logprobs_to_wire(tokens),
-                    node_id=node_id,
-                )
+                token_ids, texts, logprobs = zip(*tokens, strict=True)
+                run = batch.runs.add(choice=number, first_index=first, token_ids=token_ids, texts=texts, node_id=node_id)
+                if logprobs[0] is not None:
+                    run.logprobs.extend(token_logprobs_to_wire(tokens))
 
     def _ends(self) -> Iterator[pb.JournalEnd]:
         for end in self.generation.ended[self._given.num_ends :]:

@@ -55,7 +55,8 @@ class Peers:
 
     def __init__(self, journal: Journal, lease_s: float) -> None:
         self._journal = journal
-        self._lease_s = lease_s
+        # Longer than a lease that was renewed just now takes to be seen expired: that is the better reason.
+        self._answer_s = lease_s + 3 * _LOOK_S
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._users: Counter[str] = Counter()
 
@@ -68,7 +69,7 @@ class Peers:
             call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=((OWNER, head.owner.owner_id),))
             try:
                 # The owner sends its metadata at once, the first event perhaps late.
-                await self._watched(call.initial_metadata(), head.owner, self._lease_s)
+                await self._watched(call.initial_metadata(), head.owner, self._answer_s)
                 while (response := await self._watched(call.read(), head.owner)) is not grpc.aio.EOF:
                     yield event_from_wire(response.event)
             except grpc.aio.AioRpcError as failure:
@@ -82,7 +83,7 @@ class Peers:
         async with self._channel(head.owner.address) as channel:
             call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=((OWNER, head.owner.owner_id),))
             try:
-                await self._watched(call, head.owner, self._lease_s)
+                await self._watched(call, head.owner, self._answer_s)
             except grpc.aio.AioRpcError as failure:
                 raise _meaning(failure) from None
             finally:

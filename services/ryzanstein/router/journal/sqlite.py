@@ -22,14 +22,15 @@ from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableEr
 
 log = structlog.get_logger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE generations (
-    generation_id TEXT PRIMARY KEY, owner_id TEXT NOT NULL, address TEXT NOT NULL, epoch INTEGER NOT NULL, expires REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE requests (generation_id TEXT PRIMARY KEY, request BLOB NOT NULL);
-CREATE TABLE batches (generation_id TEXT NOT NULL, batch BLOB NOT NULL);
-CREATE INDEX batches_by_generation ON batches (generation_id);
+    number INTEGER PRIMARY KEY AUTOINCREMENT, generation_id TEXT NOT NULL UNIQUE,
+    owner_id TEXT NOT NULL, address TEXT NOT NULL, epoch INTEGER NOT NULL, expires REAL NOT NULL
+);
+CREATE TABLE requests (number INTEGER PRIMARY KEY, request BLOB NOT NULL);
+CREATE TABLE batches (number INTEGER NOT NULL, batch BLOB NOT NULL);
+CREATE INDEX batches_by_number ON batches (number);
 CREATE TABLE leases (owner_id TEXT PRIMARY KEY, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE boot (boot_id TEXT NOT NULL);
 """
@@ -104,37 +105,49 @@ class SqliteJournal:
 
     def _write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
         with self._transaction() as db:
-            outcomes = [self._checked(db, owner, append) for append in appends]
+            known = _known(db, [append.generation_id for append in appends])
+            outcomes = [self._checked(db, owner, append, known) for append in appends]
             rows = [
-                (append.generation_id, append.batch)
+                (known[append.generation_id][0], append.batch)
                 for append, outcome in zip(appends, outcomes, strict=True)
                 if append.batch and outcome is Outcome.WRITTEN
             ]
             db.executemany("INSERT INTO batches VALUES (?, ?)", rows)
         return outcomes
 
-    def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append) -> Outcome:
+    def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]) -> Outcome:
         """Whether the append may be written; opens or refreshes its generation where that is what it asks for."""
         generation_id = append.generation_id
-        row = db.execute("SELECT epoch FROM generations WHERE generation_id = ?", (generation_id,)).fetchone()
-        if row is not None and row[0] != append.epoch:
-            return Outcome.FENCED
-        expires = time.monotonic() + self._retention_s
-        if row is None:
+        if generation_id not in known:
             if append.request is None:
                 return Outcome.MISSING
-            values = (generation_id, owner.owner_id, owner.address, append.epoch, expires)
-            db.execute("INSERT INTO generations VALUES (?, ?, ?, ?, ?)", values)
-            db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?)", (generation_id, append.request))
-        elif not append.batch:
-            db.execute("UPDATE generations SET expires = ? WHERE generation_id = ?", (expires, generation_id))
+            known[generation_id] = (self._open(db, owner, append, append.request), append.epoch)
+            return Outcome.WRITTEN
+        number, epoch = known[generation_id]
+        if epoch != append.epoch:
+            return Outcome.FENCED
+        if not append.batch:
+            db.execute("UPDATE generations SET expires = ? WHERE number = ?", (self._expires, number))
         return Outcome.WRITTEN
+
+    def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
+        """The generation's number."""
+        values = (append.generation_id, owner.owner_id, owner.address, append.epoch, self._expires)
+        insert = "INSERT INTO generations (generation_id, owner_id, address, epoch, expires) VALUES (?, ?, ?, ?, ?)"
+        number = db.execute(insert, values).lastrowid
+        assert number is not None
+        db.execute("INSERT INTO requests VALUES (?, ?)", (number, request))
+        return number
+
+    @property
+    def _expires(self) -> float:
+        return time.monotonic() + self._retention_s
 
     def _remove(self, generations: Sequence[tuple[str, int]]) -> None:
         with self._transaction() as db:
+            query = "DELETE FROM generations WHERE generation_id = ? AND epoch = ? RETURNING number"
             for generation in generations:
-                if db.execute("DELETE FROM generations WHERE generation_id = ? AND epoch = ?", generation).rowcount:
-                    _forget(db, generation[0])
+                _forget(db, db.execute(query, generation).fetchall())
 
     def _head(self, generation_id: str) -> Head | None:
         query = "SELECT owner_id, address, epoch FROM generations WHERE generation_id = ? AND expires > ?"
@@ -142,18 +155,18 @@ class SqliteJournal:
         return None if row is None else Head(Owner(row[0], row[1]), row[2])
 
     def _take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
-        now = time.monotonic()
         update = (
             "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
-            " WHERE generation_id = ? AND epoch = ? AND expires > ?"
+            " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number"
         )
-        values = (owner.owner_id, owner.address, now + self._retention_s, generation_id, epoch, now)
+        values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, time.monotonic())
         with self._transaction() as db:
-            if not db.execute(update, values).rowcount:
+            number = db.execute(update, values).fetchone()
+            if number is None:
                 return None
-            (request,) = db.execute("SELECT request FROM requests WHERE generation_id = ?", (generation_id,)).fetchone()
-            query = "SELECT batch FROM batches WHERE generation_id = ? ORDER BY rowid"
-            batches = tuple(batch for (batch,) in db.execute(query, (generation_id,)))
+            (request,) = db.execute("SELECT request FROM requests WHERE number = ?", number).fetchone()
+            query = "SELECT batch FROM batches WHERE number = ? ORDER BY rowid"
+            batches = tuple(batch for (batch,) in db.execute(query, number))
         return Record(epoch + 1, request, batches)
 
     def _renew(self, owner: Owner) -> None:
@@ -161,9 +174,7 @@ class SqliteJournal:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", (owner.owner_id, now + self._lease_s))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
-            query = "DELETE FROM generations WHERE expires <= ? RETURNING generation_id"
-            for (generation_id,) in db.execute(query, (now,)).fetchall():
-                _forget(db, generation_id)
+            _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
 
     def _alive(self, owner: Owner) -> bool:
         query = "SELECT 1 FROM leases WHERE owner_id = ? AND expires > ?"
@@ -174,9 +185,16 @@ class SqliteJournal:
             db.execute("DELETE FROM leases WHERE owner_id = ?", (owner.owner_id,))
 
 
-def _forget(db: sqlite3.Connection, generation_id: str) -> None:
-    db.execute("DELETE FROM requests WHERE generation_id = ?", (generation_id,))
-    db.execute("DELETE FROM batches WHERE generation_id = ?", (generation_id,))
+def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Number and epoch of those of the generations that there are, in one statement."""
+    places = ",".join("?" * len(generation_ids))
+    query = f"SELECT generation_id, number, epoch FROM generations WHERE generation_id IN ({places})"
+    return {generation_id: (number, epoch) for generation_id, number, epoch in db.execute(query, generation_ids)}
+
+
+def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
+    db.executemany("DELETE FROM requests WHERE number = ?", numbers)
+    db.executemany("DELETE FROM batches WHERE number = ?", numbers)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -212,7 +230,7 @@ def _prepare(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == SCHEMA_VERSION and db.execute("SELECT boot_id FROM boot").fetchone() == (boot_id,):
         return
-    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall():
         db.execute(f'DROP TABLE "{name}"')
     for statement in _SCHEMA.split(";\n"):
         db.execute(statement)

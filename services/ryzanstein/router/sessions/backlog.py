@@ -79,12 +79,17 @@ class Backlog:
             raise
         except RyzansteinError as error:
             if error.code is not write.done_by:
-                self._telemetry.store_lost_writes.labels("refused").inc()
-                log.error("session write refused", session_id=write.session_id, error=str(error))
-        except Exception:
+                self._lost("refused", write, error)
+            elif write.generation_id and error.code is Code.NOT_FOUND:
+                self._lost("session_gone", write, error)
+        except Exception as error:
             # Our bug; the writes behind it must not wait for ever.
-            self._telemetry.store_lost_writes.labels("refused").inc()
-            log.exception("session write failed", session_id=write.session_id)
+            log.exception("session write failed")
+            self._lost("refused", write, error)
+
+    def _lost(self, cause: str, write: Write, error: Exception) -> None:
+        self._telemetry.store_lost_writes.labels(cause).inc()
+        log.error("session write lost", session_id=write.session_id, cause=cause, error=str(error))
 
     def _pop(self) -> None:
         write = self._writes.popleft()

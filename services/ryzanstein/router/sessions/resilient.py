@@ -34,6 +34,7 @@ from ryzanstein.router.telemetry import Telemetry
 _Result = TypeVar("_Result")
 # No answer waits for a list, and one of many sessions takes its time.
 _LIST_WAIT_S = 2.0
+_UNKNOWN_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +81,18 @@ class ResilientSessions:
         return session
 
     async def get(self, session_id: str) -> Session:
-        if not self._outage.reads_fail and not self._backlog.touches(session_id):
+        """One that is in memory is not waited for. One that is not is: otherwise it would have to be refused."""
+        known = session_id in self.recent
+        if not self._backlog.touches(session_id) and not (known and self._outage.reads_fail):
             try:
-                return await self._read(session_id)
+                return await self._read(session_id, self._wait_s if known else max(self._wait_s, _UNKNOWN_WAIT_S))
             except StoreUnavailableError as error:
                 self._outage.begin(error, reading=True)
         return self._existing(session_id)
 
-    async def _read(self, session_id: str) -> Session:
+    async def _read(self, session_id: str, wait_s: float) -> Session:
         try:
-            session = await self._bounded(self._store.get(session_id))
+            session = await self._bounded(self._store.get(session_id), wait_s)
         except RyzansteinError as error:
             if error.code is Code.NOT_FOUND and not self._backlog.touches(session_id):
                 self.recent.put(session_id, None)
@@ -117,7 +120,7 @@ class ResilientSessions:
                 return
             except StoreUnavailableError as error:
                 self._outage.begin(error)
-        self._existing(session_id)
+        await self.get(session_id)
         self._check_room(session_id)
         self._queue(session_id, (), Code.NOT_FOUND, lambda store: store.delete(session_id))
         self.recent.put(session_id, None)

@@ -39,6 +39,11 @@ class Turn:
         return "" if self._session is None else self._session.model
 
     @property
+    def last_node(self) -> str:
+        """Where the turn before was answered, empty before the first."""
+        return "" if self._session is None else self._session.node_id
+
+    @property
     def prompt(self) -> ChatPrompt:
         """The whole conversation."""
         earlier = () if self._session is None else self._session.messages
@@ -124,4 +129,4 @@ class Turns:
             raise errors.invalid("model", f"the session uses {turn.model!r}", request.model)
         # With room for the answer, which must not be refused when it has been generated.
         self._bounds.check((*turn.prompt.messages, Message(Role.ASSISTANT, "")))
-        return replace(request, prompt=turn.prompt, model=request.model or turn.model)
+        return replace(request, prompt=turn.prompt, model=request.model or turn.model, last_node=turn.last_node)

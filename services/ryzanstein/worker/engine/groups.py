@@ -32,6 +32,7 @@ class Groups:
         self.num_shed: Counter[str] = Counter()
         """Groups that were refused for want of room or time, by cause: "full", "displaced", "objective" or "deadline"."""
         self._groups: dict[int, Group] = {}
+        self._joined: list[int] = []
         self._num_arrived = 0
         self._num_followers = 0
         self._next_deadline = math.inf
@@ -58,6 +59,7 @@ class Groups:
             self._groups[group.id] = group
             self._next_deadline = min(self._next_deadline, _deadline(group))
             self._start_next(group)
+            self._joined.append(group.id)
             self.shedding.joined()
         else:
             self._scheduler.waiting.close(group)
@@ -117,6 +119,10 @@ class Groups:
             for group, error in self.shedding.late(now):
                 self.num_shed["deadline" if error.code is Code.DEADLINE_EXCEEDED else "objective"] += 1
                 self.fail(group.id, error)
+        for group_id in self._joined:
+            if group_id in self._groups:
+                self._outcome.add_let_in(group_id)
+        self._joined.clear()
 
     def _open_group(self, message: SubmitGroup, now: float) -> Group:
         """Charged to its tenant's account; in a full line others may have to make place. QUEUE_FULL: nobody has."""

@@ -28,6 +28,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
+    let_in: bool = False  # by a node before this one: it is not refused for coming late
     traceparent: str = ""
 
 
@@ -96,7 +97,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
-    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...])."""
+    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
+
+    `let_in` are the groups that came since the last step and were not refused.
+    """
 
     step: int
     groups: list[int]
@@ -107,3 +111,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     failed: list[GroupFailed]
     stats: EngineStats
     step_s: float
+    let_in: list[int] = []

@@ -17,7 +17,10 @@ class Outcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed)
+        return not (self._groups or self._ended or self._failed or self._let_in)
+
+    def add_let_in(self, group: int) -> None:
+        self._let_in.append(group)
 
     def add_token(self, sequence: Sequence, token: SampledToken) -> None:
         if token.logprob is not None:
@@ -45,6 +48,7 @@ class Outcome:
             self._failed,
             stats,
             step_s,
+            self._let_in,
         )
         self._clear()
         return events
@@ -56,3 +60,4 @@ class Outcome:
         self._logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = {}
         self._ended: list[ChoiceEnd] = []
         self._failed: list[GroupFailed] = []
+        self._let_in: list[int] = []

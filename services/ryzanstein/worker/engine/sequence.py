@@ -18,8 +18,8 @@ Order = tuple[int, int]
 class Group:
     """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks.
 
-    `account` is charged for its tokens. `fresh`: no work was done for it, here or by earlier attempts; `let_in`: it was told
-    that it may wait. `arrived` is Unix seconds, `arrival` a number.
+    `account` is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was let in; `let_in`: it
+    was told that it may wait. `arrived` is Unix seconds, `arrival` a number.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Group:
         self.arrival = arrival
         self.arrived = arrived
         self.account = account
-        self.fresh = not any(message.generated)
+        self.fresh = not (message.let_in or any(message.generated))
         self.let_in = False
         self.priority = message.priority
         self.num_prompt = len(message.prompt_ids)

@@ -17,7 +17,7 @@ SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
-_COLLECTIVES_NS = 9  # the first word after the phase
+_COLLECTIVES_NS, _COMPUTE_NS = 9, 10  # the first words after the phase
 IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
 
 
@@ -28,6 +28,7 @@ class RankProgress:
     `step` counts steps begun, `collective` collectives entered. `begun_s` is when the step that runs began, 0 between steps;
     `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the rank has spent in collectives so far, waits
     for its peers included; a collective that only queues work on a device counts for as long as queueing takes.
+    `compute_s` is the rest of all steps up to their last collective: what ranks do alike, sampling on rank 0 excluded.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class RankProgress:
     num_tokens: int
     last_step_s: float
     collectives_s: float = 0.0
+    compute_s: float = 0.0
 
     @property
     def in_step(self) -> bool:
@@ -82,6 +84,7 @@ class Board:
             words[_TOKENS],
             words[_LAST_STEP_NS] / 1e9,
             words[_COLLECTIVES_NS] / 1e9,
+            words[_COMPUTE_NS] / 1e9,
         )
 
     def close(self) -> None:
@@ -98,6 +101,7 @@ class RankBoard:
         self._words = slot.cast("Q")
         self._words[_PID] = os.getpid()
         self._outer = b""
+        self._collectives_before_ns = 0
         self.enter("start")
 
     def enter(self, phase: str) -> None:
@@ -107,13 +111,17 @@ class RankBoard:
         self._words[_PROGRESS_NS] = time.monotonic_ns()
 
     def begin_step(self, step: int, num_tokens: int) -> None:
+        self._collectives_before_ns = self._words[_COLLECTIVES_NS]
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
         self._words[_BEGUN_NS] = time.monotonic_ns()
         self.enter(FORWARD)
 
     def end_step(self) -> None:
-        self._words[_LAST_STEP_NS] = time.monotonic_ns() - self._words[_BEGUN_NS]
+        begun_ns = self._words[_BEGUN_NS]
+        self._words[_LAST_STEP_NS] = time.monotonic_ns() - begun_ns
+        in_collectives_ns = self._words[_COLLECTIVES_NS] - self._collectives_before_ns
+        self._words[_COMPUTE_NS] += max(0, self._words[_PROGRESS_NS] - begun_ns - in_collectives_ns)
         self._words[_BEGUN_NS] = 0
         self.enter(IDLE)
 

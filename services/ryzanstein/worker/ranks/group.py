@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 
 from ryzanstein.worker.engine.messages import StepEvents
@@ -30,6 +31,7 @@ from ryzanstein.worker.ranks.messages import (
     RankSpec,
 )
 from ryzanstein.worker.ranks.process import RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
+from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.ranks.wiring import Wiring
 
@@ -72,12 +74,14 @@ class RanksRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds. `standby`: ranks for the next start are kept ready, all but the model loaded."""
 
     start_s: float = 120.0
     watch_interval_s: float = 0.1
     stop_grace_s: float = 2.0
     stall: StallBounds = field(default_factory=StallBounds)
+    slow: SlowBounds = field(default_factory=SlowBounds)
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +100,32 @@ class RankGroup:
         loop = asyncio.get_running_loop()
         self._spec, self._bounds, self._events, self._command = spec, bounds, events, command
         self._processes: list[RankProcess] = []
+        self._is_standby = False
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = Wiring(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
+        self._slowness = Slowness(bounds.slow)
+        self._named_slow: int | None = None
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
 
+    async def prepare(self) -> None:
+        """Spawns the ranks as a standby: they import what they need and wait for `start`."""
+        await self._spawn("--standby")
+
     async def start(self) -> list[RankReady]:
-        """Spawns all ranks at once; what each answers when it is ready, by rank. RanksLost, RanksRefused: call `end`."""
-        await self._spawn()
+        """Spawns all ranks at once, if they were not prepared; what each answers when it is ready, by rank.
+
+        RanksLost, RanksRefused: call `end`.
+        """
+        if not self._processes:
+            await self._spawn()
+        for wires, channel in zip(self._wiring.ranks, self._channels, strict=True):
+            channel.send(msgspec.structs.replace(wires.start, spawned_s=self._spawned_s()))
         either: list[asyncio.Future[Any]] = [self._ready, self.lost]
         await asyncio.wait(either, timeout=self._bounds.start_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
@@ -127,6 +144,10 @@ class RankGroup:
         """What each rank does now."""
         return self._board.read()
 
+    def slowness(self) -> Mapping[int, float]:
+        """How long each rank computes, against the median of the others; empty until that is known, or with one rank."""
+        return self._slowness.ratios
+
     def resident_bytes(self) -> list[int]:
         return [process.resident_bytes for process in self._processes]
 
@@ -141,19 +162,23 @@ class RankGroup:
             channel.close()
         self._board.close()
 
-    async def _spawn(self) -> None:
+    def _spawned_s(self) -> float:
+        """When the ranks that are started now were spawned; a standby counts from here on."""
+        return time.monotonic() if self._is_standby else self._wiring.ranks[0].start.spawned_s
+
+    async def _spawn(self, *flags: str) -> None:
+        self._is_standby = bool(flags)
         environment = openmp_environment(self._spec)
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank
-                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, self._command)
+                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, (*self._command, *flags))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
             channel = AgentChannel[RankMessage](RankMessage, self._on_message, partial(self._on_closed, wires.start.rank))
             self._channels.append(channel)
             await channel.open(wires.agent_end)
-            channel.send(wires.start)
 
     def _on_message(self, message: RankMessage) -> None:
         """What a lost group still had to say is not passed on: its generations have been failed."""
@@ -211,11 +236,20 @@ class RankGroup:
     async def _watch_progress(self) -> None:
         while not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
-            stall = self._watchdog.observe(
-                time.monotonic(), self._board.read(), pending=self._events.pending(), stopped=self._stopped
-            )
+            now, ranks = time.monotonic(), self._board.read()
+            stall = self._watchdog.observe(now, ranks, pending=self._events.pending(), stopped=self._stopped)
             if stall is not None:
                 self._lose(RankLoss(stall.rank, LossCause.STALLED, str(stall)))
+            if (slow := self._slowness.observe(now, ranks)) is not None:
+                self._on_slow(slow)
+
+    def _on_slow(self, slow: SlowRank) -> None:
+        """Named once; lost when it stays slow for very long."""
+        if self._named_slow != slow.rank:
+            self._named_slow = slow.rank
+            log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))
+        if self._slowness.is_too_long(slow):
+            self._lose(RankLoss(slow.rank, LossCause.SLOW, str(slow)))
 
     def _stopped(self) -> set[int]:
         return {process.rank for process in self._processes if process.stopped}

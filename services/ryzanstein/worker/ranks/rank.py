@@ -26,8 +26,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One rank of a node; the agent starts it.")
     for name in ("--rank", "--parent", "--fd"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--standby", action="store_true", help="import everything, then wait to be started")
     arguments = parser.parse_args()
     die_with(arguments.parent)
+    if arguments.standby:
+        _import()
     agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
     try:
         (start,) = agent.wait()
@@ -52,6 +55,14 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024], isinstance(error, RanksUnsound)))
         _log(start.spec, start.rank).exception("rank failed")
         return 1
+
+
+def _import() -> None:
+    """What takes a rank longest of all before it can load a model."""
+    import ryzanstein.worker.engine.engine
+    import ryzanstein.worker.model.runner
+    import ryzanstein.worker.ranks.loops
+    import ryzanstein.worker.ranks.startup  # noqa: F401
 
 
 def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:

@@ -19,6 +19,8 @@ from ryzanstein.worker.ranks.messages import RankReady, RankSpec
 from ryzanstein.worker.ranks.process import RANK_COMMAND
 from ryzanstein.worker.ranks.recovery import Ladder, Recovery, RecoveryPolicy, Rung
 
+_STANDBY_DELAY_S = 2.0
+
 log = structlog.get_logger(__name__)
 
 
@@ -55,6 +57,8 @@ class Supervisor:
         self._listener, self._events, self._command = listener, events, command
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
+        self._standby: RankGroup | None = None
+        self._preparing: asyncio.Task[None] | None = None
 
     def revive(self) -> None:
         """An operator has mended the node: its past is forgotten, and a pause ends now."""
@@ -63,8 +67,14 @@ class Supervisor:
 
     async def run(self) -> None:
         """Returns only when the model is refused."""
+        try:
+            await self._run()
+        finally:
+            await _to_the_end(self._end_standby())
+
+    async def _run(self) -> None:
         while True:
-            group = RankGroup(self._spec, self._bounds, self._events, command=self._command)
+            group = await self._next_group()
             graceful = True
             try:
                 loss = await self._live(group)
@@ -78,6 +88,33 @@ class Supervisor:
                 await _to_the_end(group.end(graceful=graceful))
             await self._pause(recovery.pause_s)
 
+    def _new_group(self) -> RankGroup:
+        return RankGroup(self._spec, self._bounds, self._events, command=self._command)
+
+    async def _next_group(self) -> RankGroup:
+        """The standby, if there is one that is whole."""
+        if self._preparing is not None and not self._preparing.done():
+            await self._end_standby()
+        standby, self._standby = self._standby, None
+        if standby is not None and standby.lost.done():
+            await standby.end(graceful=False)
+            standby = None
+        return standby or self._new_group()
+
+    async def _prepare(self) -> None:
+        """A moment after the ranks are ready, so that the first requests do not pay for it."""
+        await asyncio.sleep(_STANDBY_DELAY_S)
+        self._standby = self._new_group()
+        await self._standby.prepare()
+
+    async def _end_standby(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait([self._preparing])
+        if self._standby is not None:
+            await self._standby.end(graceful=False)
+            self._standby = None
+
     async def _live(self, group: RankGroup) -> RankLoss:
         """From start to loss."""
         try:
@@ -86,6 +123,8 @@ class Supervisor:
             return lost.loss
         self._ladder.serves()
         self._listener.on_ready(group, ranks)
+        if self._bounds.standby and self._standby is None:
+            self._preparing = asyncio.create_task(self._prepare())
         return await group.lost
 
     def _mourn(self, loss: RankLoss) -> Recovery:

@@ -1,0 +1,1 @@
+"""`ryzanstein bench router`: what the router itself costs, beside proxies in front of the same node."""

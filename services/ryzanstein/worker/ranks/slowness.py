@@ -1,0 +1,82 @@
+"""Finds the rank that slows its group down: it computes long where the others wait long. Plain logic on what the board says.
+
+Tensor-parallel ranks do equal work between collectives, so their computing times compare directly, whatever the model or the
+batch. A slow rank stalls nothing, no detector of stalls sees it, and every token of the node is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ryzanstein.worker.ranks.board import RankProgress
+
+_WINDOW_S = 1.0
+_WINDOW_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SlowBounds:
+    """A rank that computes `factor` times as long as the median of the others, and `gap_s` longer per step, is slow. After
+    `warn_s` of that it is named; after `restart_s` its group is started again, 0: never."""
+
+    factor: float = 4.0
+    gap_s: float = 0.0005
+    warn_s: float = 5.0
+    restart_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """It computes `ratio` times as long as its peers, and has for `slow_s` of the time in which there was work."""
+
+    rank: int
+    ratio: float
+    slow_s: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} computes {self.ratio:.1f} times as long as its peers, for {self.slow_s:.0f} s"
+
+
+class Slowness:
+    """Show it the ranks a few times a second with `observe`. `ratios`: each rank against the median of the others, lately."""
+
+    def __init__(self, bounds: SlowBounds) -> None:
+        self._bounds = bounds
+        self._before: Sequence[RankProgress] = ()
+        self._since = 0.0
+        self._slow: int | None = None
+        self._slow_s = 0.0
+        self.ratios: dict[int, float] = {}
+
+    def observe(self, now: float, ranks: Sequence[RankProgress]) -> SlowRank | None:
+        """The slow rank, when it has been that for `warn_s`. `now` is monotonic seconds; idle time does not count."""
+        if len(ranks) < 2:
+            return None
+        if not self._before:
+            self._before, self._since = ranks, now
+        steps = [rank.step - before.step for rank, before in zip(ranks, self._before, strict=True)]
+        if now - self._since < _WINDOW_S or min(steps) < _WINDOW_STEPS:
+            return None
+        computed = [
+            (rank.compute_s - before.compute_s) / num for rank, before, num in zip(ranks, self._before, steps, strict=True)
+        ]
+        window_s, self._before, self._since = now - self._since, ranks, now
+        return self._judge(computed, window_s)
+
+    def _judge(self, computed: list[float], window_s: float) -> SlowRank | None:
+        others = [median(computed[:i] + computed[i + 1 :]) for i in range(len(computed))]
+        self.ratios = {i: own / max(other, 1e-6) for i, (own, other) in enumerate(zip(computed, others, strict=True))}
+        worst = max(self.ratios, key=lambda rank: self.ratios[rank])
+        is_slow = self.ratios[worst] >= self._bounds.factor and computed[worst] - others[worst] >= self._bounds.gap_s
+        if not is_slow:
+            self._slow, self._slow_s = None, 0.0
+            return None
+        self._slow_s = self._slow_s + window_s if worst == self._slow else window_s
+        self._slow = worst
+        return SlowRank(worst, self.ratios[worst], self._slow_s) if self._slow_s >= self._bounds.warn_s else None
+
+    def is_too_long(self, slow: SlowRank) -> bool:
+        """Whether starting the group again is worth it."""
+        return 0 < self._bounds.restart_s <= slow.slow_s

@@ -1,0 +1,171 @@
+"""What is written in any pieces, at any moments, with any writes lost or repeated, is read as what there was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import (
+    ChatPrompt,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Role,
+    SamplingParams,
+    TextPrompt,
+    Token,
+    TokenLogprobs,
+    TokenPrompt,
+)
+from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.journal.encoding import BatchWriter, decode_request, encode_request, has_settled, restore
+from ryzanstein.router.token_log import Row
+
+CHOICES = 3
+REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))
+
+
+class Unobserved:
+    def generation_started(self, generation: Generation) -> None: ...
+
+    def readers_changed(self, generation: Generation) -> None: ...
+
+    def has_news(self, readers: Collection[Any]) -> None: ...
+
+
+def empty(epoch: int = 0) -> Generation:
+    return Generation("g", REQUEST, Unobserved(), epoch)
+
+
+def token(choice: int, index: int) -> Token:
+    logprobs = TokenLogprobs(-0.5, ((index, "t", -0.5),)) if choice == 1 else None
+    return Token(1000 * choice + index, "" if index % 3 else f"é{index}", logprobs)
+
+
+class Node:
+    """Writes into a generation what nodes do: the next token of a choice, or its end."""
+
+    def __init__(self, generation: Generation, attempt: int, lengths: list[int]) -> None:
+        self.generation, self.attempt, self.lengths = generation, attempt, lengths
+        generation.log.admit(attempt)
+
+    def step(self, choice: int) -> None:
+        log = self.generation.log
+        index = len(log.choices[choice].tokens)
+        if index < self.lengths[choice]:
+            node_id = f"node-{index // 4}"
+            assert log.append(self.attempt, choice, index, token(choice, index), node_id) is Row.NEW
+        elif log.choices[choice].reason is None:
+            assert log.finish(self.attempt, choice, FinishReason.LENGTH) is Row.NEW
+            self.generation.end_choice(choice, cached_prompt_tokens=choice)
+
+    def run(self) -> None:
+        for choice, length in enumerate(self.lengths):
+            for _ in range(length + 1):
+                self.step(choice)
+
+
+def assert_same(one: Generation, other: Generation) -> None:
+    assert one.started == other.started
+    assert one.ended == other.ended
+    for mine, theirs in zip(one.log.choices, other.log.choices, strict=True):
+        assert mine.tokens == theirs.tokens
+        assert mine.nodes == theirs.nodes
+        assert mine.reason == theirs.reason
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_lost_or_repeated_over_any_cuts_and_lost_writes(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 12), min_size=CHOICES, max_size=CHOICES))
+    undisturbed = empty()
+    undisturbed.start("node-0", 7)
+    Node(undisturbed, 0, lengths).run()
+
+    generation, batches = empty(), []
+    for epoch in range(data.draw(st.integers(1, 4))):
+        if epoch:
+            generation = empty(epoch)
+            assert not restore(generation, tuple(batches))
+        generation.start("node-0", 7)
+        writer = BatchWriter(generation, known=bool(epoch))
+        node = Node(generation, epoch << 16, lengths)
+        for fate in data.draw(st.lists(st.sampled_from(["token", "token", "token", "written", "unanswered"]), max_size=40)):
+            if fate == "token":
+                node.step(data.draw(st.integers(0, CHOICES - 1)))
+            else:
+                # Unanswered: it may be in the journal, and is written again.
+                batches.append(writer.next_batch())
+                if fate == "written":
+                    writer.written()
+    survivor = empty(9)
+    restore(survivor, tuple(batches))
+    survivor.start("node-0", 7)
+    Node(survivor, 9 << 16, lengths).run()
+    assert [choice.tokens for choice in survivor.log.choices] == [choice.tokens for choice in undisturbed.log.choices]
+    assert survivor.log.complete
+    assert survivor.ended[-1].usage.completion_tokens == sum(lengths)
+
+
+def test_a_settled_generation_comes_back_whole() -> None:
+    generation = empty()
+    generation.start("node-0", 7)
+    Node(generation, 0, [5, 0, 9]).run()
+    generation.settle()
+    batch = BatchWriter(generation).next_batch()
+    restored = empty(1)
+    assert has_settled([batch])
+    assert restore(restored, (batch,))
+    assert restored.settled
+    assert_same(restored, generation)
+
+
+def test_an_error_comes_back_with_all_that_it_says() -> None:
+    generation = empty()
+    error = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", {"waiting": "9"}, retry_after_s=1.5)
+    generation.settle(error)
+    restored = empty(1)
+    assert restore(restored, (BatchWriter(generation).next_batch(),))
+    assert restored.error is not None
+    assert vars(restored.error) == vars(error)
+
+
+def test_an_end_whose_tokens_are_missing_is_not_believed() -> None:
+    generation = empty()
+    generation.start("node-0", 7)
+    writer = BatchWriter(generation)
+    node = Node(generation, 0, [4, 4, 4])
+    for _ in range(3):
+        node.step(0)
+    lost = writer.next_batch()
+    writer.written()
+    node.run()
+    generation.settle()
+    rest = writer.next_batch()
+    assert lost != rest
+    restored = empty(1)
+    assert not restore(restored, (rest,))
+    assert [len(choice.tokens) for choice in restored.log.choices] == [0, 4, 4]
+    assert [choice.reason for choice in restored.log.choices] == [None, FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+def test_a_request_comes_back_as_it_was() -> None:
+    prompts = (
+        ChatPrompt((Message(Role.SYSTEM, "be"), Message(Role.USER, "ü"), Message(Role.ASSISTANT, ""))),
+        TextPrompt("continue\n"),
+        TokenPrompt((1, 2, 3)),
+    )
+    sampling = SamplingParams(
+        temperature=0.5, top_k=7, seed=2**63 - 1, max_tokens=9, min_tokens=2, stop=("a", "b"), logit_bias=((3, -1.5),), n=2
+    )
+    for prompt in prompts:
+        request = GenerationRequest(
+            "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
+        )
+        assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
+        generation = Generation("g", request, Unobserved())
+        assert decode_request(encode_request(generation, 2)) == (request, 2)

@@ -1,0 +1,279 @@
+"""Routers that are killed, stopped and restarted in the middle of answers: the client goes on at another one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from ryzanstein.errors import Code
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+
+TOKENS = 60
+FIRST_OF_EPOCH_1 = 1 << 16
+
+
+def whole(choice: int = 0, tokens: int = TOKENS) -> list[int]:
+    return [1000 * (choice + 1) + index for index in range(tokens)]
+
+
+def text(choice: int = 0, tokens: int = TOKENS) -> str:
+    return "".join(f"{choice}.{index} " for index in range(tokens))
+
+
+@pytest.fixture
+async def node(start_node: Any) -> Any:
+    return await start_node("a", step_s=0.01)
+
+
+async def failure_of(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return error_from_rpc(failure.value)
+
+
+async def test_a_killed_routers_generations_go_on_at_another_one_at_any_index(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node)
+    for index in (0, 1, 7, 31, TOKENS - 1):
+        client = new_client()
+        await client.ask(first, TOKENS, until_tokens=index)
+        await first.kill()
+        await client.come_back(second)
+        assert client.seen.tokens == {0: whole()}
+        assert client.seen.texts == {0: text()}
+        assert client.seen.usage == inference.Usage(prompt_tokens=7, completion_tokens=TOKENS, cached_prompt_tokens=3)
+        assert index == TOKENS - 1 or node.submits[-1].attempt >= FIRST_OF_EPOCH_1
+        await first.start()
+    assert await second.value("generations_taken_over_total") == 5
+
+
+async def test_at_random_cuts_over_a_chain_of_routers_nothing_is_lost_or_repeated(
+    start_node: Any, start_routers: Any, new_client: Any
+) -> None:
+    node = await start_node("a", step_s=0.02)
+    routers = await start_routers(4, node)
+    cuts = sorted(random.Random(2026).sample(range(1, 2 * TOKENS), 3))
+    client = new_client()
+    await client.ask(routers[0], TOKENS, until_tokens=cuts[0], n=3, logprobs=1)
+    for number, cut in enumerate([*cuts[1:], None]):
+        await routers[number].kill()
+        await client.come_back(routers[number + 1], cut)
+    assert client.seen.tokens == {choice: whole(choice) for choice in range(3)}
+    assert {choice: len(values) for choice, values in client.seen.logprobs.items()} == {0: TOKENS, 1: TOKENS, 2: TOKENS}
+    assert client.seen.usage.completion_tokens == 3 * TOKENS
+    assert [submit.attempt for submit in node.submits] == [0, FIRST_OF_EPOCH_1, 2 * FIRST_OF_EPOCH_1, 3 * FIRST_OF_EPOCH_1]
+
+
+async def test_a_client_that_is_ahead_of_the_journal_gets_no_token_twice(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, journal_flush_s=1.0)
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=25)
+    await first.kill()
+    await client.come_back(second)
+    assert client.seen.tokens == {0: whole()}
+    resumed = node.submits[-1].generated
+    assert sum(len(choice.token_ids) for choice in resumed) < 25, "the journal was not behind"
+
+
+async def test_a_router_that_restarts_goes_on_with_its_own_generations(node: Any, start_routers: Any, new_client: Any) -> None:
+    (router,) = await start_routers(1, node)
+    client = new_client()
+    await client.ask(router, TOKENS, until_tokens=5)
+    await router.kill()
+    await router.start()
+    await client.come_back(router)
+    assert client.seen.tokens == {0: whole()}
+    assert await router.value("generations_taken_over_total", cause="restarted") == 1
+
+
+async def test_a_router_that_is_asked_to_stop_hands_its_generations_over(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, drain_grace_s=0.2)
+    client = new_client()
+    await client.ask(first, 200, until_tokens=5)
+    first.send(signal.SIGTERM)
+    assert await first.ended() == 0
+    await client.come_back(second)
+    assert client.seen.tokens == {0: whole(tokens=200)}
+    assert client.seen.reasons == {0: inference.FINISH_REASON_LENGTH}
+
+
+async def test_a_reader_elsewhere_is_relayed_and_survives_the_owners_death(
+    node: Any, start_routers: Any, new_client: Any, until: Any
+) -> None:
+    first, second = await start_routers(2, node)
+    client = new_client()
+    stream = await client.ask(first, 200, until_tokens=5, n=2, logprobs=1)
+    stream.cancel()
+    reading = asyncio.create_task(client.come_back(second))
+    await until(lambda: client.seen.num_tokens > 40)
+    assert await second.value("generations_relayed_total") == 1
+    assert await second.value("generations_taken_over_total") == 0
+    await first.kill()
+    await reading
+    assert client.seen.tokens == {choice: whole(choice, 200) for choice in range(2)}
+    assert client.seen.texts == {choice: text(choice, 200) for choice in range(2)}
+    assert await second.value("generations_taken_over_total", cause="unreachable") == 1
+
+
+async def test_of_two_routers_asked_at_once_one_goes_on_and_both_readers_get_all(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    owner, *others = await start_routers(3, node)
+    client = new_client()
+    await client.ask(owner, TOKENS, until_tokens=10)
+    await owner.kill()
+    readers = [new_client() for _ in range(4)]
+    for reader in readers:
+        reader.seen.generation_id = client.seen.generation_id
+    await asyncio.gather(*(reader.come_back(others[i % 2]) for i, reader in enumerate(readers)))
+    assert all(reader.seen.tokens == {0: whole()} for reader in readers)
+    taken = [await router.value("generations_taken_over_total") for router in others]
+    assert sorted(taken) == [0, 1]
+    assert len(node.submits) == 2
+
+
+async def test_a_stopped_router_that_comes_back_learns_that_its_generation_moved(
+    start_node: Any, start_routers: Any, new_client: Any, until: Any
+) -> None:
+    node = await start_node("a", step_s=0.02)
+    first, second = await start_routers(2, node, lease_s=0.5)
+    client, stuck = new_client(), new_client()
+    stream = await client.ask(first, 300, until_tokens=5, session_id="s")
+    stuck.seen.generation_id = client.seen.generation_id
+    staying = asyncio.create_task(failure_of(stuck.come_back(first)))
+    await until(lambda: stuck.seen.num_tokens > 0)
+    first.send(signal.SIGSTOP)
+    await client.come_back(second, until_tokens=100)
+    first.send(signal.SIGCONT)
+    error = await staying
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "GENERATION_MOVED")
+    assert error.retry_after_s is not None
+    assert stuck.seen.tokens[0] == whole(tokens=len(stuck.seen.tokens[0]))
+    stream.cancel()
+    await until(lambda: len(node.cancels) == 1)
+    # At the old owner too it is found again, at the new one.
+    await asyncio.gather(client.come_back(second), stuck.come_back(first))
+    assert client.seen.tokens == stuck.seen.tokens == {0: whole(tokens=300)}
+    assert await second.value("generations_taken_over_total", cause="lease_expired") == 1
+    assert await first.value("generations_moved_total") == 1
+    session = (await second.sessions.GetSession(inference.GetSessionRequest(session_id="s"))).session
+    assert [message.content for message in session.messages] == ["hello", text(tokens=300)]
+    assert len(first.events("generation taken over")) == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_sessions_turn_is_stored_once_whoever_finishes(
+    node: Any, start_routers: Any, new_client: Any, ended: bool
+) -> None:
+    first, second = await start_routers(2, node)
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=None if ended else 20, session_id="s")
+    await first.kill()
+    await client.come_back(second)
+    assert client.seen.tokens == {0: whole()}
+    session = (await second.sessions.GetSession(inference.GetSessionRequest(session_id="s"))).session
+    assert [message.content for message in session.messages] == ["hello", text()]
+    await new_client().ask(second, 3, session_id="s")
+
+
+async def test_a_generation_is_cancelled_from_any_router(node: Any, start_routers: Any, new_client: Any, until: Any) -> None:
+    first, second = await start_routers(2, node)
+    for dead in (False, True):
+        client = new_client()
+        stream = await client.ask(first, 2000, until_tokens=5)
+        request = inference.CancelGenerationRequest(generation_id=client.seen.generation_id)
+        if dead:
+            await first.kill()
+        await second.inference.CancelGeneration(request)
+        if dead:
+            await client.come_back(second)
+        else:
+            await client.seen.read(stream)
+        assert client.seen.reasons == {0: inference.FINISH_REASON_CANCELLED}
+        await until(lambda: node.num_running == 0)
+        assert (await failure_of(second.inference.CancelGeneration(request))).code is Code.NOT_FOUND
+
+
+async def test_what_nobody_comes_back_for_expires_everywhere(
+    node: Any, start_routers: Any, new_client: Any, until: Any
+) -> None:
+    first, second = await start_routers(2, node, reattach_window_s=0.5, lease_s=0.5)
+    client = new_client()
+    await client.ask(first, 2000, until_tokens=5)
+    await first.kill()
+    await until(lambda: node.num_running == 0)
+    await asyncio.sleep(1.2)
+    error = await failure_of(client.come_back(second))
+    assert (error.code, error.reason) == (Code.NOT_FOUND, "GENERATION_NOT_FOUND")
+    assert len(node.submits) == 1
+
+
+async def test_a_generation_that_failed_fails_the_same_way_elsewhere(node: Any, start_routers: Any, new_client: Any) -> None:
+    first, second = await start_routers(2, node, failover_wait_s=0.1)
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=5)
+    await node.die()
+    error = await failure_of(client.come_back(first))
+    await asyncio.sleep(0.2)  # its end is on record by then
+    await first.kill()
+    again = await failure_of(client.come_back(second))
+    assert (error.code, error.reason, error.retry_after_s) == (Code.UNAVAILABLE, "NO_NODES", 1.0)
+    assert (again.code, again.reason, again.message, again.retry_after_s) == (
+        error.code,
+        error.reason,
+        error.message,
+        error.retry_after_s,
+    )
+
+
+async def test_server_sent_events_go_on_at_another_router(node: Any, start_routers: Any) -> None:
+    first, second = await start_routers(2, node)
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": TOKENS, "n": 2}
+    seen = {0: "", 1: ""}
+    last_id = response_id = ""
+
+    def take(line: str) -> None:
+        nonlocal last_id, response_id
+        if line.startswith("id: "):
+            last_id = line[4:]
+        elif line.startswith("data: {"):
+            chunk = httpx.Response(200, text=line[6:]).json()
+            response_id = chunk["id"]
+            for choice in chunk["choices"]:
+                seen[choice["index"]] += choice["delta"].get("content") or ""
+
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with http.stream("POST", f"{first.http_url}/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                take(line)
+                if len(seen[1]) > 60 and not line:
+                    break
+        await first.kill()
+        url = f"{second.http_url}/v1/generations/{response_id}/events"
+        async with http.stream("GET", url, headers={"Last-Event-ID": last_id}) as response:
+            lines = [line async for line in response.aiter_lines()]
+    for line in lines:
+        take(line)
+    assert seen == {0: text(0), 1: text(1)}
+    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+
+
+async def test_without_a_journal_a_router_knows_its_own_generations_only(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, session_store="memory")
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=5)
+    assert (await failure_of(client.come_back(second))).code is Code.NOT_FOUND

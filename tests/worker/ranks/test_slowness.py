@@ -1,0 +1,82 @@
+"""Which rank is slow, from what the board says of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness
+
+
+class Group:
+    """Ranks that compute for some seconds per step; ten steps a second, unless idle."""
+
+    def __init__(self, *computing_s: float, **bounds: float) -> None:
+        self.slowness = Slowness(SlowBounds(**bounds))
+        self.computing_s = list(computing_s)
+        self.steps = 0
+        self.compute_s = [0.0] * len(computing_s)
+        self.now = 50.0
+
+    def run(self, seconds: float, *, idle: bool = False):
+        """What was found last."""
+        found = None
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            if not idle:
+                self.steps += 1
+                self.compute_s = [total + own for total, own in zip(self.compute_s, self.computing_s, strict=True)]
+            ranks = [
+                RankProgress(i, 1, self.steps, 0, "idle", self.now, 0.0, 1, 0.01, 0.0, compute_s)
+                for i, compute_s in enumerate(self.compute_s)
+            ]
+            found = self.slowness.observe(self.now, ranks) or found
+        return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_computes_twenty_times_as_long_is_named(size: int) -> None:
+    group = Group(*[0.002] * (size - 1), 0.04, warn_s=5.0)
+    assert group.run(4.0) is None
+    found = group.run(3.0)
+    assert found.rank == size - 1
+    assert found.ratio == pytest.approx(20.0)
+    assert f"rank {size - 1} computes 20.0 times as long" in str(found)
+    assert not group.slowness.is_too_long(found)
+    assert group.slowness.is_too_long(group.run(60.0))
+
+
+def test_ranks_that_differ_a_little_are_not_slow() -> None:
+    group = Group(0.002, 0.005, 0.003)
+    assert group.run(120.0) is None
+    assert group.slowness.ratios[1] == pytest.approx(2.0)
+
+
+def test_a_gap_of_microseconds_is_not_slow_whatever_the_ratio() -> None:
+    assert Group(0.00001, 0.0003).run(120.0) is None
+
+
+def test_slow_for_a_moment_is_forgotten() -> None:
+    group = Group(0.002, 0.04, warn_s=5.0)
+    for _ in range(10):
+        group.computing_s[1] = 0.04
+        assert group.run(3.0) is None
+        group.computing_s[1] = 0.002
+        assert group.run(3.0) is None
+
+
+def test_idle_time_neither_counts_nor_clears() -> None:
+    group = Group(0.002, 0.04, warn_s=5.0, restart_s=60.0)
+    found = group.run(20.0)
+    group.run(600.0, idle=True)
+    assert not group.slowness.is_too_long(found)
+    assert group.run(7.0).rank == 1
+
+
+def test_a_single_rank_has_no_peers() -> None:
+    assert Group(5.0).run(60.0) is None
+
+
+def test_without_a_bound_it_is_never_too_long() -> None:
+    group = Group(0.002, 0.04, warn_s=1.0, restart_s=0.0)
+    assert not group.slowness.is_too_long(group.run(600.0))
