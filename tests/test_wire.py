@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +90,17 @@ def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
     submit = wire.worker.Submit.FromString(packed)
     assert submit.handle == 7
     assert wire.attempt_from_wire(submit) == attempt
+
+
+def test_a_node_goes_by_the_time_that_is_left_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    attempt = Attempt("g", 0, GenerationRequest("m", TextPrompt("x"), SamplingParams(seed=1), deadline=now + 60), ())
+    submit = wire.submit_now(attempt, 1)
+    assert 59 < submit.time_left.ToNanoseconds() / 1e9 <= 60
+    for offset_s in (3600.0, -3600.0):
+        monkeypatch.setattr(time, "time", lambda offset_s=offset_s: now + offset_s)
+        deadline = wire.attempt_from_wire(submit).request.deadline
+        assert deadline == pytest.approx(now + offset_s + 60, abs=1)
 
 
 nodes = st.builds(

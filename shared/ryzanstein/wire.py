@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -244,6 +245,21 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
     return submit
 
 
+def submit_now(attempt: Attempt, handle: int) -> worker.Submit:
+    """The same, to be sent at once: with the time that is left by this host's clock."""
+    submit = attempt_to_wire(attempt, handle)
+    if attempt.request.deadline is not None:
+        submit.time_left.FromNanoseconds(int(max(0.0, attempt.request.deadline - time.time()) * 1e9))
+    return submit
+
+
+def _deadline(submit: worker.Submit) -> float | None:
+    """By this host's clock where it was said how much time is left."""
+    if submit.HasField("time_left"):
+        return time.time() + submit.time_left.ToNanoseconds() / 1e9
+    return submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None
+
+
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
     """What a node was asked to run. Trusts the router for bounds other than those of sampling, tenant and priority."""
     sampling = sampling_from_wire(submit.sampling)
@@ -256,7 +272,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         model=submit.model,
         prompt=_prompt_from_wire(submit),
         sampling=sampling,
-        deadline=submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None,
+        deadline=_deadline(submit),
         priority=valid_priority(submit.priority),
         tenant=name_from_wire(submit.tenant, "tenant"),
         request_id=submit.request_id,

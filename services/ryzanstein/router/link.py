@@ -23,7 +23,7 @@ from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.watch import Level, Watch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import attempt_to_wire, beat_from_wire
+from ryzanstein.wire import beat_from_wire, submit_now
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class NodeLink:
             raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
-        self._connection.send(worker.ConnectRequest(submit=attempt_to_wire(attempt, self._last_handle)), sink.submitted)
+        self._connection.send(worker.ConnectRequest(submit=submit_now(attempt, self._last_handle)), sink.submitted)
         return self._last_handle
 
     def cancel(self, handle: int) -> None:

@@ -6,6 +6,7 @@ Plain functions of the request and the model; raises the errors that clients see
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -42,12 +43,17 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         stop_token_ids=sorted(stops),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
-        deadline=request.deadline,
+        deadline=_monotonic(request.deadline),
         priority=request.priority,
         tenant=request.tenant,
         let_in=attempt.let_in,
         traceparent=request.traceparent,
     )
+
+
+def _monotonic(unix_s: float | None) -> float | None:
+    """A moment on the clock that nobody sets: what was accepted is not late because the wall clock jumped."""
+    return None if unix_s is None else time.monotonic() + unix_s - time.time()
 
 
 def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:

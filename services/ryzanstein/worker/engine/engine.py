@@ -35,10 +35,10 @@ class Engine:
         self,
         settings: EngineSettings,
         executor: Executor,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` gives Unix seconds, for deadlines; `timer` measures."""
+        """`clock` gives monotonic seconds, for deadlines; `timer` measures."""
         self._executor = executor
         self._clock = clock
         self._timer = timer

@@ -15,7 +15,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
 
     `generated[choice]` is what earlier attempts generated, `finished[choice]` which choices must not run. `stop_token_ids`
     has the model's own unless they are to be ignored. `max_tokens` is resolved: prompt + max_tokens fits the context.
-    `deadline` is Unix seconds.
+    `deadline` is seconds on the monotonic clock, which all processes of a machine share and nobody sets.
     """
 
     group: int
