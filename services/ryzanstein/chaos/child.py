@@ -53,6 +53,11 @@ class Child:
             raise ServiceFailedError(f"{' '.join(self._command[5:])} ended")
 
     @property
+    def pid(self) -> int | None:
+        """None when it does not run."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -85,7 +85,8 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One row of the table. `signs` detect it, the first of them in time counts; without signs the client does, by its
-    broken stream. It lasts `lasts_s` at least, also when the struck streams are done before; after `at_most_s` it is lifted, done or not.
+    broken stream. It lasts `lasts_s` at least, also when the struck streams are done before; after `at_most_s` it is lifted,
+    done or not.
 
     `runs_divisor`: it has one run where others have so many. `healthy_left`: a node is left, so that no request may fail.
     `in_turn`: each run strikes the next node. `counts_beats`: false alarms are looked for. `beside`: what is asked besides the

@@ -14,12 +14,12 @@ PORT = 6379
 class RedisServer:
     """`kill` is SIGKILL; `start` begins again with what is on disk."""
 
-    def __init__(self, host: Host, directory: Path) -> None:
+    def __init__(self, host: Host, directory: Path, port: int = PORT) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._address = host.address
+        self._address, self._port = host.address, port
         settings = {
             "bind": host.address,
-            "port": str(PORT),
+            "port": str(port),
             "dir": str(directory),
             "save": "",
             "appendonly": "yes",
@@ -31,7 +31,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://{self._address}:{PORT}/0"
+        return f"redis://{self._address}:{self._port}/0"
 
     @property
     def running(self) -> bool:
@@ -40,7 +40,7 @@ class RedisServer:
     def start(self) -> None:
         """Returns when it answers."""
         self._child.start()
-        wait_listening(self._address, PORT)
+        wait_listening(self._address, self._port)
 
     def kill(self) -> None:
         self._child.kill()
