@@ -22,7 +22,9 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     """`new_messages`: how many of the request's last messages make its session's turn."""
     request = generation.request
     submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
-    journalled = pb.JournalRequest(submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node)
+    journalled = pb.JournalRequest(
+        submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
+    )
     return journalled.SerializeToString()
 
 
