@@ -46,10 +46,7 @@ class ScriptedEngine:
             del self._next_index[sink]
 
     def _step(self) -> None:
-        self._stepping = bool(self._running)
-        if not self._stepping:
-            return
-        self._loop.call_later(self._step_s, self._step)
+        due = self._loop.time() + self._step_s
         self.steps += 1
         now = stamp()
         for sink, script in list(self._running.items()):
@@ -59,3 +56,7 @@ class ScriptedEngine:
             if last:
                 self.cancel(sink)
             sink.token(index, now, last)
+        # When idle nothing is pending: the next answer's first token must not wait for a step that nobody needs.
+        self._stepping = bool(self._running)
+        if self._stepping:
+            self._loop.call_at(due, self._step)
