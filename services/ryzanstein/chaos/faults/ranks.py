@@ -24,6 +24,8 @@ SLOWER = 20
 _RANKS_LOST = Sign("node", "ranks lost")
 _DEATH_S, _STALL_S, _SERVING_S = 0.05, 3.0, 5.0
 _OUT_OF_MEMORY_S = 2.0
+# Long enough for a worker to name the rank, which it does after five seconds.
+_SLOW_S = 8.0
 
 
 def _rank(stage: Stage, victim: Victim, rank: int) -> int:
@@ -112,13 +114,14 @@ FAULTS = (
     ),
     Fault(
         "slow_rank",
-        f"one rank {SLOWER} times slower, for 3 s at most",
+        f"one rank {SLOWER} times slower, for {_SLOW_S:g} s",
         _slow,
-        (_RANKS_LOST, Sign("router", "node suspected"), Sign("node", "straggler")),
+        (_RANKS_LOST, Sign("router", "node suspected"), Sign("node", "rank slow")),
         RANKS,
         resumes=Resume.ANY,
         bounds=Bounds(),
-        at_most_s=3.0,
+        lasts_s=_SLOW_S,
+        at_most_s=_SLOW_S,
     ),
     Fault(
         "rank_out_of_memory",
