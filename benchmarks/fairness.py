@@ -32,7 +32,7 @@ SETTLE_S = 3.0
 
 
 def cluster(fair: bool) -> LocalCluster:
-    flags = ("--max-sequences", str(PLACES), "--fair", str(fair).lower(), "--log-level", "warning")
+    flags = ("--max-sequences", str(PLACES), "--fair" if fair else "--no-fair", "--log-level", "warning")
     return LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=1, worker_flags=flags, router_flags=("--log-level", "warning")))
 
 

@@ -119,10 +119,10 @@ async def measured(router: Router, seconds: float) -> dict[str, float]:
         load = Load(opened, script, STREAMS)
         load.start()
         await asyncio.sleep(WARM_UP_S)
-        tokens, cpu_s, begun = load.tokens_so_far(), router.cpu_s(), time.monotonic()
+        tokens, cpu_s, begun = load.so_far().tokens, router.cpu_s(), time.monotonic()
         count, sum_s = router.flushes()
         await asyncio.sleep(seconds)
-        tokens, cpu_s, took_s = load.tokens_so_far() - tokens, router.cpu_s() - cpu_s, time.monotonic() - begun
+        tokens, cpu_s, took_s = load.so_far().tokens - tokens, router.cpu_s() - cpu_s, time.monotonic() - begun
         flushes, flush_s = (after - before for after, before in zip(router.flushes(), (count, sum_s), strict=True))
         tally = await load.stop(60.0)
     if tally.problems:

@@ -65,7 +65,7 @@ def test_over_http_a_refusal_is_a_429_with_retry_after_and_never_a_stream(busy: 
     assert len(refused) >= 10
     assert all(int(headers["Retry-After-Ms"]) >= 50 for headers in refused)
     broken = [text for status, text in answers if status == 200 and '"error"' in text]
-    assert len(broken) <= 4, "few are refused after they were let in"
+    assert not broken, "a refusal comes before the stream"
 
 
 def test_a_deadline_that_no_node_can_meet_is_refused_long_before_it_passes(busy: Any) -> None:

@@ -33,6 +33,7 @@ import pytest
 from ryzanstein.chaos.plan import INJECTION_DIR
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
@@ -434,4 +435,9 @@ def all_ready(world: World) -> Iterator[None]:
         service.signal(signal.SIGCONT)
         if not service.running:
             world.cluster.restart(name)
-    world.cluster.wait_nodes(2)
+    try:
+        world.cluster.wait_nodes(2, 15)
+    except ServiceFailedError:  # drained, or with ranks that are beyond repair
+        for node_id in world.cluster.node_ids:
+            world.cluster.restart(node_id)
+        world.cluster.wait_nodes(2)

@@ -122,10 +122,11 @@ def test_client_gone(world: Any, walk: Any, all_ready: None) -> None:
             with grpc.insecure_channel(world.cluster.router_address) as channel:
                 stub = inference_grpc.InferenceServiceStub(channel)
                 stream = stub.StreamChat(chat("Count from 1 to 60."), timeout=30)
-                variables["GENERATION"] = next(iter(stream)).event.started.generation_id
+                generation_id = next(iter(stream)).event.started.generation_id
+                variables["GENERATION"] = f"chatcmpl-{generation_id}"
                 stream.cancel()
                 if comes_back:
-                    request = inference.AttachGenerationRequest(generation_id=variables["GENERATION"])
+                    request = inference.AttachGenerationRequest(generation_id=generation_id)
                     next(iter(stub.AttachGeneration(request, timeout=30)))
 
     walk(world, "client-gone", variables).run(strike=strike)

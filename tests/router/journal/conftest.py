@@ -70,6 +70,10 @@ class Reading:
             self.usage = event.finished.usage
 
 
+class EndedError(Exception):
+    """A router did not start; the message is the end of its log."""
+
+
 @dataclass(eq=False)
 class RouterProcess:
     """`python -m ryzanstein.router` on ports that stay the same over restarts."""
@@ -95,8 +99,20 @@ class RouterProcess:
             )
         async with asyncio.timeout(START_S):
             while not await asyncio.to_thread(self._is_ready):
-                assert self.process.returncode is None, self.log_path.read_text()[-4000:]
+                if self.process.returncode is not None:
+                    raise EndedError(self.log_path.read_text()[-4000:])
                 await asyncio.sleep(0.05)
+
+    async def start_on_free_ports(self, attempts: int = 3) -> None:
+        """For the first start: a port that somebody took before it was bound is chosen again."""
+        for left in reversed(range(attempts)):
+            self.flags |= zip(("grpc-port", "http-port", "metrics-port"), map(str, free_ports(3)), strict=True)
+            try:
+                await self.start()
+                return
+            except EndedError as error:
+                if not left or ("in use" not in str(error) and "cannot listen" not in str(error)):
+                    raise
 
     def _is_ready(self) -> bool:
         try:
@@ -162,19 +178,15 @@ async def start_routers(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable
     async def start(count: int, *nodes: Any, **flags: Any) -> list[RouterProcess]:
         for _ in range(count):
             name = f"router-{len(routers)}"
-            grpc_port, http_port, metrics_port = map(str, free_ports(3))
             described = {
                 "router-id": name,
-                "grpc-port": grpc_port,
-                "http-port": http_port,
-                "metrics-port": metrics_port,
                 "state-dir": str(tmp_path / name),
                 "session-dir": str(tmp_path),
                 "nodes": ",".join(node.address for node in nodes),
                 **{key.replace("_", "-"): str(value) for key, value in flags.items()},
             }
             routers.append(RouterProcess(described, tmp_path / f"{name}.log"))
-        await asyncio.gather(*(router.start() for router in routers[-count:]))
+        await asyncio.gather(*(router.start_on_free_ports() for router in routers[-count:]))
         return routers[-count:]
 
     yield start

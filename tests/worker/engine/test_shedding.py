@@ -258,12 +258,27 @@ def test_what_was_let_in_by_another_node_is_not_refused(timed, group) -> None:
     assert not it.failed
 
 
-def test_each_group_is_either_let_in_or_refused_in_the_next_step(timed, group) -> None:
+def test_each_group_is_let_in_when_it_begins_or_is_refused(timed, group) -> None:
     it = timed(ttft_objective_s=0.4)
     warm_up(it, group)
     for number in range(1, 60):
         it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER))
-    events = it.step()
-    refused = [failure.group for failure in events.failed]
-    assert sorted(events.let_in + refused) == list(range(1, 60))
-    assert len(refused) > 20
+    let_in = []
+    while it.engine.has_work:
+        let_in += it.step().let_in
+    assert sorted(let_in + list(it.failed)) == list(range(1, 60))
+    assert len(it.failed) > 20
+
+
+def test_who_waits_for_long_is_told_that_it_may(timed, group) -> None:
+    it = timed()
+    warm_up(it, group)
+    for number in range(60):
+        it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER))
+    told: dict[int, float] = {}
+    began = it.time
+    while it.engine.has_work:
+        told.update(dict.fromkeys(it.step().let_in, it.time - began))
+    assert len(told) == 60
+    assert max(told.values()) < 1.1
+    assert it.time - began > 1.5, "the last of them waited for longer"

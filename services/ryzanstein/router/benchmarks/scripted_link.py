@@ -49,7 +49,8 @@ class ScriptedLink:
     def _submit(self, submit: worker.Submit) -> None:
         sink = self._sinks[submit.handle] = _Rows(self, submit.handle)
         self._output.accepted.add(handle=submit.handle, prompt_tokens=1)
-        self._engine.begin(sink, Script.read(submit.messages.messages[-1], submit.sampling))
+        generated = len(submit.generated[0].token_ids) if submit.generated else 0
+        self._engine.begin(sink, Script.read(submit.messages.messages[-1], submit.sampling), generated)
 
     def add(self, handle: int, index: int, token_id: int, last: bool) -> None:
         output = self._output

@@ -153,6 +153,8 @@ class JournalledCore:
         """
         while self._core.find(generation_id) is None:
             head = await self._head(generation_id)
+            if self._core.find(generation_id) is not None:
+                break  # another reader here was faster: what was read is this router's own taking
             cause = self._why_take(head, lost)
             if owner_id and head.owner.owner_id != self._owner.owner_id:
                 raise moved(generation_id)

@@ -2,13 +2,15 @@
 
 It outlives processes, not the host, with which all its routers end: nothing waits for the disk (synchronous OFF), and the file
 of an earlier boot, or one that is damaged, is begun anew. Times are of CLOCK_MONOTONIC, which all processes of a host share
-and no clock jump moves. All statements run in one thread of the journal's own.
+and no clock jump moves. All statements run in one thread of the journal's own, few and long ones: at each, and at each row
+that it returns, the interpreter's lock changes hands between that thread and the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -107,12 +109,12 @@ class SqliteJournal:
         with self._transaction() as db:
             known = _known(db, [append.generation_id for append in appends])
             outcomes = [self._checked(db, owner, append, known) for append in appends]
-            rows = [
-                (known[append.generation_id][0], append.batch)
-                for append, outcome in zip(appends, outcomes, strict=True)
-                if append.batch and outcome is Outcome.WRITTEN
-            ]
-            db.executemany("INSERT INTO batches VALUES (?, ?)", rows)
+            values: list[int | bytes] = []
+            for append, outcome in zip(appends, outcomes, strict=True):
+                if append.batch and outcome is Outcome.WRITTEN:
+                    values += (known[append.generation_id][0], append.batch)
+            if values:
+                db.execute(f"INSERT INTO batches VALUES {','.join(['(?, ?)'] * (len(values) // 2))}", values)
         return outcomes
 
     def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]) -> Outcome:
@@ -186,10 +188,12 @@ class SqliteJournal:
 
 
 def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Number and epoch of those of the generations that there are, in one statement."""
+    """Number and epoch of those of the generations that there are, in one row."""
     places = ",".join("?" * len(generation_ids))
-    query = f"SELECT generation_id, number, epoch FROM generations WHERE generation_id IN ({places})"
-    return {generation_id: (number, epoch) for generation_id, number, epoch in db.execute(query, generation_ids)}
+    columns = "json_group_array(json_array(generation_id, number, epoch))"
+    query = f"SELECT {columns} FROM generations WHERE generation_id IN ({places})"
+    (rows,) = db.execute(query, generation_ids).fetchone()
+    return {generation_id: (number, epoch) for generation_id, number, epoch in json.loads(rows)}
 
 
 def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:

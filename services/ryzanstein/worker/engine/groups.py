@@ -19,6 +19,9 @@ from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.shedding import Shedding
 
+# A refusal after this is one that its client does not expect any more. Most come at once; few waits are predicted so badly.
+ANNOUNCE_AFTER_S = 1.0
+
 
 class Groups:
     """Every group from submit to its last choice's end."""
@@ -32,7 +35,7 @@ class Groups:
         self.num_shed: Counter[str] = Counter()
         """Groups that were refused for want of room or time, by cause: "full", "displaced", "objective" or "deadline"."""
         self._groups: dict[int, Group] = {}
-        self._joined: list[int] = []
+        self._joined: list[Group] = []
         self._num_arrived = 0
         self._num_followers = 0
         self._next_deadline = math.inf
@@ -59,7 +62,7 @@ class Groups:
             self._groups[group.id] = group
             self._next_deadline = min(self._next_deadline, _deadline(group))
             self._start_next(group)
-            self._joined.append(group.id)
+            self._joined.append(group)
             self.shedding.joined()
         else:
             self._scheduler.waiting.close(group)
@@ -119,10 +122,18 @@ class Groups:
             for group, error in self.shedding.late(now):
                 self.num_shed["deadline" if error.code is Code.DEADLINE_EXCEEDED else "objective"] += 1
                 self.fail(group.id, error)
-        for group_id in self._joined:
-            if group_id in self._groups:
-                self._outcome.add_let_in(group_id)
-        self._joined.clear()
+        if self._joined:
+            self._announce(now)
+
+    def _announce(self, now: float) -> None:
+        """Tells of the groups that run, or have waited for so long that their clients should hear of it."""
+        waiting = []
+        for group in self._joined:
+            if group.fresh and now - group.arrived < ANNOUNCE_AFTER_S:
+                waiting.append(group)
+            elif self._groups.get(group.id) is group:
+                self._outcome.add_let_in(group.id)
+        self._joined = [group for group in waiting if self._groups.get(group.id) is group]
 
     def _open_group(self, message: SubmitGroup, now: float) -> Group:
         """Charged to its tenant's account; in a full line others may have to make place. QUEUE_FULL: nobody has."""

@@ -99,7 +99,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
     """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
 
-    `let_in` are the groups that came since the last step and were not refused.
+    `let_in` are the groups that began to run, or to wait in earnest: a refusal comes before it, with few exceptions.
     """
 
     step: int

@@ -71,7 +71,8 @@ class Slowness:
         worst = max(self.ratios, key=lambda rank: self.ratios[rank])
         is_slow = self.ratios[worst] >= self._bounds.factor and computed[worst] - others[worst] >= self._bounds.gap_s
         if not is_slow:
-            self._slow, self._slow_s = None, 0.0
+            # One good second does not acquit a rank that was slow for many.
+            self._slow_s = max(0.0, self._slow_s - 2 * window_s)
             return None
         self._slow_s = self._slow_s + window_s if worst == self._slow else window_s
         self._slow = worst
