@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -92,23 +92,34 @@ class Network:
         return f"{self._name}-{name}"
 
     @asynccontextmanager
-    async def rules(self, name: str, inbound: Sequence[str] = (), outbound: Sequence[str] = ()) -> AsyncIterator[None]:
-        """nftables rules on a host, for packets that come in and that go out, while in the context. One set per host."""
+    async def rules(
+        self,
+        name: str,
+        inbound: Sequence[str] = (),
+        outbound: Sequence[str] = (),
+        *,
+        now: Callable[[], None] = lambda: None,
+    ) -> AsyncIterator[None]:
+        """nftables rules on a host, for packets that come in and that go out, while in the context. One set per host.
+
+        `now` is called just before they take effect: starting nft takes longer than a fault should.
+        """
         chains = "".join(
             f"chain {hook} {{ type filter hook {hook} priority 0; {'; '.join(rules)}; }}\n"
             for hook, rules in (("input", inbound), ("output", outbound))
             if rules
         )
-        await self._nftables(name, f"table {_TABLE} {{\n{chains}}}\n")
+        await self._nftables(name, f"table {_TABLE} {{\n{chains}}}\n", now)
         try:
             yield
         finally:
             await self._nftables(name, f"delete table {_TABLE}\n")
 
-    async def _nftables(self, name: str, text: str) -> None:
+    async def _nftables(self, name: str, text: str, now: Callable[[], None] = lambda: None) -> None:
         command = (self._ip, "netns", "exec", self.namespace(name), self._nft, "-f", "-")
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        now()
         _, said = await process.communicate(text.encode())
         if process.returncode != 0:
             raise OSError(f"nft refused {text!r}: {said.decode(errors='replace').strip()}")

@@ -39,7 +39,7 @@ class LaboratoryError(Exception):
 
 @dataclass(slots=True)
 class Stage:
-    """What faults and runs work with. `undisturbed` are answers by (kind, turn)."""
+    """What faults and runs work with. `undisturbed` are answers by (kind, turn). `struck_at`: wall and monotonic."""
 
     plan: Plan
     cluster: LocalCluster
@@ -47,6 +47,11 @@ class Stage:
     logs: LogReader
     rank_pids: dict[str, list[int]] = field(default_factory=dict)
     undisturbed: dict[tuple[str, int], Reading] = field(default_factory=dict)
+    struck_at: tuple[float, float] = (0.0, 0.0)
+
+    def strikes_now(self) -> None:
+        """A fault that takes time to prepare calls this just before it is there."""
+        self.struck_at = (time.time(), time.monotonic())
 
     @property
     def layout(self) -> Layout:
@@ -72,6 +77,10 @@ class Stage:
     def tokens_left(self, reading: Reading) -> int:
         """How many the answer still has to bring."""
         return self.undisturbed[reading.kind, reading.turn].num_tokens - reading.num_tokens
+
+    def longest(self, kind: str) -> int:
+        """Tokens of the longest answer of a kind."""
+        return max(answer.num_tokens for (name, _), answer in self.undisturbed.items() if name == kind)
 
     async def look_at_ranks(self) -> None:
         """Who the ranks are now: after a restart they are other processes."""

@@ -22,8 +22,8 @@ from ryzanstein.chaos.stage import LaboratoryError, Stage
 _AIM_S = 60.0
 _STREAM_S = 60.0
 _MEND_S = 90.0
-# A stream is in its middle from one of these tokens on, with so many still to come.
-_MIDDLE, _LEFT = (8, 40), 50
+# A stream is in its middle from this token on, as long as so many are still to come.
+_BEGUN, _LEFT = 8, 60
 _CALM_S = 2.0
 _ASKED_BESIDE = 4
 
@@ -100,11 +100,12 @@ class Trials:
     async def _aim(self, fault: Fault, rng: random.Random, run: int) -> Victim:
         """Waits for a stream of a seeded kind, in a seeded place of its middle. A rolling fault has its node in turn."""
         stage = self._stage
-        kind, after = rng.choice(fault.kinds), rng.randrange(*_MIDDLE)
+        kind = rng.choice(fault.kinds)
+        after = rng.randrange(_BEGUN, max(_BEGUN + 1, stage.longest(kind) - _LEFT))
         wanted = stage.cluster.node_ids[run % stage.layout.nodes] if fault.in_turn else ""
 
         def fits(reading: Reading) -> bool:
-            return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT
+            return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
 
         try:
             reading = await stage.load.aim(kind, after, fits, _AIM_S)
@@ -126,9 +127,9 @@ class Trials:
         )
         counter = BeatCounter()
         struck = _struck(fault.scope, victim, stage.load.under_way)
-        moment = Moment(time.time(), time.monotonic(), struck)
+        stage.strikes_now()
         async with counter.listening(addresses), fault.strike(stage, victim) as victims:
-            moment = self._hit(fault, moment, victims)
+            moment = self._hit(fault, struck, victims)
             beside = asyncio.gather(*self._ask_beside(fault, run))
             await stage.load.until_ended(list(moment.struck), fault.at_most_s)
             await asyncio.sleep(max(0.0, moment.monotonic_s + fault.lasts_s - time.monotonic()))
@@ -139,12 +140,11 @@ class Trials:
         stuck = [] if done else [reading for reading in readings if reading in stage.load.under_way]
         return Strike(moment, stuck, counter.count, metrics)
 
-    def _hit(self, fault: Fault, moment: Moment, victims: frozenset[str]) -> Moment:
+    def _hit(self, fault: Fault, struck: dict[Reading, int], victims: frozenset[str]) -> Moment:
         """A strike on several nodes hits the streams of all of them."""
-        struck = dict(moment.struck)
         if fault.scope is Scope.NODE:
             struck |= {reading: reading.calls for reading in self._stage.load.under_way if reading.node_id in victims}
-        return replace(moment, struck=struck, victims=victims)
+        return Moment(*self._stage.struck_at, struck, victims)
 
     def _read(self, fault: Fault, run: int, victim: Victim, strike: Strike, lines: Sequence[LogLine]) -> Observation:
         moment = strike.moment

@@ -14,6 +14,8 @@ from ryzanstein.cli.processes import ORCHESTRATOR
 
 _RESET_S = 0.2
 _FAR_S = 0.5
+# Streams that are almost done may end before anybody notices: so long there are others.
+_CUT_S = 1.5
 # Longer than a lease of three seconds, so that the orchestrator gives the node up.
 _NO_ORCHESTRATOR_S = 4.0
 
@@ -23,7 +25,7 @@ async def _reset(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """What the router sends on its connections to the node, acknowledgements too, is answered by a reset."""
     router, port = stage.address_of(victim.router), stage.cluster.services[victim.node_id].grpc_address.rpartition(":")[2]
     rule = f"ip saddr {router} tcp dport {port} reject with tcp reset"
-    async with stage.network.rules(stage.host_of(victim.node_id), inbound=(rule,)):
+    async with stage.network.rules(stage.host_of(victim.node_id), inbound=(rule,), now=stage.strikes_now):
         await asyncio.sleep(_RESET_S)
     yield frozenset({victim.node_id})
 
@@ -35,7 +37,7 @@ async def _one_way(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]
     deaf = victim.rng.random() < 0.5
     inbound = (f"ip saddr {router} drop",) if deaf else ()
     outbound = () if deaf else (f"ip daddr {router} drop",)
-    async with stage.network.rules(stage.host_of(victim.node_id), inbound, outbound):
+    async with stage.network.rules(stage.host_of(victim.node_id), inbound, outbound, now=stage.strikes_now):
         yield frozenset({victim.node_id})
 
 
@@ -43,7 +45,7 @@ async def _one_way(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]
 async def _two_way(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     router = stage.address_of(victim.router)
     rules = (f"ip saddr {router} drop",), (f"ip daddr {router} drop",)
-    async with stage.network.rules(stage.host_of(victim.node_id), *rules):
+    async with stage.network.rules(stage.host_of(victim.node_id), *rules, now=stage.strikes_now):
         yield frozenset({victim.node_id})
 
 
@@ -51,7 +53,7 @@ async def _two_way(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]
 async def _from_orchestrator(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     orchestrator = stage.address_of(ORCHESTRATOR)
     rules = (f"ip saddr {orchestrator} drop",), (f"ip daddr {orchestrator} drop",)
-    async with stage.network.rules(stage.host_of(victim.node_id), *rules):
+    async with stage.network.rules(stage.host_of(victim.node_id), *rules, now=stage.strikes_now):
         yield frozenset({victim.node_id})
 
 
@@ -80,6 +82,7 @@ FAULTS = (
         _one_way,
         (SUSPECTED, LINK_DOWN),
         bounds=Bounds(FROZEN_S),
+        lasts_s=_CUT_S,
         needs_network=True,
     ),
     Fault(
@@ -88,6 +91,7 @@ FAULTS = (
         _two_way,
         (SUSPECTED, LINK_DOWN),
         bounds=Bounds(FROZEN_S),
+        lasts_s=_CUT_S,
         needs_network=True,
     ),
     Fault(

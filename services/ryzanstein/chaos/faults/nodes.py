@@ -56,7 +56,7 @@ async def _drain(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
 
 FAULTS = (
     Fault("sigkill_agent", "SIGKILL of a node's agent", _sigkill, (LINK_DOWN,), bounds=Bounds(DEATH_S)),
-    Fault("sigstop_agent", "SIGSTOP of a node's agent", _sigstop, (SUSPECTED, LINK_DOWN), bounds=Bounds(FROZEN_S)),
+    Fault("sigstop_agent", "SIGSTOP of a node's agent", _sigstop, (SUSPECTED, LINK_DOWN), bounds=Bounds(FROZEN_S), lasts_s=1.5),
     Fault("two_nodes_at_once", "SIGKILL of two of three nodes", _two_at_once, (LINK_DOWN,), bounds=Bounds(DEATH_S)),
     Fault(
         "all_nodes_3s",

@@ -22,6 +22,8 @@ SKIP_COLLECTIVE = signal.SIGRTMIN + 1
 NAN_LOGITS = signal.SIGRTMIN + 2
 SLOWER = 20
 _RANKS_LOST = Sign("node", "ranks lost")
+# Both the worker and the router look for work that does not move.
+_STALLED = (_RANKS_LOST, Sign("router", "node suspected"))
 _DEATH_S, _STALL_S, _SERVING_S = 0.05, 3.0, 5.0
 _OUT_OF_MEMORY_S = 2.0
 # Long enough for a worker to name the rank, which it does after five seconds.
@@ -103,12 +105,12 @@ def _limit(pid: int, address_space_bytes: int) -> None:
 FAULTS = (
     Fault("sigkill_rank_0", "SIGKILL of rank 0", _sigkill_0, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
     Fault("sigkill_rank_1", "SIGKILL of rank 1", _sigkill_1, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
-    Fault("sigstop_rank", "SIGSTOP of one rank", _sigstop, (_RANKS_LOST,), RANKS, bounds=Bounds(_STALL_S, _SERVING_S)),
+    Fault("sigstop_rank", "SIGSTOP of one rank", _sigstop, _STALLED, RANKS, bounds=Bounds(_STALL_S, _SERVING_S)),
     Fault(
         "skipped_collective",
         "one rank skips one all-reduce",
         _skip_collective,
-        (_RANKS_LOST,),
+        _STALLED,
         RANKS,
         bounds=Bounds(_STALL_S, _SERVING_S),
     ),
