@@ -51,7 +51,7 @@ def drain(
 def undrain(
     node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
     *,
-    orchestrator: Annotated[str, typer.Option(help="host:port of the orchestrator.")] = ORCHESTRATOR_ADDRESS,
+    orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     direct: Annotated[str | None, typer.Option(help="host:port of the node: also ends a quarantine of its ranks.")] = None,
 ) -> None:
     """Let a drained node take work again."""

@@ -19,6 +19,8 @@ class Telemetry:
         self.deployments = self._gauge("deployments", "Desired deployments.")
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
         self.departures = self._counter("departures_total", "Members that went.", "cause")
+        for cause in ("expired", "left"):  # so that `increase()` sees the first one
+            self.departures.labels(cause)
         self.beats = self._counter("beats_total", "Heartbeats taken in.")
         self.changes = self._counter("changes_total", "Changes published to watchers.", "kind")
         self.snapshots = self._counter("snapshots_total", "Snapshots sent; overflow: the watcher had fallen behind.", "cause")

@@ -55,6 +55,8 @@ class Telemetry:
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.beats = self._counter("beats_total", "Status beats.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
+        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
+            self.orchestrator_losses.labels(cause)
 
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
         self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")

@@ -34,10 +34,10 @@ def chat(text: str, **more: Any) -> inference.StreamChatRequest:
     return inference.StreamChatRequest(chat=inference.ChatRequest(messages=[message], sampling=sampling, **more))
 
 
-def answer(world: Any, session_id: str, user: str = "") -> str:
+def answer(world: Any, session_id: str, user: str = "", text: str = "Hello!") -> str:
     """Asks for one token; the node that gave it."""
     with grpc.insecure_channel(world.cluster.router_address) as channel:
-        request = chat("Hello!", session_id=session_id, user=user).chat
+        request = chat(text, session_id=session_id, user=user).chat
         request.sampling.max_tokens = 1
         return str(inference_grpc.InferenceServiceStub(channel).Chat(request, timeout=30).node_id)
 
@@ -200,8 +200,13 @@ def test_slow_rank(world: Any, walk: Any, all_ready: None) -> None:
     assert load.failures == []
 
 
-def test_rank_out_of_memory(world: Any, walk: Any, all_ready: None) -> None:
-    """No rank of the node may map another byte."""
+def test_rank_out_of_memory(world: Any, walk: Any, all_ready: None, environment: Any) -> None:
+    """No rank of the node may map another byte, and a long prompt comes whose step needs some. Every larger allocation is
+    the system's, so that the limit is what decides."""
+    with environment(MALLOC_MMAP_THRESHOLD_="65536"):
+        world.cluster.restart("node-0")
+    world.cluster.wait_nodes(2)
+    session_id = session_on(world, "node-0")
     pids = [rank.pid for rank in world.ranks("node-0")]
 
     def limit(bound: Callable[[int], int]) -> None:
@@ -209,13 +214,13 @@ def test_rank_out_of_memory(world: Any, walk: Any, all_ready: None) -> None:
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_AS, (bound(pid), resource.RLIM_INFINITY))
 
+    def strike() -> None:
+        limit(lambda pid: psutil.Process(pid).memory_info().vms)
+        answer(world, session_id, text="Count from 1 to 60. " * 80)
+
     with world.load() as load:
         page = walk(world, "rank-out-of-memory", world.variables("node-0"))
-        page.run(
-            load=load,
-            strike=lambda: limit(lambda pid: psutil.Process(pid).memory_info().vms),
-            heal=lambda: limit(lambda pid: resource.RLIM_INFINITY),
-        )
+        page.run(load=load, strike=strike, heal=lambda: limit(lambda pid: resource.RLIM_INFINITY))
     assert load.failures == []
 
 
