@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress
+from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress, OutOfStep
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
 from ryzanstein.worker.model.collectives.waiting import Patience
@@ -30,6 +31,25 @@ def test_a_missing_peer_is_named_after_the_deadline(segment_fd: int) -> None:
     with pytest.raises(CollectiveTimeout, match=r"all_reduce: rank 1 waits for 0: nothing for 0\.\d s"):
         alone.all_reduce(torch.zeros(3))
     alone.close()
+
+
+@pytest.mark.parametrize("forgetful", [0, 1])
+def test_a_rank_that_leaves_an_operation_out_is_found_before_anything_is_believed(segment_fd: int, forgetful: int) -> None:
+    """Without the check rank 0 would gather what rank 1 had put there to be added up, and go on for ever."""
+
+    def step(rank: int) -> str:
+        ranks = open_collectives(GroupAddress("shm", segment_fd), rank, 2, NoProgress(), Patience(deadline_s=5))
+        try:
+            for _ in range(1 if rank == forgetful else 2):
+                ranks.all_reduce(torch.ones(8))
+            ranks.gather_to_root(torch.ones(8))
+        except OutOfStep as error:
+            return str(error)
+        return "believed"
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(step, range(2)))
+    assert all("is in another operation than rank" in end for end in ends), ends
 
 
 def test_waiting_gives_the_core_away(segment_fd: int) -> None:

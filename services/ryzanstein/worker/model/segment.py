@@ -1,7 +1,8 @@
 """The layout of the shared memory that `shm` collectives run over. Free of torch: the agent creates the segment.
 
-The segment is one page of arrival counters, a cache line apart so that ranks do not disturb each other's spinning, then two
-slots for each rank. Ranks inherit it by file descriptor; a fresh one is all zeros, which is the state before any collective.
+The segment is one page of arrival counters and what each rank says it is in, a cache line apart so that ranks do not
+disturb each other's spinning, then two slots for each rank. Ranks inherit it by file descriptor; a fresh one is all
+zeros, which is the state before any collective.
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ class PeerGaveUp(Exception):
     """Another rank has left the step that this one is in."""
 
 
+class OutOfStep(Exception):
+    """Another rank is in another operation: one of them has left one out, and nothing that they compute is to be believed."""
+
+
 class CannotRejoin(Exception):
     """A step that one rank has left cannot be left by the others: the group must start again."""
 

@@ -17,13 +17,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.collectives import CollectiveProgress, PeerGaveUp
+from ryzanstein.worker.model.collectives import CollectiveProgress, OutOfStep, PeerGaveUp
 from ryzanstein.worker.model.collectives.waiting import Patience, await_flag
 from ryzanstein.worker.model.segment import FLAG_STRIDE_BYTES, FLAGS_BYTES, SLOT_BYTES, segment_bytes, slot_offset
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
 _SPLIT_BYTES = 64 * 1024  # from here on, with more than two ranks, adding up only one's own part pays for a second barrier
 _STRIDE = FLAG_STRIDE_BYTES // 8
+_KINDS = {"all_reduce": 1, "gather": 2, "broadcast": 3}
 _EPOCH = 1 << 40  # arrivals that no group reaches: a flag beyond the next multiple says that its rank has left the step
 
 
@@ -71,7 +72,7 @@ class ShmCollectives:
             slots = self._turn(chunk_N)
             if self._rank == 0:
                 slots[0].copy_(chunk_N)
-            self._barrier("broadcast")
+            self._barrier("broadcast", chunk_N)
             if self._rank > 0:
                 chunk_N.copy_(slots[0])
         self._progress.end()
@@ -98,19 +99,19 @@ class ShmCollectives:
         """Every rank adds up everything, in rank order."""
         slots = self._turn(x_N)
         slots[self._rank].copy_(x_N)
-        self._barrier("all_reduce")
+        self._barrier("all_reduce", x_N)
         _sum_in_order(slots, x_N)
 
     def _add_up_parts(self, x_N: Tensor) -> None:
         """Each rank adds up one part and leaves it in its own slot, where nobody else has read that part."""
         slots = self._turn(x_N)
         slots[self._rank].copy_(x_N)
-        self._barrier("all_reduce")
+        self._barrier("all_reduce", x_N)
         parts = [slot.tensor_split(self._size) for slot in slots]
         mine = self._rank
         _sum_in_order([part[mine] for part in parts], x_N.tensor_split(self._size)[mine])
         parts[mine][mine].copy_(x_N.tensor_split(self._size)[mine])
-        self._barrier("all_reduce")
+        self._barrier("all_reduce", x_N)
         for rank, part_N in enumerate(x_N.tensor_split(self._size)):
             if rank != mine:
                 part_N.copy_(parts[rank][rank])
@@ -121,7 +122,7 @@ class ShmCollectives:
         for chunk_N in _chunks(x.view(-1)):
             slots = self._turn(chunk_N)
             slots[self._rank].copy_(chunk_N)
-            self._barrier("gather")
+            self._barrier("gather", chunk_N)
             if out_RN is not None:
                 torch.stack(slots, out=out_RN[:, start : start + chunk_N.numel()])
             start += chunk_N.numel()
@@ -136,14 +137,23 @@ class ShmCollectives:
         offsets = (slot_offset(rank, parity) for rank in range(self._size))
         return tuple(torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset) for offset in offsets)
 
-    def _barrier(self, op: str) -> None:
+    def _barrier(self, op: str, x_N: Tensor) -> None:
+        """Besides its arrival every rank says what it is in, at even and odd arrivals in turn, as with the slots.
+
+        Whoever says something else has left an operation out: from there on numbers meet that do not belong together.
+        """
         self._arrivals += 1
-        self._flags[self._rank * _STRIDE] = self._arrivals
+        mine, said_at = self._rank * _STRIDE, 1 + (self._arrivals & 1)
+        self._flags[mine + said_at] = said = x_N.nbytes << 2 | _KINDS[op]
+        self._flags[mine] = self._arrivals
         for peer in range(self._size):
-            if self._flags[peer * _STRIDE] < self._arrivals:
+            theirs = peer * _STRIDE
+            if self._flags[theirs] < self._arrivals:
                 self._await(peer, op)
-            if self._flags[peer * _STRIDE] >= self._epoch_end:
+            if self._flags[theirs] >= self._epoch_end:
                 raise PeerGaveUp(f"{op}: rank {peer} has left the step")
+            if self._flags[theirs + said_at] != said:
+                raise OutOfStep(f"{op} of {x_N.nbytes} bytes: rank {peer} is in another operation than rank {self._rank}")
 
     def _await(self, peer: int, op: str) -> None:
         await_flag(self._flags, peer * _STRIDE, self._arrivals, self._patience, f"{op}: rank {self._rank} waits for {peer}")
