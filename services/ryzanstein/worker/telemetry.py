@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.cluster import NodeState
+from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
@@ -55,6 +56,8 @@ class Telemetry:
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.beats = self._counter("beats_total", "Status beats.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
+        for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
+            self.generations.labels(outcome.lower())
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
             self.orchestrator_losses.labels(cause)
 
