@@ -6,10 +6,14 @@ the moment at which it can bear it least (Dean and Barroso, The Tail at Scale, 2
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ryzanstein.router.telemetry import Telemetry
+
+# A node that is late now may be punctual at its next beat.
+_SOON_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class HedgeBudget:
         self._telemetry = telemetry
         self._taken = 0
         self._waiting: dict[object, _Waiter] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def room(self) -> int:
@@ -50,6 +55,9 @@ class HedgeBudget:
     def give(self) -> None:
         """Whoever waits longest and still wants it is told to look again."""
         self._set(self._taken - 1)
+        self._tell()
+
+    def _tell(self) -> None:
         told = 0
         while self._waiting and told < self.room:
             waiter = self._waiting.pop(next(iter(self._waiting)))
@@ -60,6 +68,16 @@ class HedgeBudget:
     def wait(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:
         """`again` is called once, when there is room and `wanted` says so. One wait for each key."""
         self._waiting[key] = _Waiter(wanted, again)
+
+    def wait_for_node(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:
+        """The same for one that found no node to be its backup: it looks again soon. One timer serves all who wait."""
+        self.wait(key, wanted, again)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_SOON_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._tell()
 
     def forget(self, key: object) -> None:
         self._waiting.pop(key, None)

@@ -245,18 +245,20 @@ class Runner:
         run = suspicion.run
         if len(self._runs) > 1:
             return
+        again = partial(self._events.put_nowait, suspicion)
         nodes = [node_id for node_id in self._candidates(run.node_id) if self._links.punctual(node_id)]
         if not nodes:
-            if run.suspect:
-                asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._events.put_nowait, suspicion)
+            self._hedges.wait_for_node(run, partial(self._wants_backup, run), again)
         elif not self._hedges.take():
-            again = partial(self._events.put_nowait, suspicion)
-            self._hedges.wait(run, lambda: run in self._runs and run.suspect, again)
+            self._hedges.wait(run, partial(self._wants_backup, run), again)
         else:
             self._racing = True
             self._telemetry.hedges.labels("started").inc()
             run.race()
             self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
+
+    def _wants_backup(self, run: AttemptRun) -> bool:
+        return run in self._runs and run.suspect
 
     def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:
         generation = self._generation
