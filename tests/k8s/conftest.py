@@ -60,20 +60,34 @@ def workloads(manifests: list[Document]) -> dict[str, Document]:
 
 
 @pytest.fixture(scope="session")
-def with_pod_monitor(
+def with_component(
     k8s_dir: Path, render: Callable[[Path], list[Document]], tmp_path_factory: pytest.TempPathFactory
-) -> list[Document]:
-    """The base with the pod-monitor component, as an operator's own overlay would have it."""
-    # Relative, because kustomize refuses absolute paths; a copy, so that the overlay need not be in the repository.
-    root = tmp_path_factory.mktemp("operator")
-    shutil.copytree(k8s_dir, root / "k8s")
-    overlay = root / "overlay"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\n"
-        "kind: Kustomization\n"
-        "namespace: ryzanstein\n"
-        "resources: [../k8s/base]\n"
-        "components: [../k8s/components/pod-monitor]\n"
-    )
-    return render(overlay)
+) -> Callable[[str], list[Document]]:
+    """The base with one component, as an operator's own overlay would have it."""
+
+    def documents(name: str) -> list[Document]:
+        # Relative, because kustomize refuses absolute paths; a copy, so that the overlay need not be in the repository.
+        root = tmp_path_factory.mktemp("operator")
+        shutil.copytree(k8s_dir, root / "k8s")
+        overlay = root / "overlay"
+        overlay.mkdir()
+        (overlay / "kustomization.yaml").write_text(
+            "apiVersion: kustomize.config.k8s.io/v1beta1\n"
+            "kind: Kustomization\n"
+            "namespace: ryzanstein\n"
+            "resources: [../k8s/base]\n"
+            f"components: [../k8s/components/{name}]\n"
+        )
+        return render(overlay)
+
+    return documents
+
+
+@pytest.fixture(scope="session")
+def with_pod_monitor(with_component: Callable[[str], list[Document]]) -> list[Document]:
+    return with_component("pod-monitor")
+
+
+@pytest.fixture(scope="session")
+def with_redis(with_component: Callable[[str], list[Document]]) -> list[Document]:
+    return with_component("redis-sessions")

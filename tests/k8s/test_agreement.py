@@ -141,3 +141,18 @@ def test_the_router_scales_on_a_metric_that_it_has(manifests: list[Document]) ->
     exported = {sample.name for family in RouterTelemetry().registry.collect() for sample in family.samples}
     assert wanted
     assert set(wanted) <= exported
+
+
+def test_with_redis_a_router_says_where_it_is_found_and_its_variables_are_settings(with_redis: list[Document]) -> None:
+    (router,) = [each for each in with_redis if each["kind"] == "Deployment" and each["metadata"]["name"] == "router"]
+    (pod,) = router["spec"]["template"]["spec"]["containers"]
+    by_name = {each["name"]: each for each in pod["env"]}
+    names = [each["name"] for each in pod["env"]]
+    assert {name for name in names if name.startswith(PREFIX)} <= {
+        PREFIX + field.upper() for field in RouterSettings.model_fields
+    }
+    # A reference is resolved only when its variable stands before it.
+    assert names.index("POD_IP") < names.index("RYZANSTEIN_ROUTER_ADDRESS")
+    assert by_name["RYZANSTEIN_ROUTER_ADDRESS"]["value"] == f"$(POD_IP):{by_name['RYZANSTEIN_GRPC_PORT']['value']}"
+    assert by_name["RYZANSTEIN_SESSION_STORE"]["value"] == "redis"
+    assert "value" not in by_name["RYZANSTEIN_REDIS_URL"], "the address has a password: it comes from a Secret"

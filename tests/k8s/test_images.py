@@ -38,9 +38,9 @@ def test_what_is_copied_exists_and_is_not_ignored(dockerfile: Path, k8s_dir: Pat
 
 
 def test_the_extra_that_is_installed_exists(dockerfile: Path, k8s_dir: Path) -> None:
-    (extra,) = re.findall(r"'\.\[(\w+)\]'", dockerfile.read_text())
-    assert extra == DOCKERFILES[dockerfile.name]
-    assert extra in project(k8s_dir)["project"]["optional-dependencies"]
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", dockerfile.read_text())
+    assert DOCKERFILES[dockerfile.name] in extras.split(",")
+    assert set(extras.split(",")) <= project(k8s_dir)["project"]["optional-dependencies"].keys()
 
 
 def test_the_last_stage_runs_our_command_as_nobody_special(dockerfile: Path, k8s_dir: Path) -> None:

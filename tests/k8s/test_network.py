@@ -79,3 +79,17 @@ def test_the_monitoring_namespace_reaches_the_metrics_ports_that_the_pod_monitor
         assert matches(monitor["spec"]["selector"], name)
         rules = [rule for spec in policies_for(with_pod_monitor, name, "Ingress") for rule in spec.get("ingress", [])]
         assert any(port["port"] == endpoint["port"] and "from" in rule for rule in rules for port in rule["ports"])
+
+
+def test_with_redis_routers_reach_it_and_each_other_and_nothing_else_is_opened(with_redis: list[Document]) -> None:
+    opened = NEEDED | {("router", "router")}
+    flows = {(source, target) for source in PODS for target in PODS if allowed(with_redis, source, target, "grpc")}
+    assert flows == opened
+    out = {
+        name: [rule for spec in policies_for(with_redis, name, "Egress") for rule in spec.get("egress", [])] for name in PODS
+    }
+    assert [name for name in PODS if any(admits(rule, "to", "redis", "6379") for rule in _as_text(out[name]))] == ["router"]
+
+
+def _as_text(rules: list[Document]) -> list[Document]:
+    return [{**rule, "ports": [{"port": str(port["port"])} for port in rule["ports"]]} for rule in rules]
