@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -107,9 +108,8 @@ def test_partition(world: Any, walk: Any, all_ready: None, behind_a_line: Any) -
 
 
 def test_far_node(world: Any, walk: Any, all_ready: None, behind_a_line: Any) -> None:
-    variables = world.variables("node-1", SESSION=session_on(world, "node-1"))
     with world.load() as load:
-        walk(world, "far-node", variables).run(load=load, strike=lambda: behind_a_line.tell("delay 0.5"))
+        walk(world, "far-node", world.variables("node-1")).run(load=load, strike=lambda: behind_a_line.tell("delay 0.5"))
     assert load.failures == []
 
 
@@ -270,17 +270,21 @@ def test_session_store_sqlite(world: Any, walk: Any, all_ready: None) -> None:
 
 def test_load_imbalance(make_world: Any, walk: Any) -> None:
     """Every request belongs to one session: its node gets them all. The window is short, so that it ends."""
-    flags = ("--load-window-s", "12", "--load-floor", "16", "--imbalance-calm-s", "1")
+    flags = ("--load-window-s", "6", "--load-floor", "16", "--imbalance-calm-s", "1")
     with make_world(num_nodes=2, tp=1, router_flags=flags) as world:
         session_id = session_on(world, "node-0")
 
         def strike() -> None:
-            for _ in range(64):
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
                 answer(world, "", user=session_id)
 
         def heal() -> None:
-            for number in range(80):
+            until = time.monotonic() + 9
+            for number in itertools.count():
                 answer(world, "", user=f"even-{number}")
+                if time.monotonic() > until:
+                    return
 
         walk(world, "load-imbalance", world.variables("node-0")).run(strike=strike, heal=heal)
 
