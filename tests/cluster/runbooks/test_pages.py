@@ -20,6 +20,7 @@ import pytest
 
 from ryzanstein.chaos.clocks import Clocks
 from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.scrape import total
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -275,9 +276,12 @@ def test_load_imbalance(make_world: Any, walk: Any) -> None:
         session_id = session_on(world, "node-0")
 
         def strike() -> None:
-            until = time.monotonic() + 4
-            while time.monotonic() < until:
-                answer(world, "", user=session_id)
+            """Asks until the alarm is raised: the bound that comes with it soon makes the load even again."""
+            url, until = world.cluster.services["router-0"].metrics_url, time.monotonic() + 30
+            while not total(url, "ryzanstein_router_load_imbalance_alarm"):
+                assert time.monotonic() < until, "no alarm"
+                for _ in range(10):
+                    answer(world, "", user=session_id)
 
         def heal() -> None:
             until = time.monotonic() + 9
