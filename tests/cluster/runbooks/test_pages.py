@@ -66,18 +66,18 @@ def test_node_frozen(world: Any, walk: Any, all_ready: None) -> None:
     assert load.failures == []
 
 
-def test_rank_died(world: Any, walk: Any, all_ready: None) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, SKIP_COLLECTIVE], ids=["killed", "skipped"])
+def test_rank_died(world: Any, walk: Any, all_ready: None, number: int) -> None:
     with world.load() as load:
         page = walk(world, "rank-died", world.variables("node-0", RANK="1"))
-        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[1].pid, signal.SIGKILL))
+        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[1].pid, number))
     assert load.failures == []
 
 
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGSTOP, "0"), (SKIP_COLLECTIVE, "1")], ids=["frozen", "skipped"])
-def test_rank_stalled(world: Any, walk: Any, all_ready: None, number: int, rank: str) -> None:
+def test_rank_stalled(world: Any, walk: Any, all_ready: None) -> None:
     with world.load() as load:
-        page = walk(world, "rank-stalled", world.variables("node-0", RANK=rank))
-        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[int(rank)].pid, number))
+        page = walk(world, "rank-stalled", world.variables("node-0", RANK="0"))
+        page.run(load=load, strike=lambda: os.kill(world.ranks("node-0")[0].pid, signal.SIGSTOP))
     assert load.failures == []
 
 
