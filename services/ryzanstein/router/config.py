@@ -87,7 +87,7 @@ class RouterSettings(ServiceSettings):
     )
 
     hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
-    hedge_min: int = Field(4, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
+    hedge_min: int = Field(8, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
     suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
     dead_grace_s: float = Field(0.5, ge=0)

@@ -21,7 +21,7 @@ class HedgePolicy:
     """At most `share` of the running generations, and always `least`."""
 
     share: float = 0.25
-    least: int = 4
+    least: int = 8
 
 
 @dataclass(frozen=True, slots=True)
