@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein import wire
+from ryzanstein import clock, wire
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
@@ -93,14 +93,22 @@ def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
 
 
 def test_a_node_goes_by_the_time_that_is_left_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
+    now = clock.unix_s()
     attempt = Attempt("g", 0, GenerationRequest("m", TextPrompt("x"), SamplingParams(seed=1), deadline=now + 60), ())
     submit = wire.submit_now(attempt, 1)
     assert 59 < submit.time_left.ToNanoseconds() / 1e9 <= 60
     for offset_s in (3600.0, -3600.0):
-        monkeypatch.setattr(time, "time", lambda offset_s=offset_s: now + offset_s)
+        monkeypatch.setattr(clock, "unix_s", lambda offset_s=offset_s: now + offset_s)
         deadline = wire.attempt_from_wire(submit).request.deadline
         assert deadline == pytest.approx(now + offset_s + 60, abs=1)
+
+
+def test_a_wall_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = time.time()
+    before = clock.unix_s()
+    monkeypatch.setattr(time, "time", lambda: wall + 3600)
+    assert clock.unix_s() == pytest.approx(before, abs=1)
+    assert before == pytest.approx(wall, abs=1)
 
 
 nodes = st.builds(

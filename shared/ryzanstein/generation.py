@@ -160,9 +160,9 @@ def valid_tenant(given: str, user: str) -> str:
 class GenerationRequest:
     """What a client asked for, as the faces hand it to the router's core and the router to a node.
 
-    `deadline` is Unix time in seconds, None: the client waits for ever. Among requests of one `priority` tenants share fairly;
-    "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the session's turn before,
-    as the session store remembers it: a hint where its KV cache is.
+    `deadline` is Unix time in seconds by `clock.unix_s`, None: the client waits for ever. Among requests of one `priority`
+    tenants share fairly; "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the
+    session's turn before, as the session store remembers it: a hint where its KV cache is.
     """
 
     model: str

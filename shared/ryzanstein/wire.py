@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.generation import (
     MAX_NAME_CHARS,
@@ -249,14 +248,14 @@ def submit_now(attempt: Attempt, handle: int) -> worker.Submit:
     """The same, to be sent at once: with the time that is left by this host's clock."""
     submit = attempt_to_wire(attempt, handle)
     if attempt.request.deadline is not None:
-        submit.time_left.FromNanoseconds(int(max(0.0, attempt.request.deadline - time.time()) * 1e9))
+        submit.time_left.FromNanoseconds(int(max(0.0, attempt.request.deadline - clock.unix_s()) * 1e9))
     return submit
 
 
 def _deadline(submit: worker.Submit) -> float | None:
     """By this host's clock where it was said how much time is left."""
     if submit.HasField("time_left"):
-        return time.time() + submit.time_left.ToNanoseconds() / 1e9
+        return clock.unix_s() + submit.time_left.ToNanoseconds() / 1e9
     return submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None
 
 

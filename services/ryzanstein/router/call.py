@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import grpc
 from structlog.contextvars import get_contextvars
 
+from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
 from ryzanstein.router.journal.peers import OWNER
@@ -65,7 +65,7 @@ class Calls:
             yield Call(
                 str(get_contextvars().get("request_id") or uuid.uuid4().hex),
                 traceparent(span, received),
-                None if remaining_s is None else time.time() + remaining_s,
+                None if remaining_s is None else clock.unix_s() + remaining_s,
                 metadata.get(CANCEL_ON_DISCONNECT, "").lower() == "true",
                 metadata.get(OWNER, ""),
                 metadata.get(TENANT_ID, ""),

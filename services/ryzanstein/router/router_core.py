@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, FinishReason, GenerationEvent, GenerationRequest, Prompt
 from ryzanstein.router.admission import Admission, Limits
@@ -181,7 +181,7 @@ class RouterCore:
             request,
             model=self._model(request.model),
             sampling=replace(request.sampling, seed=seed),
-            deadline=request.deadline if request.deadline is not None else time.time() + self._policy.deadline_s,
+            deadline=request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s,
         )
 
     def _model(self, name: str) -> str:
@@ -227,7 +227,7 @@ class RouterCore:
         request = generation.request
         with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
             try:
-                async with asyncio.timeout((request.deadline or 0.0) - time.time()):
+                async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
                     await Runner(generation, self._links, self._policy.runner, self._hedges, self._telemetry).run()
             except TimeoutError:
                 return errors.deadline_exceeded()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.generation import Attempt, Prompt, SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -53,7 +53,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
 
 def _monotonic(unix_s: float | None) -> float | None:
     """A moment on the clock that nobody sets: what was accepted is not late because the wall clock jumped."""
-    return None if unix_s is None else time.monotonic() + unix_s - time.time()
+    return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
 def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt, ChatPrompt, Prompt, TextPrompt
@@ -201,7 +201,7 @@ class Node:
         assert text is not None
         # The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there.
         deadline, bound = attempt.request.deadline, 2 * self.settings.max_waiting + self.settings.max_sequences
-        if deadline is not None and deadline <= time.time():
+        if deadline is not None and deadline <= clock.unix_s():
             raise errors.deadline_exceeded()
         if self.running.num_choices + attempt.request.sampling.n > bound:
             raise errors.queue_full(self.running.num_choices, bound)

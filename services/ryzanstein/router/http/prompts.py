@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.generation import (
     MAX_NAME_CHARS,
     TENANT_ID,
@@ -160,4 +159,4 @@ def _deadline(headers: Mapping[str, str]) -> float | None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and 1 <= int(value) <= _MAX_TIMEOUT_MS):
         raise errors.invalid("X-Request-Timeout-Ms", f"must be an integer in [1, {_MAX_TIMEOUT_MS}]", value[:32])
-    return time.time() + int(value) / 1000
+    return clock.unix_s() + int(value) / 1000
