@@ -19,8 +19,9 @@ from ryzanstein.errors import Code, RyzansteinError
 PATIENCE_S = 30.0
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 1.0
+# It moved to another router, or the store that knows where it is does not answer just now.
+_ATTACH_AGAIN = ("GENERATION_MOVED", "JOURNAL_UNAVAILABLE", "SESSION_STORE_UNAVAILABLE")
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN, Code.INTERNAL)
-_MOVED = "GENERATION_MOVED"
 
 
 class Client:
@@ -78,7 +79,7 @@ class Client:
         if not reading.generation_id:
             return error.retry_after_s is not None or lost_connection
         elsewhere = error.code is Code.NOT_FOUND and self._num_routers > 1 and reading.calls > 1
-        return lost_connection or error.reason == _MOVED or elsewhere
+        return lost_connection or error.reason in _ATTACH_AGAIN or elsewhere
 
     async def _wait(self, error: RyzansteinError, failures: int) -> None:
         """What the refusal says, or a back-off with jitter that starts short: another router is there at once."""
