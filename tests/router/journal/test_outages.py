@@ -43,6 +43,7 @@ async def test_a_locked_file_costs_no_request_and_is_caught_up(
     lock.execute("ROLLBACK")
     lock.close()
     await holds(lambda: _is(first, "journal_up", 1))
+    await holds(lambda: _below(first, 10))
     await first.kill()
     await client.come_back(second)
     assert client.seen.tokens == {0: whole()}

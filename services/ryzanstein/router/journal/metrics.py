@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -38,6 +40,7 @@ class Outage:
     def __init__(self, metrics: JournalMetrics) -> None:
         self._metrics = metrics
         self._since: float | None = None
+        self._over = asyncio.Event()
 
     @property
     def lasts(self) -> bool:
@@ -46,6 +49,7 @@ class Outage:
     def begin(self, error: Exception) -> None:
         if self._since is None:
             self._since = time.monotonic()
+            self._over.clear()
             self._metrics.outages.inc()
             self._metrics.up.set(0)
             log.warning("journal out of reach; generations go on in memory", error=str(error))
@@ -54,4 +58,10 @@ class Outage:
         if self._since is not None:
             log.info("journal back", after_s=round(time.monotonic() - self._since, 3))
             self._since = None
+            self._over.set()
             self._metrics.up.set(1)
+
+    async def over(self, timeout_s: float) -> None:
+        """Returns when the store answers again, whoever noticed, or after the time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), timeout_s)

@@ -139,7 +139,9 @@ class JournalRecorder:
                 next_sweep = self._next_sweep(0.0 if sweep else next_sweep)
             else:
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
-                await asyncio.sleep(backoff_s)
+                # Also when the lease can be renewed and this cannot be written: never faster than without an outage.
+                await asyncio.sleep(self._pace.flush_s)
+                await self._outage.over(backoff_s)
 
     def _next_sweep(self, planned: float) -> float:
         """`planned` if it is not too late; 0: none is planned."""
