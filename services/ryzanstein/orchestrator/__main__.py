@@ -21,6 +21,7 @@ from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import Telemetry
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
@@ -75,6 +76,7 @@ def main() -> int:
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
     logs.setup("orchestrator", settings.log_level)
+    ask_for_short_slices()
     try:
         uvloop.run(serve(settings))
     except (OSError, StoreError) as error:

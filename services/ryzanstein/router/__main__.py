@@ -25,6 +25,7 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.http.app import create_app
 from ryzanstein.router.http.server import HttpServer
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.timeslice import ask_for_short_slices
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +87,7 @@ def main() -> int:
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
     logs.setup("router", settings.log_level)
+    ask_for_short_slices()
     _calm_collector()
     try:
         with contextlib.suppress(KeyboardInterrupt):

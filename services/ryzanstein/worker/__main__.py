@@ -20,6 +20,7 @@ from ryzanstein import log as logs
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
@@ -105,6 +106,7 @@ def main() -> int:
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
     logs.setup("worker", settings.log_level, node_id=settings.node_id)
+    ask_for_short_slices()
     try:
         uvloop.run(serve(settings))
     except (OSError, RyzansteinError) as error:

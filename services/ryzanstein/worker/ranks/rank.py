@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Never
 
+from ryzanstein.timeslice import take_usual_slices
 from ryzanstein.worker.engine.probe import RanksUnsound
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--standby", action="store_true", help="import everything, then wait to be started")
     arguments = parser.parse_args()
     die_with(arguments.parent)
+    take_usual_slices()
     if arguments.standby:
         _import()
     agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
