@@ -20,8 +20,8 @@ from ryzanstein.router.journal.journalled_core import JournalledCore
 from ryzanstein.router.journal.opened import open_core
 from ryzanstein.router.links import Links
 from ryzanstein.router.patience import Patience
+from ryzanstein.router.placing import RunnerPolicy
 from ryzanstein.router.router_core import CorePolicy, RouterCore
-from ryzanstein.router.runner import RunnerPolicy
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
 from ryzanstein.router.sessions.claimed import Claimed

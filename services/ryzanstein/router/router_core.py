@@ -25,8 +25,9 @@ from ryzanstein.router.journal.encoding import decode_request, has_settled, rest
 from ryzanstein.router.journal.journal import Record
 from ryzanstein.router.journal.peers import moved
 from ryzanstein.router.links import Links
+from ryzanstein.router.placing import RunnerPolicy
 from ryzanstein.router.recording import Recorder, Unrecorded
-from ryzanstein.router.runner import Runner, RunnerPolicy
+from ryzanstein.router.runner import Runner
 from ryzanstein.router.sessions.turn import Turn, Turns
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.token_count import count_prompt_tokens

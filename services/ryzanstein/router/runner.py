@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
-from ryzanstein import errors
 from ryzanstein.generation import Attempt
 from ryzanstein.router.attempt import (
     BACK_PRESSURE,
@@ -33,28 +32,13 @@ from ryzanstein.router.connection import PROTOCOL
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.hedge_budget import HedgeBudget
 from ryzanstein.router.links import Links
-from ryzanstein.router.patience import Patience
+from ryzanstein.router.placing import Placing, RunnerPolicy
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
-# While no node can take a generation it looks again this often, besides at every change of a node: a breaker that
-# becomes half-open is no event.
-_LOOK_AGAIN_S = 0.25
-
 # Attempts are numbered from epoch * 2**16 on: room for 65,536 of each router, and for 65,536 routers, in the wire's uint32.
 _EPOCH_SHIFT = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerPolicy:
-    """`failover_wait_s`: how long a generation waits for a node before it fails with NO_NODES. `max_fruitless_attempts`:
-    how many attempts in a row may fail without a new token, so that a request which kills nodes kills few. `patience`: how
-    long an attempt may bring nothing on a node that works for others."""
-
-    failover_wait_s: float = 15.0
-    max_fruitless_attempts: int = 5
-    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -75,20 +59,16 @@ class Runner:
     ) -> None:
         self._generation = generation
         self._links = links
-        self._policy = policy
+        self._patience = policy.patience
+        self._placing = Placing(generation, links, policy, telemetry)
         self._hedges = hedges
         self._racing = False
         self._telemetry = telemetry
-        self._wish = links.wish(generation.request)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
-        self._excluded: set[str] = set()
-        self._refused_by: set[str] = set()
         # Higher than every attempt of the routers that had the generation before.
         self._next_attempt = generation.epoch << _EPOCH_SHIFT
         self._looking: asyncio.TimerHandle | None = None
-        self._fruitless = 0
-        self._stuck_since = time.monotonic()
 
     async def run(self) -> None:
         """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
@@ -96,7 +76,7 @@ class Runner:
             return
         self._look()
         try:
-            await self._place(None)
+            self._start(await self._placing.first(), None)
             while not self._generation.log.complete:
                 await self._handle(await self._events.get())
                 if len(self._runs) < 2:
@@ -117,7 +97,7 @@ class Runner:
 
     def _look(self) -> None:
         """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
-        patience, now = self._policy.patience, time.monotonic()
+        patience, now = self._patience, time.monotonic()
         left_s = {run: patience.left_s(run.quiet, now) for run in self._runs}
         for run in [run for run, left in left_s.items() if left <= 0]:
             run.alarm()
@@ -143,9 +123,7 @@ class Runner:
 
     def _on_worked(self, run: AttemptRun) -> None:
         self._breaker_worked(run.node_id)
-        self._excluded.clear()
-        self._fruitless = 0
-        self._stuck_since = time.monotonic()
+        self._placing.worked()
         for other in [other for other in self._runs if other is not run]:
             self._abandon(other)
             self._decide_race(run, other)
@@ -171,10 +149,7 @@ class Runner:
         reroute = self._runs.pop(lost.run)
         self._blame(lost)
         if not self._runs:
-            self._fruitless += 1
-            if lost.cause == NO_PROGRESS:
-                self._stuck_since = lost.at  # until now it was thought to be in good hands
-            await self._place(lost)
+            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run.node_id, lost.at))
             return
         (left,) = self._runs
         remaining = self._runs[left]
@@ -200,53 +175,13 @@ class Runner:
         if (breaker := self._links.breaker(node_id)) is not None:
             breaker.worked()
 
-    def _candidates(self, *excluded: str) -> list[str]:
-        return self._links.candidates(self._generation.request.model, self._wish, {*excluded, *self._excluded})
-
-    async def _place(self, lost: Lost | None) -> None:
-        """Starts the next attempt, waiting for a node if need be. Raises when the generation must be given up."""
-        if lost is not None:
-            self._excluded.add(lost.run.node_id)
-            self._require_blameless(lost)
-            if self._fruitless >= self._policy.max_fruitless_attempts:
-                raise self._give_up(lost)
-        while not (nodes := self._candidates()):
-            if (
-                lost is not None
-                and lost.error is not None
-                and lost.cause == BACK_PRESSURE
-                and not self._generation.log.num_tokens
-            ):
-                raise lost.error
-            left_s = self._stuck_since + self._policy.failover_wait_s - time.monotonic()
-            if left_s <= 0:
-                raise self._give_up(lost)
-            await self._links.changed(min(left_s, _LOOK_AGAIN_S))
-            self._excluded.clear()
-        self._start(nodes[0], None if lost is None else _Reroute(lost.cause, lost.run.node_id, lost.at))
-
-    def _require_blameless(self, lost: Lost) -> None:
-        """Two nodes that are well and cannot run a request agree: it is the request. Raises the error of the second."""
-        if lost.cause == REQUEST_FAULT and lost.error is not None:
-            self._refused_by.add(lost.run.node_id)
-            if len(self._refused_by) > 1 or not self._candidates():
-                raise lost.error
-
-    def _give_up(self, lost: Lost | None) -> errors.RyzansteinError:
-        cause = "no_nodes" if lost is None else lost.cause
-        self._telemetry.failed_over_in_vain.labels(cause).inc()
-        if lost is not None and lost.error is not None:
-            return lost.error
-        return errors.no_nodes(self._generation.request.model, f"{self._fruitless} attempts failed ({cause})")
-
     def _hedge(self, suspicion: Suspected) -> None:
-        """A backup must itself be on time: in a cluster that is slow as a whole, or after a pause of this router, one
-        backup more would only be more work. The node is not told to be suspect twice, so this looks again by itself."""
+        """The node is not told to be suspect twice, so this looks again by itself."""
         run = suspicion.run
         if len(self._runs) > 1:
             return
         again = partial(self._events.put_nowait, suspicion)
-        nodes = [node_id for node_id in self._candidates(run.node_id) if self._links.punctual(node_id)]
+        nodes = self._placing.backups(run.node_id)
         if not nodes:
             self._hedges.wait_for_node(run, partial(self._wants_backup, run), again)
         elif not self._hedges.take():
