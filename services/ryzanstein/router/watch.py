@@ -114,7 +114,7 @@ class Watch:
         late = now - due
         if late > _LATE_S and not self._excused:
             self._excused = True
-            self._look_again(now + min(late, 4 * _LATE_S), looks)
+            self._look_again(now + min(late, 4 * _LATE_S), 0)
             return
         if self._verdict(now)[0] > self.level and looks < _LOOKS:
             self._look_again(now + _LOOK_AGAIN_S, looks + 1)

@@ -68,6 +68,8 @@ class WorkerServicer(WorkerServiceServicer):
         with _ending(link):
             while True:
                 await self._take(link, await ahead.get())
+                # Short prompts are tokenized in this loop: between two of them beats, answers and tokens go out.
+                await asyncio.sleep(0)
 
     async def _take(self, link: RouterLink, request: pb.ConnectRequest) -> None:
         match request.WhichOneof("frame"):
