@@ -155,7 +155,8 @@ class Echoes:
         """One at a time, as in RFC 6298: what was asked during a pause does not make that pause count several times."""
         if asked_at >= self._measured_at:
             self._measured_at, self._last_s = now, now - asked_at
-            self._round_trips.add(self._last_s)
+            # One long while must not hide the next: what is beyond doubt is not learnt as it is.
+            self._round_trips.add(min(self._last_s, 2 * self._round_trips.silence_s(self._thresholds.suspect_phi)))
 
     @property
     def suspect_at(self) -> float:
