@@ -66,6 +66,10 @@ class ScriptedNode(WorkerServiceServicer):
     """Beats, but no tokens."""
     mute_beats: bool = False
     """Tokens, but no beats."""
+    deaf: bool = False
+    """Reads nothing, while it beats and generates."""
+    answers_beats: bool = True
+    """False: an older node, which knows of no answer."""
     repeat_rows: bool = False
     """Sends every row twice."""
     gap_at: int | None = None
@@ -125,9 +129,10 @@ class ScriptedNode(WorkerServiceServicer):
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)
-        reader = asyncio.create_task(self._read(frames, running))
+        heard: list[int] = []
+        reader = asyncio.create_task(self._read(frames, running, heard))
         try:
-            async for frame in self._speak(running):
+            async for frame in self._speak(running, heard):
                 yield frame
         except DiedError:
             return
@@ -141,8 +146,10 @@ class ScriptedNode(WorkerServiceServicer):
         text = request.text or "".join(message.content for message in request.messages.messages)
         return worker.CountPromptTokensResponse(tokens=len(text.split()))
 
-    async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running]) -> None:
+    async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running], heard: list[int]) -> None:
         async for frame in frames:
+            while self.deaf:  # noqa: ASYNC110 - a switch that any test may turn
+                await asyncio.sleep(0.002)
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
                 if self.swallow(frame.submit):
@@ -153,6 +160,7 @@ class ScriptedNode(WorkerServiceServicer):
                 running.pop(frame.cancel.handle, None)
             elif frame.HasField("beat"):
                 self.router_beats.append(time.monotonic())
+                heard.append(frame.beat.sequence)
 
     def _accepted(self, submit: worker.Submit) -> Running:
         attempt = attempt_from_wire(submit)
@@ -171,11 +179,13 @@ class ScriptedNode(WorkerServiceServicer):
             step=self._step,
         )
 
-    async def _speak(self, running: dict[int, Running]) -> AsyncIterator[worker.ConnectResponse]:
+    async def _speak(self, running: dict[int, Running], heard: list[int]) -> AsyncIterator[worker.ConnectResponse]:
         next_beat = 0.0
         known: set[int] = set()
         while self._server is not None:
             now = time.monotonic()
+            while heard and self.answers_beats and not self.frozen:
+                yield worker.ConnectResponse(heard=worker.RouterBeatHeard(sequence=heard.pop(0)))
             if now >= next_beat and not (self.frozen or self.mute_beats):
                 next_beat = now + (0.05 if running else 0.5)
                 yield worker.ConnectResponse(beat=self._beat())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.router.detector import BeatDetector, Intervals, Progress, Thresholds
+from ryzanstein.router.detector import MAX_UNANSWERED, BeatDetector, Echoes, Intervals, Progress, Thresholds
 
 THRESHOLDS = Thresholds()
 
@@ -126,3 +126,110 @@ def test_a_node_that_starts_to_count_anew_has_moved() -> None:
     progress.beat(1.0, 500, pending=True)
     progress.beat(2.0, 3, pending=True)
     assert progress.stalled_at == 4.0
+
+
+def answering(round_trip_s: float, interval_s: float = 0.25, beats: int = 200) -> tuple[Echoes, float]:
+    """Echoes of a way of this length, and the time of the next beat, which is not asked yet."""
+    echoes = Echoes(THRESHOLDS)
+    beat_at = [number * interval_s for number in range(beats)]
+    events = [(at, 0, number) for number, at in enumerate(beat_at, 1)]
+    events += [
+        (at + round_trip_s, 1, number) for number, at in enumerate(beat_at, 1) if at + round_trip_s <= beats * interval_s
+    ]
+    for at, answer, number in sorted(events):
+        (echoes.answered if answer else echoes.asked)(at, number)
+    return echoes, beats * interval_s
+
+
+def test_a_node_that_stops_to_answer_is_deaf_within_half_a_second_of_a_beat_and_given_up_later() -> None:
+    echoes, now = answering(0.001)
+    assert echoes.suspect_at == math.inf, "nothing is asked"
+    echoes.asked(now, 201)
+    assert 0.3 < echoes.suspect_at - now < 0.5
+    assert now + 1.2 < echoes.dead_at < now + 2.0
+
+
+def test_a_deaf_node_is_given_up_no_earlier_than_a_silent_one() -> None:
+    detector, last_beat = beating(0.5, False)
+    echoes, now = answering(0.0005)
+    echoes.asked(now, 201)
+    assert echoes.dead_at - now > beating(0.05, True)[0].dead_at - beating(0.05, True)[1]
+    assert echoes.dead_at - now > 0.9 * (detector.dead_at - last_beat)
+
+
+def test_more_beats_without_an_answer_do_not_put_suspicion_off() -> None:
+    echoes, now = answering(0.001)
+    echoes.asked(now, 201)
+    suspect_at, dead_at = echoes.suspect_at, echoes.dead_at
+    for number in range(1, 10 * MAX_UNANSWERED):
+        echoes.asked(now + 0.25 * number, 201 + number)
+    assert (echoes.suspect_at, echoes.dead_at) == (suspect_at, dead_at)
+
+
+def test_a_stream_that_never_had_an_answer_is_not_judged() -> None:
+    echoes = Echoes(THRESHOLDS)
+    for number in range(1, 1000):
+        echoes.asked(0.25 * number, number)
+    assert (echoes.suspect_at, echoes.dead_at) == (math.inf, math.inf)
+    echoes.answered(250.0, 999)
+    echoes.asked(251.0, 1000)
+    assert 251.0 < echoes.suspect_at < echoes.dead_at < math.inf
+
+
+def test_one_answer_covers_all_earlier_beats_and_none_that_was_not_sent() -> None:
+    echoes, now = answering(0.001)
+    for number in (201, 202, 203):
+        echoes.asked(now + 0.1 * number, number)
+    echoes.answered(now + 30.0, 204)
+    assert echoes.suspect_at < now + 30.0, "204 was never sent"
+    echoes.answered(now + 30.0, 203)
+    assert echoes.suspect_at == math.inf
+
+
+@pytest.mark.parametrize("interval_s", [0.25, 1.0])
+def test_a_way_of_a_second_is_learnt(interval_s: float) -> None:
+    echoes, now = answering(1.0, interval_s)
+    for number in range(201, 201 + round(1.0 / interval_s)):
+        echoes.asked(now, number)
+        assert echoes.suspect_at > now + 0.1
+        now += interval_s
+        echoes.answered(now, number + 1 - round(1.0 / interval_s))
+
+
+@pytest.mark.parametrize(("interval_s", "most"), [(0.25, 1), (1.0, 2)])
+def test_a_way_that_becomes_longer_is_suspected_at_first_and_not_given_up(interval_s: float, most: int) -> None:
+    echoes, now = answering(0.001, interval_s)
+    events = [(now + interval_s * number, 0, 201 + number) for number in range(60)]
+    events += [(at + 1.0, 1, number) for at, _, number in events]
+    alarms, suspected = 0, False
+    for at, answer, number in sorted(events):
+        assert at < echoes.dead_at
+        alarms += at >= echoes.suspect_at and not suspected
+        suspected = at >= echoes.suspect_at and not answer
+        (echoes.answered if answer else echoes.asked)(at, number)
+    assert 1 <= alarms <= most
+
+
+def test_one_deaf_while_does_not_make_the_next_one_look_usual() -> None:
+    echoes, now = answering(0.001)
+    for number in range(40):
+        echoes.asked(now + 0.25 * number, 201 + number)
+    for number in range(40):
+        echoes.answered(now + 10.0 + 0.001 * number, 201 + number)
+    echoes.asked(now + 10.25, 241)
+    echoes.answered(now + 10.251, 241)
+    echoes.asked(now + 10.5, 242)
+    assert echoes.suspect_at - (now + 10.5) < 0.5
+
+
+def test_answers_are_rarely_missed_on_a_busy_machine() -> None:
+    echoes = Echoes(THRESHOLDS)
+    rng = random.Random(3)
+    alarms, now = 0, 0.0
+    for number in range(1, 20_001):
+        now += 0.25
+        echoes.asked(now, number)
+        answer = now + rng.expovariate(1 / 0.03)
+        alarms += answer > echoes.suspect_at
+        echoes.answered(answer, number)
+    assert alarms / 20_000 < 0.001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -184,8 +185,54 @@ async def test_many_generations_move_at_once_and_stay_whole(start_node: Any, sta
     assert client.value("detected_to_rerouted_seconds_count") == client.value("failovers_total", cause="link_lost") > 0
 
 
-async def test_a_router_says_that_it_is_there_when_it_has_nothing_else_to_say(start_node: Any, start_router: Any) -> None:
-    node = await start_node("a")
-    await start_router(node)
-    await asyncio.sleep(2.5)
-    assert 1 <= len(node.router_beats) <= 3
+async def test_a_router_says_that_it_is_there_and_more_often_while_work_runs(pair: Any) -> None:
+    client, primary, backup = pair
+    await asyncio.sleep(0.3)
+    before = len(primary.router_beats), len(backup.router_beats)
+    asked_at = time.monotonic()
+    tokens, _ = await read(stream_of(client, 200))
+    took_s = time.monotonic() - asked_at
+    working, idle = (len(node.router_beats) - count for node, count in zip((primary, backup), before, strict=True))
+    assert len(tokens) == 200
+    assert primary.router_beats[before[0]] - asked_at < 0.2, "with the first submit after idleness"
+    assert took_s / 0.25 / 2 <= working <= took_s / 0.25 + 2
+    assert took_s - 1.5 <= idle <= took_s + 1.5
+
+
+async def test_a_node_that_hears_nothing_is_backed_up_though_its_tokens_come(pair: Any, until: Any) -> None:
+    client, primary, _ = pair
+
+    async def stop_hearing() -> None:
+        primary.deaf = True
+        await until(lambda: client.value("suspicions_total", node_id=primary.node_id, cause="deaf") == 1)
+        assert client.value("node_suspected", node_id=primary.node_id) == 1
+        primary.deaf = False
+        await until(lambda: client.value("node_suspected", node_id=primary.node_id) == 0)
+
+    tokens, _ = await read(stream_of(client, 200), {20: stop_hearing})
+    assert tokens == [1000 + index for index in range(200)]
+    assert client.value("hedges_total", outcome="started") == 1
+    assert client.value("link_losses_total", node_id=primary.node_id, cause="deaf") == 0
+
+
+async def test_an_idle_node_that_hears_nothing_is_given_up_and_taken_back(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a", fixed_incarnation="same")
+    client = await start_router(node, dead_grace_s=0.1)
+    await until(lambda: len(node.router_beats) >= 1)
+    await asyncio.sleep(0.1)
+    node.deaf = True
+    await until(lambda: client.value("link_losses_total", node_id="a", cause="deaf") == 1)
+    node.deaf = False
+    await until(lambda: client.value("link_up", node_id="a") == 1)
+
+
+async def test_an_older_node_that_answers_no_beats_is_not_deaf(start_node: Any, start_router: Any) -> None:
+    node = await start_node("a", step_s=0.01, answers_beats=False)
+    client = await start_router(node, dead_grace_s=0.1)
+    tokens, _ = await read(stream_of(client, 300))
+    assert len(tokens) == 300
+    assert len(node.router_beats) >= 8
+    assert client.value("suspicions_total", node_id="a", cause="deaf") == 0
+    assert client.value("link_losses_total", node_id="a", cause="deaf") == 0

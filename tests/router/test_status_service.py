@@ -42,6 +42,7 @@ async def test_a_silent_node_is_shown_as_suspected_and_counted_once(start_node: 
     async for response in stream:
         if response.event.HasField("delta"):
             break
+    await until(lambda: client.router.links.snapshot()[0].load.running > 0)
     node.frozen = True
     await until(lambda: client.value("node_suspected", node_id="a") == 1)
     (link,) = (await status_of(client)).links

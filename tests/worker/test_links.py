@@ -57,6 +57,19 @@ async def test_only_the_newest_beat_is_sent_and_after_the_output(link):
     assert (await next_frame(frames)).beat.sequence == 2
 
 
+async def test_only_the_newest_answer_to_a_beat_is_sent_and_before_everything_else(link):
+    link.add_row(1, 0, 0, Token(1, "a"))
+    link.beat(Beat(sequence=1))
+    link.heard(6)
+    link.heard(7)
+    frames = link.frames()
+    assert (await next_frame(frames)).heard.sequence == 7
+    assert (await next_frame(frames)).HasField("output")
+    assert (await next_frame(frames)).HasField("beat")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(frames), 0.05)
+
+
 async def test_a_failure_carries_what_a_status_would(link):
     link.fail(4, errors.context_too_long(10, 20, 25), node_fault=False)
     link.fail(5, errors.not_found("model", "m"), node_fault=False)

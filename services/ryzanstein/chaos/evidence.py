@@ -12,7 +12,7 @@ from ryzanstein.chaos.reading import Reading
 
 CLIENT = "client"
 _ALARMS = ("node suspected",)
-_CAUSES_OF_ALARMS = ("silence", "stall")
+_CAUSES_OF_ALARMS = ("silence", "deaf", "stall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,6 @@ def kind_of(line: LogLine) -> str:
 
 
 def alarms(lines: Sequence[LogLine]) -> int:
-    """Suspicions and links given up for silence or a stall."""
+    """Suspicions and links given up for silence, deafness or a stall."""
     suspected = (line for line in lines if line.event in (*_ALARMS, "link down"))
     return sum(line.fields.get("cause") in _CAUSES_OF_ALARMS for line in suspected)

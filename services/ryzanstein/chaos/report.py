@@ -138,7 +138,7 @@ def _alarms(rows: Sequence[Row]) -> str:
     )
     return f"""## False alarms
 
-A node that was suspected or given up, for silence or a stall, though nothing was wrong with it.
+A node that was suspected or given up, for silence, deafness or a stall, though nothing was wrong with it.
 
 {table}"""
 

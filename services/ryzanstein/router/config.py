@@ -90,8 +90,8 @@ class RouterSettings(ServiceSettings):
     hedge_min: int = Field(8, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
     suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion at which a backup starts")
     dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
-    dead_grace_s: float = Field(0.5, ge=0)
-    beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation assumed of a node's beats")
+    dead_grace_s: float = Field(0.5, ge=0, description="waited beyond dead_phi; twice where the node beats but does not hear")
+    beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation of beats; of answers to ours twice that")
     stall_s: float = Field(2.0, gt=0, description="least time without a step, with work pending, that is a stall")
     stall_steps: float = Field(10.0, gt=0, description="and at least so many times a usual step")
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -25,11 +26,25 @@ PROTOCOL = "protocol"
 CONNECT_TIMEOUT_S = 5.0
 # Frames that wait for a connection which takes none. So many cannot be the node's usual delay.
 MAX_UNSENT = 8192
-# How often a router says that it is there. A node misses it after several, see `worker.links`.
+# How often a router says at least that it is there. A node misses it after several, see `worker.service`.
 BEAT_S = 1.0
-_BEAT = worker.ConnectRequest(beat=worker.RouterBeat())
+# While attempts run: this much of the time until a node is found deaf is waiting for the next beat.
+WORKING_BEAT_S = 0.25
 
 _Written = Callable[[float], None]
+
+
+class Pulse(Protocol):
+    """How often this router beats on a stream, and who hears of it."""
+
+    @property
+    def beat_interval_s(self) -> float:
+        """At most BEAT_S, which the node was promised."""
+        ...
+
+    def beaten(self, sequence: int) -> None:
+        """A beat is handed to the connection. Must neither block nor raise."""
+        ...
 
 
 class Connection:
@@ -41,6 +56,8 @@ class Connection:
         self._call = call
         self._unsent: asyncio.Queue[tuple[worker.ConnectRequest, _Written | None]] = asyncio.Queue(MAX_UNSENT)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._beats = 0
+        self._last_beat = -math.inf
 
     def send(self, frame: worker.ConnectRequest, written: _Written | None = None) -> None:
         """Queues a frame; `written` gets the monotonic time when gRPC has taken it. A full queue ends the stream."""
@@ -54,9 +71,9 @@ class Connection:
         if not self._ended.done():
             self._ended.set_result(cause)
 
-    async def serve(self, receive: Callable[[worker.ConnectResponse], None]) -> str:
+    async def serve(self, receive: Callable[[worker.ConnectResponse], None], pulse: Pulse) -> str:
         """Hands every frame to `receive` until the stream ends; returns the cause. A ValueError of `receive` ends it."""
-        tasks = (asyncio.create_task(self._read(receive)), asyncio.create_task(self._write()))
+        tasks = (asyncio.create_task(self._read(receive)), asyncio.create_task(self._write(pulse)))
         try:
             return await self._ended
         finally:
@@ -74,24 +91,35 @@ class Connection:
             self.end(PROTOCOL)
         self.end(LINK_LOST)
 
-    async def _next(self) -> tuple[worker.ConnectRequest, _Written | None]:
-        """The next frame, or a beat when none came for a while."""
-        if not self._unsent.empty():
-            return self._unsent.get_nowait()
-        try:
-            async with asyncio.timeout(BEAT_S):
-                return await self._unsent.get()
-        except TimeoutError:
-            return _BEAT, None
-
-    async def _write(self) -> None:
+    async def _write(self, pulse: Pulse) -> None:
         # The stream's end is the reader's to notice: a failed write only stops the writing.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                frame, written = await self._next()
-                await self._call.write(frame)
-                if written is not None:
-                    written(time.monotonic())
+                unsent = await self._next(self._last_beat + pulse.beat_interval_s)
+                # First, and not behind a prompt that may take long.
+                if time.monotonic() >= self._last_beat + pulse.beat_interval_s:
+                    await self._beat(pulse)
+                if unsent is not None:
+                    frame, written = unsent
+                    await self._call.write(frame)
+                    if written is not None:
+                        written(time.monotonic())
+
+    async def _next(self, until: float) -> tuple[worker.ConnectRequest, _Written | None] | None:
+        """The next frame; None when there was none until then."""
+        if not self._unsent.empty():
+            return self._unsent.get_nowait()
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                return await self._unsent.get()
+        except TimeoutError:
+            return None
+
+    async def _beat(self, pulse: Pulse) -> None:
+        self._beats += 1
+        self._last_beat = time.monotonic()
+        pulse.beaten(self._beats)
+        await self._call.write(worker.ConnectRequest(beat=worker.RouterBeat(sequence=self._beats)))
 
 
 @contextlib.asynccontextmanager

@@ -33,7 +33,7 @@ class AttemptSink(Protocol):
     def failed(self, error: RyzansteinError, node_fault: bool) -> None: ...
 
     def suspected(self, cause: str, at: float) -> None:
-        """The node is silent or its work does not move; rows may still come."""
+        """The node is silent, does not hear, or its work does not move; rows may still come."""
         ...
 
     def lost(self, cause: str, at: float) -> None:

@@ -2,7 +2,8 @@
 
 phi is minus the decimal logarithm of the probability that a beat that is still missing will come. Nodes beat every 50 ms while
 they work and every 500 ms while idle, so each rate has a window of its own; an interval that spans a change of rate is not
-counted. `Progress` judges the other failure: beats come, but pending work does not move.
+counted. Two failures leave the beats as they are: `Progress` judges pending work that does not move, `Echoes` a node that
+does not hear this router.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ WORKING_INTERVAL_S = 0.05
 IDLE_INTERVAL_S = 0.5
 WINDOW = 100
 LONGEST_RATIO = 8.0
+# From a beat of this router to the node's answer, before any was measured. Eight times as long is the longest that is learnt.
+ROUND_TRIP_S = 0.2
+# More unanswered beats say nothing new: what counts is the oldest.
+MAX_UNANSWERED = 64
 _STANDARD = NormalDist()
 
 
@@ -58,8 +63,12 @@ class Intervals:
         self._squares += interval_s**2
 
     @property
+    def mean_s(self) -> float:
+        return self._sum / len(self._window)
+
+    @property
     def distribution(self) -> NormalDist:
-        mean = self._sum / len(self._window)
+        mean = self.mean_s
         variance = self._squares / len(self._window) - mean**2
         return NormalDist(mean, max(self._jitter_s, math.sqrt(max(0.0, variance))))
 
@@ -108,6 +117,64 @@ class BeatDetector:
     def dead_at(self) -> float:
         silence_s = self._rates[self._working].silence_s(self._thresholds.dead_phi)
         return self._last_sign + silence_s + self._thresholds.grace_s
+
+
+class Echoes:
+    """Judges whether the node hears this router, by the time that it takes to answer the router's beats.
+
+    Every answer shows that the node heard, so silence is counted from the last one: a queue that grows on the way delays all
+    answers and stops none. A stream that never had an answer is not judged: an older node sends none. All times come from one
+    monotonic clock in seconds.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        # There and back: two processes each way that may have to wait for a core.
+        self._round_trips = Intervals(ROUND_TRIP_S, 2 * thresholds.jitter_s)
+        self._unanswered: deque[tuple[int, float]] = deque()
+        self._newest = 0
+        self._answered_at: float | None = None
+        self._measured_at = -math.inf
+        self._last_s = 0.0
+
+    def asked(self, now: float, sequence: int) -> None:
+        """A beat is handed to the connection. `sequence` grows."""
+        self._newest = sequence
+        if len(self._unanswered) < MAX_UNANSWERED:
+            self._unanswered.append((sequence, now))
+
+    def answered(self, now: float, sequence: int) -> None:
+        """The node has heard this beat and all earlier ones. An answer to a beat that was never sent counts for nothing."""
+        if sequence > self._newest:
+            return
+        self._answered_at = now
+        while self._unanswered and self._unanswered[0][0] <= sequence:
+            self._measure(self._unanswered.popleft()[1], now)
+
+    def _measure(self, asked_at: float, now: float) -> None:
+        """One at a time, as in RFC 6298: what was asked during a pause does not make that pause count several times."""
+        if asked_at >= self._measured_at:
+            self._measured_at, self._last_s = now, now - asked_at
+            # One long while must not hide the next: what is beyond doubt is not learnt as it is.
+            self._round_trips.add(min(self._last_s, 2 * self._round_trips.silence_s(self._thresholds.suspect_phi)))
+
+    @property
+    def suspect_at(self) -> float:
+        return self._since + self._silence_s(self._thresholds.suspect_phi)
+
+    @property
+    def dead_at(self) -> float:
+        return self._since + self._silence_s(self._thresholds.dead_phi) + 2 * self._thresholds.grace_s
+
+    @property
+    def _since(self) -> float:
+        if self._answered_at is None or not self._unanswered:
+            return math.inf
+        return max(self._answered_at, self._unanswered[0][1])
+
+    def _silence_s(self, phi: float) -> float:
+        """A way that has just become longer is not suspected again and again until the window has learnt it."""
+        return self._round_trips.silence_s(phi) + max(0.0, self._last_s - self._round_trips.mean_s)
 
 
 class Progress:

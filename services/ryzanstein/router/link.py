@@ -17,7 +17,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.generation import Attempt
-from ryzanstein.router.connection import Connection, connect
+from ryzanstein.router.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.delivery import AttemptSink, deliver
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.watch import Level, Watch
@@ -85,6 +85,15 @@ class NodeLink:
         return len(self._sinks)
 
     @property
+    def beat_interval_s(self) -> float:
+        """How often this router beats, so that a node that does not hear it is found while somebody waits for it."""
+        return WORKING_BEAT_S if self._sinks else BEAT_S
+
+    def beaten(self, sequence: int) -> None:
+        if self._watch is not None:
+            self._watch.asked(sequence)
+
+    @property
     def suspected(self) -> bool:
         return self._watch is not None and self._watch.level is not Level.FINE
 
@@ -143,7 +152,7 @@ class NodeLink:
             cause = CLOSED
             self._up(connection)
             try:
-                cause = await connection.serve(self._receive)
+                cause = await connection.serve(self._receive, self)
             finally:
                 self._down(cause)
         return True
@@ -184,6 +193,8 @@ class NodeLink:
             self._observer.link_brought(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
             self._on_beat(beat_from_wire(frame.beat))
+        elif frame.HasField("heard") and self._watch is not None:
+            self._watch.answered(frame.heard.sequence)
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat

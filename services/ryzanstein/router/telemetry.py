@@ -12,8 +12,8 @@ from ryzanstein.metrics import (
 )
 
 # Counters that alerts look at exist from the start: `increase()` of a series whose first value is 1 does not see that 1.
-LINK_LOSS_CAUSES = ("link_lost", "silence", "protocol")
-SUSPICION_CAUSES = ("silence", "stall")
+LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
+SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
@@ -61,7 +61,7 @@ class Telemetry:
         self.beats = counter("beats", "Beats heard", "node_id")
         self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
         self.clock_skew = gauge("clock_skew_seconds", "The node's wall clock less this router's, the way included", "node_id")
-        self.suspected = gauge("node_suspected", "1: the node is silent or its work does not move", "node_id")
+        self.suspected = gauge("node_suspected", "1: the node is silent, does not hear, or its work does not move", "node_id")
         self.accept = histogram(
             "time_to_accept", "Attempt sent to the node's word that it took it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
         )

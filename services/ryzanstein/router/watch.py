@@ -10,10 +10,12 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from ryzanstein.cluster import Beat
-from ryzanstein.router.detector import BeatDetector, Progress, Thresholds
+from ryzanstein.router.detector import BeatDetector, Echoes, Progress, Thresholds
 
 SILENCE = "silence"
 STALL = "stall"
+# Its beats come, and it answers none of ours.
+DEAF = "deaf"
 # A timer that fires so late says that this router was paused, and that the node's beats may lie unread in its sockets.
 _LATE_S = 0.05
 # Beats that have arrived need this process to run before it knows of them. So it looks several times, and on a machine whose
@@ -37,9 +39,11 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._beats = BeatDetector(thresholds, self._loop.time())
         self._progress = Progress(thresholds)
+        self._echoes = Echoes(thresholds)
         self._on_level = on_level
         self._timer: asyncio.TimerHandle | None = None
         self._excused = False
+        self._looking = False
         self.level = Level.FINE
         self.cause = ""
 
@@ -69,19 +73,40 @@ class Watch:
         if self.level is not Level.FINE:
             self._alive()
 
+    def asked(self, sequence: int) -> None:
+        """A beat of this router is on its way."""
+        self._echoes.asked(self._loop.time(), sequence)
+        self._hasten()
+
+    def answered(self, sequence: int) -> None:
+        """The node has heard it."""
+        self._echoes.answered(self._loop.time(), sequence)
+        self._alive()
+
     def _alive(self) -> None:
+        """Trust returns at once; suspicion is the timer's, which looks twice: the answer may lie behind what was just read."""
         self._excused = False
-        self._judge()
-        if self._timer is not None and self._next_change() < self._timer.when():
+        if self._verdict(self._loop.time())[0] < self.level:
+            self._judge()
+        self._hasten()
+
+    def _hasten(self) -> None:
+        # A second look keeps its time: whatever comes meanwhile would put it off for ever.
+        if self._timer is not None and not self._looking and self._next_change() < self._timer.when():
             self._arm(self._next_change())
 
     def _next_change(self) -> float:
         if self.level is Level.FINE:
-            return min(self._beats.suspect_at, self._progress.stalled_at)
-        return self._beats.dead_at
+            return min(self._beats.suspect_at, self._echoes.suspect_at, self._progress.stalled_at)
+        return min(self._beats.dead_at, self._echoes.dead_at)
+
+    def _look_again(self, at: float, looks: int) -> None:
+        self._arm(at, looks)
+        self._looking = True
 
     def _arm(self, at: float, looks: int = 0) -> None:
         self.close()
+        self._looking = False
         self._timer = self._loop.call_at(at, self._fire, at, looks)
 
     def _fire(self, due: float, looks: int) -> None:
@@ -89,10 +114,10 @@ class Watch:
         late = now - due
         if late > _LATE_S and not self._excused:
             self._excused = True
-            self._arm(now + min(late, 4 * _LATE_S))
+            self._look_again(now + min(late, 4 * _LATE_S), 0)
             return
         if self._verdict(now)[0] > self.level and looks < _LOOKS:
-            self._arm(now + _LOOK_AGAIN_S, looks + 1)
+            self._look_again(now + _LOOK_AGAIN_S, looks + 1)
             return
         self._judge()
         if self.level is not Level.DEAD:
@@ -108,8 +133,12 @@ class Watch:
     def _verdict(self, now: float) -> tuple[Level, str]:
         if now >= self._beats.dead_at:
             return Level.DEAD, SILENCE
+        if now >= self._echoes.dead_at:
+            return Level.DEAD, DEAF
         if now >= self._beats.suspect_at:
             return Level.SUSPECT, SILENCE
+        if now >= self._echoes.suspect_at:
+            return Level.SUSPECT, DEAF
         if now >= self._progress.stalled_at:
             return Level.SUSPECT, STALL
         return Level.FINE, ""

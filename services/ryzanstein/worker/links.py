@@ -1,4 +1,4 @@
-"""What waits to be sent to one router: the columns of the next StepOutput and the newest beat.
+"""What waits to be sent to one router: the columns of the next StepOutput, the newest beat, and the answer to its own beats.
 
 Steps add rows without ever waiting; the stream's writer takes all that has gathered since its last write as one frame, so a
 router that reads slowly gets fewer and larger frames. Beyond a bound its link is closed, and the engine never notices.
@@ -44,6 +44,7 @@ class RouterLink:
         self._rows = 0
         self._bytes = 0
         self._beat: Beat | None = None
+        self._heard = 0
         self._error: RyzansteinError | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -105,6 +106,11 @@ class RouterLink:
         self._beat = beat
         self._changed.set()
 
+    def heard(self, sequence: int) -> None:
+        """A beat of the router was read. Replaces an answer that is not sent yet."""
+        self._heard = sequence
+        self._changed.set()
+
     def close(self, error: RyzansteinError | None = None) -> None:
         """Ends `frames`, with an error or without. What waits is dropped."""
         self._closed, self._error = True, self._error or error
@@ -117,6 +123,9 @@ class RouterLink:
         while not self._closed:
             await self._changed.wait()
             self._changed.clear()
+            if self._heard:
+                sequence, self._heard = self._heard, 0
+                yield worker.ConnectResponse(heard=worker.RouterBeatHeard(sequence=sequence))
             if self._rows:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -22,6 +23,7 @@ from ryzanstein.worker.node import Node
 from ryzanstein.worker.operations import Operations
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import RankLoss
+from ryzanstein.worker.read_ahead import ReadAhead
 
 Context = ServicerContext[Any, Any]
 
@@ -41,7 +43,9 @@ class WorkerServicer(WorkerServiceServicer):
         requests = aiter(request_iterator)
         hello = await _hello(requests)
         link = self._node.connect(name_from_wire(hello.router_id, "router_id"))
-        reader = asyncio.create_task(self._read(link, requests, self._silence_s(hello)))
+        ahead = ReadAhead()
+        reader = asyncio.create_task(_read(link, requests, self._silence_s(hello), ahead))
+        taker = asyncio.create_task(self._take_all(link, ahead))
         try:
             settings, beat = self._node.settings, beat_to_wire(self._node.beat())
             answer = pb.NodeHello(node_id=settings.node_id, incarnation=self._node.incarnation, beat=beat)
@@ -50,6 +54,7 @@ class WorkerServicer(WorkerServiceServicer):
                 yield frame
         finally:
             reader.cancel()
+            taker.cancel()
             self._node.disconnect(link)
 
     def _silence_s(self, hello: pb.RouterHello) -> float | None:
@@ -58,19 +63,13 @@ class WorkerServicer(WorkerServiceServicer):
             return None
         return max(self._node.settings.router_silence_s, _BEATS_MISSED * hello.beat_interval.ToNanoseconds() / 1e9)
 
-    async def _read(self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None) -> None:
-        """Ends the link when the router ends its side, breaks the protocol, or is silent for too long."""
-        try:
-            while (request := await _within(silence_s, requests)) is not None:
-                await self._take(link, request)
-            link.close()
-        except TimeoutError:
-            link.close(errors.unavailable("ROUTER_SILENT", f"nothing came from router {link.router_id} for {silence_s:g} s"))
-        except RyzansteinError as error:
-            link.close(error)
-        except Exception as error:
-            link.close(errors.internal(f"{type(error).__name__} while reading"))
-            raise
+    async def _take_all(self, link: RouterLink, ahead: ReadAhead) -> None:
+        """One after the other: a cancel comes after its submit."""
+        with _ending(link):
+            while True:
+                await self._take(link, await ahead.get())
+                # Short prompts are tokenized in this loop: between two of them beats, answers and tokens go out.
+                await asyncio.sleep(0)
 
     async def _take(self, link: RouterLink, request: pb.ConnectRequest) -> None:
         match request.WhichOneof("frame"):
@@ -78,8 +77,6 @@ class WorkerServicer(WorkerServiceServicer):
                 await self._submit(link, request.submit)
             case "cancel":
                 self._node.running.cancel(link, request.cancel.handle)
-            case "beat":
-                pass
             case frame:
                 raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
 
@@ -134,6 +131,35 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
         return pb.ProfileResponse(chrome_trace=await self._operations.profile(request.rank, request.steps))
+
+
+async def _read(
+    link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None, ahead: ReadAhead
+) -> None:
+    """Ends the link when the router ends its side or is silent for too long."""
+    with _ending(link):
+        try:
+            while (request := await _within(silence_s, requests)) is not None:
+                if not request.HasField("beat"):
+                    await ahead.put(request)
+                elif request.beat.sequence:
+                    link.heard(request.beat.sequence)
+        except TimeoutError:
+            text = f"nothing came from router {link.router_id} for {silence_s:g} s"
+            raise errors.unavailable("ROUTER_SILENT", text) from None
+        link.close()
+
+
+@contextmanager
+def _ending(link: RouterLink) -> Iterator[None]:
+    """An error ends the link: what breaks the protocol, and what should not be."""
+    try:
+        yield
+    except RyzansteinError as error:
+        link.close(error)
+    except Exception as error:
+        link.close(errors.internal(f"{type(error).__name__} while reading"))
+        raise
 
 
 async def _within(silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:

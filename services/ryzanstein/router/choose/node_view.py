@@ -10,7 +10,7 @@ from ryzanstein.cluster import Load, NodeState
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node at one moment. `inflight` counts this router's own attempts there, which the last beat may not know yet;
-    `admits`: its breaker lets a request through; `suspected`: it is silent, or pending work does not move; `linked`: there
+    `admits`: its breaker lets a request through; `suspected`: it is silent, deaf, or its work does not move; `linked`: there
     is a stream to it."""
 
     node_id: str
