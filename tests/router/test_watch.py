@@ -12,6 +12,7 @@ from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.watch import DEAF, SILENCE, Level, Watch
 
 WORKING = Beat(state=NodeState.READY, load=Load(running=1))
+IDLE = Beat(state=NodeState.READY)
 
 
 async def beating(levels: list[tuple[Level, str]]) -> Watch:
@@ -89,6 +90,18 @@ async def test_beats_and_tokens_do_not_clear_a_node_that_answers_nothing_and_its
     assert (watch.level, watch.cause, len(levels)) == (Level.SUSPECT, DEAF, 1)
     watch.answered(21)
     assert levels[1:] == [(Level.FINE, "")]
+    watch.close()
+
+
+async def test_a_node_that_says_nothing_either_is_silent_and_not_deaf() -> None:
+    levels: list[tuple[Level, str]] = []
+    watch = await hearing(levels, Thresholds(grace_s=0.1))
+    watch.beat(IDLE)
+    watch.asked(21)
+    async with asyncio.timeout(5):
+        while len(levels) < 2:
+            await asyncio.sleep(0.02)
+    assert levels == [(Level.SUSPECT, SILENCE), (Level.DEAD, SILENCE)]
     watch.close()
 
 

@@ -29,7 +29,7 @@ MAX_UNSENT = 8192
 # How often a router says at least that it is there. A node misses it after several, see `worker.service`.
 BEAT_S = 1.0
 # While attempts run: this much of the time until a node is found deaf is waiting for the next beat.
-WORKING_BEAT_S = 0.25
+WORKING_BEAT_S = 0.15
 
 _Written = Callable[[float], None]
 

@@ -94,29 +94,29 @@ class BeatDetector:
         }
         self._working = False
         self._last_beat: float | None = None
-        self._last_sign = now
+        self.last_sign = now
 
     def beat(self, now: float, working: bool) -> None:
         """A beat arrived; `working`: the node says that it has work, so that the next one comes soon."""
         if self._last_beat is not None and working == self._working:
             self._rates[working].add(now - self._last_beat)
-        self._working, self._last_beat, self._last_sign = working, now, now
+        self._working, self._last_beat, self.last_sign = working, now, now
 
     def sign(self, now: float) -> None:
         """Anything else arrived: the node lives, but this says nothing about when its beats come."""
-        self._last_sign = now
+        self.last_sign = now
 
     def phi(self, now: float) -> float:
-        return self._rates[self._working].phi(now - self._last_sign)
+        return self._rates[self._working].phi(now - self.last_sign)
 
     @property
     def suspect_at(self) -> float:
-        return self._last_sign + self._rates[self._working].silence_s(self._thresholds.suspect_phi)
+        return self.last_sign + self._rates[self._working].silence_s(self._thresholds.suspect_phi)
 
     @property
     def dead_at(self) -> float:
         silence_s = self._rates[self._working].silence_s(self._thresholds.dead_phi)
-        return self._last_sign + silence_s + self._thresholds.grace_s
+        return self.last_sign + silence_s + self._thresholds.grace_s
 
 
 class Echoes:
@@ -160,14 +160,15 @@ class Echoes:
 
     @property
     def suspect_at(self) -> float:
-        return self._since + self._silence_s(self._thresholds.suspect_phi)
+        return self.unanswered_since + self._silence_s(self._thresholds.suspect_phi)
 
     @property
     def dead_at(self) -> float:
-        return self._since + self._silence_s(self._thresholds.dead_phi) + 2 * self._thresholds.grace_s
+        return self.unanswered_since + self._silence_s(self._thresholds.dead_phi) + 2 * self._thresholds.grace_s
 
     @property
-    def _since(self) -> float:
+    def unanswered_since(self) -> float:
+        """Infinite while nothing waits for an answer."""
         if self._answered_at is None or not self._unanswered:
             return math.inf
         return max(self._answered_at, self._unanswered[0][1])

@@ -134,11 +134,15 @@ class Watch:
         if now >= self._beats.dead_at:
             return Level.DEAD, SILENCE
         if now >= self._echoes.dead_at:
-            return Level.DEAD, DEAF
+            return Level.DEAD, self._unanswered(now)
         if now >= self._beats.suspect_at:
             return Level.SUSPECT, SILENCE
         if now >= self._echoes.suspect_at:
-            return Level.SUSPECT, DEAF
+            return Level.SUSPECT, self._unanswered(now)
         if now >= self._progress.stalled_at:
             return Level.SUSPECT, STALL
         return Level.FINE, ""
+
+    def _unanswered(self, now: float) -> str:
+        """Deaf is who speaks and does not answer: a node that stands still says nothing either."""
+        return DEAF if self._beats.last_sign > (self._echoes.unanswered_since + now) / 2 else SILENCE
