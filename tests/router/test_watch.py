@@ -98,9 +98,7 @@ async def test_a_node_that_says_nothing_either_is_silent_and_not_deaf() -> None:
     watch = await hearing(levels, Thresholds(grace_s=0.1))
     watch.beat(IDLE)
     watch.asked(21)
-    async with asyncio.timeout(5):
-        while len(levels) < 2:
-            await asyncio.sleep(0.02)
+    await asyncio.sleep(2.5)
     assert levels == [(Level.SUSPECT, SILENCE), (Level.DEAD, SILENCE)]
     watch.close()
 
