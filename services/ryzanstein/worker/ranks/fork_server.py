@@ -8,12 +8,11 @@ of the socket pair is one message, with the descriptors that belong to it.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,10 +149,16 @@ def exit_code(result: os.waitid_result) -> int:
 
 def own_only(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Moves descriptors to other numbers, and closes all that this process has besides them and the standard ones."""
-    clear = max(numbers) + 1
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, clear) for fd in fds]
-    for fd, number in zip(moved, numbers, strict=True):
-        os.dup2(fd, number, inheritable=False)
     kept = {*range(_STANDARD_FDS), *numbers}
+    aside = [_aside(fd, kept) for fd in fds]
+    for fd, number in zip(aside, numbers, strict=True):
+        os.dup2(fd, number, inheritable=False)
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         os.closerange(fd, fd + 1)  # one of them was the listing's own
+
+
+def _aside(fd: int, numbers: Collection[int]) -> int:
+    """The same under a number that is not to be overwritten."""
+    while fd in numbers:
+        fd = os.dup(fd)
+    return fd

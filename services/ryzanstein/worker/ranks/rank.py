@@ -53,6 +53,7 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
 def prepare() -> None:
     """Imports what takes a rank longest of all before it can load a model."""
     import ryzanstein.worker.engine.engine
+    import ryzanstein.worker.model.collectives.shm
     import ryzanstein.worker.model.runner
     import ryzanstein.worker.ranks.loops
     import ryzanstein.worker.ranks.startup  # noqa: F401
