@@ -231,6 +231,7 @@ async def test_nothing_is_left_open_or_running(fork) -> None:
     before = open_fds()
     async with ForkServer(OBEDIENT, {}) as server:
         ranks = [await fork(server, rank) for rank in range(2)]
+        ranks[1].ask("rank")
         await end([ranks[0].process], grace_s=0.0)
     assert await ranks[1].exit_code() == -signal.SIGKILL
     assert gone(server.pid)
