@@ -75,13 +75,20 @@ class NodeProcess:
         return self.wait_event("serving")["metrics_port"]
 
     def rank_pids(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
+        """The agent's only child is the fork server, whose children are the ranks."""
+        return [pid for server in self.server_pids() for pid in _children(server)]
+
+    def server_pids(self) -> list[int]:
+        return _children(self.process.pid)
 
     def close(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pydantic_settings import CliApp
 
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.host import ModelChoice
-from ryzanstein.worker.ranks.process import openmp_environment
+from ryzanstein.worker.ranks.process import thread_environment
 
 
 def test_flags_win_over_the_environment(monkeypatch):
@@ -28,8 +28,9 @@ def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
 
 def test_ranks_are_told_how_long_to_spin_before_their_runtime_starts():
     spec = WorkerSettings(tp=2, threads_per_rank=3, openmp_spins=7).rank_spec("/m")
-    assert openmp_environment(spec) == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}
-    assert "GOMP_SPINCOUNT" not in openmp_environment(WorkerSettings().rank_spec("/m"))
+    threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7"}
+    assert thread_environment(spec) == threads
+    assert "GOMP_SPINCOUNT" not in thread_environment(WorkerSettings().rank_spec("/m"))
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ async def test_a_frozen_agent_is_silent_and_its_ranks_survive_it(link, node, stu
 def test_no_rank_outlives_a_killed_agent(start_node, running):
     node = start_node()
     node.wait_event("ranks ready")
-    pids = node.rank_pids()
-    assert len(pids) == 2
+    pids = node.server_pids() + node.rank_pids()
+    assert len(pids) == 3
     os.kill(node.process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 1.0
     while any(map(running, pids)) and time.monotonic() < deadline:

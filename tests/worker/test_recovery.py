@@ -242,30 +242,47 @@ async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, con
         assert warning["ratio"] >= 2
 
 
-async def test_standby_ranks_save_the_imports_of_a_restart(start_node, connect, attempt, running) -> None:
-    node = start_node("--standby-ranks")
+async def test_a_restart_pays_for_no_import(start_node, connect, attempt, running) -> None:
+    node = start_node()
     node.wait_event("ranks ready")
-    first = node.rank_pids()
-
-    def starts() -> list:
-        return [line for line in node.events if line["event"] == "ranks ready"]
+    servers = node.server_pids()
 
     async with connect(node.address) as link:
         whole = await link.run(attempt(max_tokens=20, ignore_eos=True))
         for restart in (1, 2):
-            await link.until(lambda: len(node.rank_pids()) == 4, 30)
-            standby = set(node.rank_pids()) - set(first)
-            await asyncio.sleep(5.0)  # its imports
-            began = time.monotonic()
-            os.kill(first[1], signal.SIGKILL)
-            await link.until(lambda restart=restart: len(starts()) == restart + 1, 30)
-            print(f"ready again after {time.monotonic() - began:.3f} s: {starts()[-1]['rank_0']}")
-            assert starts()[-1]["rank_0"]["import"] < 0.5 * starts()[0]["rank_0"]["import"]
-            assert not any(map(running, first))
-            first = sorted(standby)
+            ranks = node.rank_pids()
+            os.kill(ranks[restart - 1], signal.SIGKILL)
+            await link.until(lambda restart=restart: len(starts(node)) == restart + 1, 30)
+            first, again = starts(node)[0]["rank_0"], starts(node)[-1]["rank_0"]
+            print(f"phases of the restart: {again}")
+            assert again["spawn"] + again["import"] < 0.5 * (first["spawn"] + first["import"])
+            assert not any(map(running, ranks))
             after = await link.run(attempt(max_tokens=20, ignore_eos=True))
             assert after.rows == whole.rows
-    pids = node.rank_pids()
+    assert node.server_pids() == servers
+    pids = servers + node.rank_pids()
     node.process.terminate()
     assert node.process.wait(20) == 0
-    assert not any(map(running, pids)), "the standby goes with the agent"
+    assert not any(map(running, pids))
+
+
+async def test_a_node_whose_fork_server_is_killed_serves_again(start_node, connect, attempt, running) -> None:
+    node = start_node()
+    node.wait_event("ranks ready")
+    pids = node.server_pids() + node.rank_pids()
+    async with connect(node.address) as link:
+        whole = await link.run(attempt(max_tokens=20, ignore_eos=True))
+        handle = await link.submit(attempt(max_tokens=1800, ignore_eos=True))
+        await link.wait(handle, lambda s: len(s.tokens()) > 10)
+        os.kill(pids[0], signal.SIGKILL)
+        stream = await link.wait(handle, lambda s: s.failed is not None)
+        assert (stream.failed.code, stream.failed.reason) == (Code.UNAVAILABLE, "RANK_LOST")
+        assert stream.failed.message == "the fork server died of SIGKILL, and every rank with it"
+        await link.until(lambda: len(starts(node)) == 2, 30)
+        assert not any(map(running, pids))
+        after = await link.run(attempt(max_tokens=20, ignore_eos=True))
+        assert after.rows == whole.rows
+
+
+def starts(node) -> list[dict]:
+    return [line for line in node.events if line["event"] == "ranks ready"]

@@ -67,9 +67,6 @@ class WorkerSettings(ServiceSettings):
     slow_restart_s: float = Field(60.0, ge=0, description="... and its group is started again after so long; 0: never")
     watch_interval_s: float = Field(0.1, gt=0, le=1, description="how often the watchdog looks")
     stop_grace_s: float = Field(2.0, ge=0, description="from SIGTERM to SIGKILL for a rank")
-    standby_ranks: bool = Field(
-        False, description="keep processes for the next start of the ranks: saves its imports, costs 225 MiB a rank"
-    )
     restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
     restart_longest_s: float = Field(30.0, gt=0)
     crash_limit: int = Field(5, ge=1, description="crashes in a row that put the node in quarantine")
@@ -122,7 +119,6 @@ class WorkerSettings(ServiceSettings):
             self.stop_grace_s,
             StallBounds(self.stall_min_s, self.stall_factor),
             SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
-            self.standby_ranks,
         )
 
     def recovery(self) -> RecoveryPolicy:

@@ -9,8 +9,10 @@ from ryzanstein.worker.benchmarks.collective_ranks import CollectiveRanks
 from ryzanstein.worker.ranks.messages import RankSpec
 
 
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if any("collective_rank" in word for word in child.cmdline())]
+def forked() -> list[psutil.Process]:
+    """The ranks: children of the server that the benchmark started."""
+    servers = [child for child in psutil.Process().children() if any("collective_rank" in word for word in child.cmdline())]
+    return [rank for server in servers for rank in server.children()]
 
 
 @pytest.mark.distributed
@@ -18,7 +20,7 @@ async def test_a_rank_that_dies_ends_the_measurement_and_all_ranks() -> None:
     async with CollectiveRanks(RankSpec(model="", tp=2, collectives="shm")) as ranks:
         ran = await ranks.run(RunCollective("broadcast", 512, 2, verify=True))
         assert [len(rank.ended_ns) for rank in ran] == [2, 2]
-        processes = children()
+        processes = forked()
         assert len(processes) == 2
         processes[1].kill()
         with pytest.raises(RyzansteinError, match=r"shm: rank [01]: died of SIGKILL") as raised:

@@ -4,16 +4,16 @@ Rank 0 answers a submitted group with `max_tokens` steps of one token each, all 
 "name" says what goes wrong: "refuse", "crash", "never ready".
 """
 
-import argparse
 import socket
+import sys
 import time
 
 import msgspec
 
 from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, StepEvents, SubmitGroup
+from ryzanstein.worker.ranks import fork_server
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
-from ryzanstein.worker.ranks.lifeline import die_with
 from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankReady, RankRefused
 
 STEP_S = 0.002
@@ -23,13 +23,8 @@ class Step(msgspec.Struct, array_like=True):
     number: int
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("--rank", "--parent", "--fd"):
-        parser.add_argument(name, type=int, required=True)
-    arguments = parser.parse_args()
-    die_with(arguments.parent)
-    agent = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
+def run(_rank: int, fd: int) -> int:
+    agent = RankChannel(socket.socket(fileno=fd), AgentMessage)
     (start,) = agent.wait()
     board = RankBoard(start.board_fd, start.spec.tp, start.rank)
     peers = [RankChannel(socket.socket(fileno=fd), Step) for fd in start.plan_fds]
@@ -39,7 +34,8 @@ def main() -> None:
     try:
         lead(agent, peers, board) if start.rank == 0 else follow(peers[0], board)
     except ChannelClosed:
-        raise SystemExit(PEER_LOST) from None
+        return PEER_LOST
+    return 0
 
 
 def misbehave(model: str, agent: RankChannel) -> None:
@@ -89,4 +85,4 @@ def compute(board: RankBoard, step: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(fork_server.main(lambda: None, run))

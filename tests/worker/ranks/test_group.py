@@ -9,6 +9,7 @@ import pytest
 
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
+from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.watchdog import StallBounds
@@ -27,10 +28,12 @@ class Harness:
         self.submitted = 0
         self.arrived = asyncio.Event()
         self.groups: list[RankGroup] = []
+        self.servers: list[ForkServer] = []
 
     def group(self, model: str = "echo", tp: int = 2, bounds: GroupBounds = BOUNDS) -> RankGroup:
         events = GroupEvents(self._on_step, lambda trace: None, lambda: self.submitted > 0)
-        group = RankGroup(RankSpec(model, tp), bounds, events, command=ECHO)
+        self.servers.append(ForkServer(ECHO, {}))
+        group = RankGroup(RankSpec(model, tp), bounds, events, self.servers[-1])
         self.groups.append(group)
         return group
 
@@ -58,6 +61,8 @@ async def harness():
     yield harness
     for group in harness.groups:
         await group.end(graceful=False)
+    for server in harness.servers:
+        await server.close()
 
 
 def gone(pid: int) -> bool:

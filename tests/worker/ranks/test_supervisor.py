@@ -62,9 +62,9 @@ async def supervise(listener, supervisors):
     """Starts a supervisor of ranks without a model; ends it with the test."""
     tasks = []
 
-    def start(model: str, policy: RecoveryPolicy) -> asyncio.Task:
+    def start(model: str, policy: RecoveryPolicy, bounds: GroupBounds = BOUNDS) -> asyncio.Task:
         events = GroupEvents(lambda step: None, lambda trace: None, lambda: False)
-        supervisors.append(Supervisor(RankSpec(model, 2), BOUNDS, policy, listener, events, command=ECHO))
+        supervisors.append(Supervisor(RankSpec(model, 2), bounds, policy, listener, events, command=ECHO))
         tasks.append(asyncio.create_task(supervisors[-1].run()))
         return tasks[-1]
 
@@ -84,6 +84,50 @@ async def test_lost_ranks_are_replaced_by_new_processes(listener, supervise):
     assert [(loss.rank, loss.cause) for loss in listener.losses] == [(1, LossCause.DIED)]
     assert set(pids).isdisjoint(progress.pid for progress in second.progress())
     assert not any(map(exists, pids))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_lost_ranks_are_replaced_from_the_same_server(listener, supervise):
+    supervise("echo", RecoveryPolicy())
+    servers = []
+    for _ in range(3):
+        group = await listener.next_group()
+        first, second = (progress.pid for progress in group.progress())
+        assert parent(first) == parent(second)
+        servers.append(parent(first))
+        os.kill(first, signal.SIGKILL)
+    assert len(set(servers)) == 1
+
+
+async def test_a_lost_server_is_named_and_replaced(listener, supervise, running):
+    supervise("echo", RecoveryPolicy())
+    group = await listener.next_group()
+    pids = [progress.pid for progress in group.progress()]
+    server = parent(pids[0])
+    os.kill(server, signal.SIGKILL)
+    successor = await listener.next_group()
+    assert [(loss.rank, loss.cause) for loss in listener.losses] == [(0, LossCause.DIED)]
+    assert listener.losses[0].message == "the fork server died of SIGKILL, and every rank with it"
+    assert not any(map(running, [server, *pids]))
+    assert parent(successor.progress()[0].pid) != server
+
+
+async def test_a_server_that_stands_still_costs_one_start(listener, supervise, running):
+    supervise("echo", RecoveryPolicy(), GroupBounds(start_s=2.0, watch_interval_s=0.05))
+    group = await listener.next_group()
+    pids = [progress.pid for progress in group.progress()]
+    server = parent(pids[0])
+    os.kill(server, signal.SIGSTOP)
+    os.kill(pids[1], signal.SIGKILL)
+    successor = await listener.next_group()
+    assert [loss.cause for loss in listener.losses] == [LossCause.DIED, LossCause.START]
+    assert listener.losses[0].message.startswith("rank 1 died of SIGKILL")
+    assert listener.losses[1].message == "rank 0 was not forked after 2 s"
+    assert not any(map(running, [server, *pids]))
+    assert parent(successor.progress()[0].pid) != server
 
 
 async def test_a_crash_loop_leads_to_quarantine_and_goes_on_slowly(listener, supervise):
@@ -115,10 +159,11 @@ async def test_a_refused_model_is_not_tried_again(listener, supervise):
     assert listener.losses == []
 
 
-async def test_cancelling_leaves_no_rank(listener, supervise):
+async def test_cancelling_leaves_no_rank_and_no_server(listener, supervise):
     task = supervise("echo", RecoveryPolicy())
     group = await listener.next_group()
     pids = [progress.pid for progress in group.progress()]
+    pids.append(parent(pids[0]))
     task.cancel()
     await asyncio.wait([task])
     assert not any(map(exists, pids))

@@ -1,7 +1,8 @@
 """Sabotage of a rank, from its own process: Python imports this at start when its directory is on PYTHONPATH.
 
-SIGRTMIN+1: the next collective of this rank is skipped. SIGRTMIN+2: the logits of the next step are NaN. In the processes of
-ranks only; nothing is changed before a signal comes. It is how the laboratory makes faults that cannot be made from outside.
+SIGRTMIN+1: the next collective of this rank is skipped. SIGRTMIN+2: the logits of the next step are NaN. A rank has its
+handlers from the process that it was forked from; nothing is changed before a signal comes. It is how the laboratory makes
+faults that cannot be made from outside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank of the collectives benchmark: `python -m ryzanstein.worker.benchmarks.collective_rank`, started by it only.
+"""The program of the collectives benchmark's ranks: a fork server, `python -m ryzanstein.worker.benchmarks.collective_rank`.
 
 Starts as a node's rank does (inherited segment, store and board, threads, a core of its own), has no model, and times one
 collective after the other as it is told to.
@@ -6,7 +6,6 @@ collective after the other as it is told to.
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import sys
@@ -22,9 +21,9 @@ from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
 from ryzanstein.worker.model.collectives.waiting import Patience
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.ranks import fork_server
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
-from ryzanstein.worker.ranks.lifeline import die_with
 from ryzanstein.worker.ranks.messages import RankCrashed, StartRank
 from ryzanstein.worker.ranks.startup import cores
 
@@ -95,13 +94,9 @@ def _run(collectives: Collectives, op: str, x_N: Tensor) -> Tensor:
     raise ValueError(f"unknown collective {op!r}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="One rank of the collectives benchmark, which starts it.")
-    for name in ("--rank", "--parent", "--fd"):
-        parser.add_argument(name, type=int, required=True)
-    arguments = parser.parse_args()
-    die_with(arguments.parent)
-    channel: RankChannel[BenchmarkMessage] = RankChannel(socket.socket(fileno=arguments.fd), BenchmarkMessage)
+def run(rank: int, fd: int) -> int:
+    """A rank's life in its own process. Returns the exit code."""
+    channel: RankChannel[BenchmarkMessage] = RankChannel(socket.socket(fileno=fd), BenchmarkMessage)
     try:
         (start,) = channel.wait()
         assert isinstance(start, StartRank)
@@ -109,7 +104,7 @@ def main() -> int:
     except ChannelClosed:
         return 0
     except Exception as error:
-        channel.send(RankCrashed(arguments.rank, f"{type(error).__name__}: {error}"[:1024]))
+        channel.send(RankCrashed(rank, f"{type(error).__name__}: {error}"[:1024]))
         return 1
 
 
@@ -144,4 +139,4 @@ def _open_probe(start: StartRank) -> CollectiveProbe:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fork_server.main(lambda: None, run))

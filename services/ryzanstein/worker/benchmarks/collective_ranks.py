@@ -15,8 +15,9 @@ from ryzanstein.worker.benchmarks.collective_messages import (
     RunCollective,
 )
 from ryzanstein.worker.ranks.channel import AgentChannel
+from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.messages import RankCrashed, RankSpec
-from ryzanstein.worker.ranks.process import RankProcess, end, exit_text, openmp_environment
+from ryzanstein.worker.ranks.process import RankProcess, end, exit_text, thread_environment
 from ryzanstein.worker.ranks.wiring import Wiring
 
 _COMMAND = (sys.executable, "-m", "ryzanstein.worker.benchmarks.collective_rank")
@@ -34,6 +35,7 @@ class CollectiveRanks:
 
     def __init__(self, spec: RankSpec) -> None:
         self._spec = spec
+        self._server: ForkServer | None = None
         self._processes: list[RankProcess] = []
         self._channels: list[AgentChannel[BenchmarkAnswer]] = []
         self._answers: asyncio.Queue[BenchmarkAnswer] = asyncio.Queue(
@@ -51,6 +53,8 @@ class CollectiveRanks:
 
     async def __aexit__(self, *_: object) -> None:
         await end(self._processes, grace_s=0.0)
+        if self._server is not None:
+            await self._server.close()
         for channel in self._channels:
             channel.close()
 
@@ -78,10 +82,10 @@ class CollectiveRanks:
         raise errors.failed_precondition("RANKS_FAILED", f"{self._spec.collectives}: rank {answer.rank}: {text}")
 
     async def _spawn(self) -> None:
-        environment = openmp_environment(self._spec)
+        self._server = ForkServer(_COMMAND, thread_environment(self._spec))
         with Wiring(self._spec) as wiring:
             for wires in wiring.ranks:
-                process = RankProcess(wires.start.rank, wires.rank_end.fileno(), wires.more_fds, environment, _COMMAND)
+                process = await self._server.fork(wires.start.rank, (wires.rank_end.fileno(), *wires.more_fds))
                 process.exited.add_done_callback(partial(self._on_exit, wires.start.rank))
                 self._processes.append(process)
         for wires in wiring.ranks:

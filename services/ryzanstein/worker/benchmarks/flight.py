@@ -17,8 +17,10 @@ from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.benchmarks.memory import peak_rss_bytes, reset_peak_rss
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
+from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
+from ryzanstein.worker.ranks.process import thread_environment
 
 _GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
@@ -95,19 +97,25 @@ class Engines:
         self._random = random.Random(0)
         self._num_groups = 0
         self._flight: Flight | None = None
-        self._group = RankGroup(spec, GroupBounds(), GroupEvents(self._on_step, lambda trace: None, self._pending))
+        self._server = ForkServer(RANK_COMMAND, thread_environment(spec))
+        events = GroupEvents(self._on_step, lambda trace: None, self._pending)
+        self._group = RankGroup(spec, GroupBounds(), events, self._server)
         self.ready: list[RankReady] = []
 
     async def __aenter__(self) -> Engines:
         try:
             self.ready = await self._group.start()
         except BaseException:
-            await self._group.end(graceful=False)
+            await self._end(graceful=False)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._group.end(graceful=True)
+        await self._end(graceful=True)
+
+    async def _end(self, *, graceful: bool) -> None:
+        await self._group.end(graceful=graceful)
+        await self._server.close()
 
     async def run(self, batch: int, prompt_tokens: int, new_tokens: int) -> Round:
         """Random prompts, see `generate`."""

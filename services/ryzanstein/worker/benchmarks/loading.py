@@ -22,8 +22,10 @@ from ryzanstein import errors
 from ryzanstein.worker.benchmarks.flight import losses_as_errors
 from ryzanstein.worker.benchmarks.report import publish, refusals_as_exit
 from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
+from ryzanstein.worker.ranks.process import thread_environment
 
 PHASES = ("spawn", "import", "group", "load", "warm_up")
 
@@ -64,11 +66,13 @@ class Result:
 
 async def start_once(spec: RankSpec) -> list[RankReady]:
     """What the ranks tell when they are ready, by rank. They have ended when it returns. RanksLost, RanksRefused."""
-    group = RankGroup(spec, GroupBounds(), GroupEvents(lambda events: None, lambda trace: None, lambda: False))
-    try:
-        return await group.start()
-    finally:
-        await group.end(graceful=False)
+    events = GroupEvents(lambda events: None, lambda trace: None, lambda: False)
+    async with ForkServer(RANK_COMMAND, thread_environment(spec)) as server:
+        group = RankGroup(spec, GroupBounds(), events, server)
+        try:
+            return await group.start()
+        finally:
+            await group.end(graceful=False)
 
 
 async def measure(specs: Sequence[RankSpec], rounds: int, console: Console) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The ranks of a node as one thing: spawned together, lost together.
+"""The ranks of a node as one thing: forked together, lost together.
 
 A group lives once: `start`, use, `lost`, `end`. Whoever wants ranks again makes a new group, with new channels and boards, so
 that nothing of a lost one can reach its successor.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any
 
-import msgspec
 import structlog
 
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.board import Board, RankProgress
 from ryzanstein.worker.ranks.channel import AgentChannel
+from ryzanstein.worker.ranks.forking import ForkServer, ForkServerLost
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,
@@ -30,7 +30,7 @@ from ryzanstein.worker.ranks.messages import (
     RankRefused,
     RankSpec,
 )
-from ryzanstein.worker.ranks.process import RANK_COMMAND, RankProcess, end, exit_text, openmp_environment
+from ryzanstein.worker.ranks.process import RankProcess, end, exit_text
 from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.ranks.wiring import Wiring
@@ -74,14 +74,13 @@ class RanksRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """How long things may take, in seconds. `standby`: ranks for the next start are kept ready, all but the model loaded."""
+    """How long things may take, in seconds."""
 
     start_s: float = 120.0
     watch_interval_s: float = 0.1
     stop_grace_s: float = 2.0
     stall: StallBounds = field(default_factory=StallBounds)
     slow: SlowBounds = field(default_factory=SlowBounds)
-    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,12 @@ class GroupEvents:
 
 
 class RankGroup:
-    """`lost` resolves to the first loss, also while it starts. Make it where an event loop runs, in the main thread."""
+    """`lost` resolves to the first loss, also while it starts. The server is the caller's, and outlives the group."""
 
-    def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, command: Sequence[str] = RANK_COMMAND) -> None:
+    def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: ForkServer) -> None:
         loop = asyncio.get_running_loop()
-        self._spec, self._bounds, self._events, self._command = spec, bounds, events, command
+        self._spec, self._bounds, self._events, self._server = spec, bounds, events, server
         self._processes: list[RankProcess] = []
-        self._is_standby = False
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = Wiring(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
@@ -112,25 +110,18 @@ class RankGroup:
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
-
-    async def prepare(self) -> None:
-        """Spawns the ranks as a standby: they import what they need and wait for `start`."""
-        await self._spawn("--standby")
+        server.lost.add_done_callback(self._on_server_lost)
 
     async def start(self) -> list[RankReady]:
-        """Spawns all ranks at once, if they were not prepared; what each answers when it is ready, by rank.
-
-        RanksLost, RanksRefused: call `end`.
-        """
-        if not self._processes:
-            await self._spawn()
-        for wires, channel in zip(self._wiring.ranks, self._channels, strict=True):
-            channel.send(msgspec.structs.replace(wires.start, spawned_s=self._spawned_s()))
-        either: list[asyncio.Future[Any]] = [self._ready, self.lost]
-        await asyncio.wait(either, timeout=self._bounds.start_s, return_when=asyncio.FIRST_COMPLETED)
-        if not self._ready.done():
-            raise RanksLost(self.lost.result() if self.lost.done() else self._late())
-        answers = self._ready.result()
+        """Forks all ranks; what each answers when it is ready, by rank. RanksLost, RanksRefused: call `end`."""
+        try:
+            async with asyncio.timeout(self._bounds.start_s):
+                await self._fork()
+                answers = await self._answered()
+        except TimeoutError:
+            raise RanksLost(self._late()) from None
+        except ForkServerLost as lost:
+            raise RanksLost(_server_loss(str(lost))) from None
         warm_up_s = max(answer.startup_phases.get("warm_up", 0.0) for answer in answers)
         self._watchdog.record(warm_up_s, self._spec.max_tokens_per_step)
         self._watch = asyncio.create_task(self._watch_progress())
@@ -155,6 +146,7 @@ class RankGroup:
         """No rank runs when it returns (but see `process.end`). Without grace they are killed at once."""
         if self._watch is not None:
             self._watch.cancel()
+        self._server.lost.remove_done_callback(self._on_server_lost)
         for future in (self._ready, self.lost):
             future.cancel()
         await end(self._processes, self._bounds.stop_grace_s if graceful else 0.0)
@@ -162,23 +154,25 @@ class RankGroup:
             channel.close()
         self._board.close()
 
-    def _spawned_s(self) -> float:
-        """When the ranks that are started now were spawned; a standby counts from here on."""
-        return time.monotonic() if self._is_standby else self._wiring.ranks[0].start.spawned_s
-
-    async def _spawn(self, *flags: str) -> None:
-        self._is_standby = bool(flags)
-        environment = openmp_environment(self._spec)
+    async def _fork(self) -> None:
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank
-                process = RankProcess(rank, wires.rank_end.fileno(), wires.more_fds, environment, (*self._command, *flags))
+                process = await self._server.fork(rank, (wires.rank_end.fileno(), *wires.more_fds))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
             channel = AgentChannel[RankMessage](RankMessage, self._on_message, partial(self._on_closed, wires.start.rank))
             self._channels.append(channel)
             await channel.open(wires.agent_end)
+            channel.send(wires.start)
+
+    async def _answered(self) -> list[RankReady]:
+        either: list[asyncio.Future[Any]] = [self._ready, self.lost]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            raise RanksLost(self.lost.result())
+        return self._ready.result()
 
     def _on_message(self, message: RankMessage) -> None:
         """What a lost group still had to say is not passed on: its generations have been failed."""
@@ -216,6 +210,9 @@ class RankGroup:
         delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
 
+    def _on_server_lost(self, lost: asyncio.Future[str]) -> None:
+        self._lose(_server_loss(lost.result()))
+
     def _on_closed(self, rank: int) -> None:
         """Usually the process's end, which says more and is seen at once."""
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} closed its channel")
@@ -226,7 +223,10 @@ class RankGroup:
             self.lost.set_result(loss)
 
     def _late(self) -> RankLoss:
-        """The start took too long: the rank that has not answered and moved least recently."""
+        """The start took too long: the first rank that does not even run, or that has not answered and moved least recently."""
+        if len(self._processes) < self._spec.tp:
+            rank = len(self._processes)
+            return RankLoss(rank, LossCause.START, f"rank {rank} was not forked after {self._bounds.start_s:g} s")
         answered = {answer.rank for answer in self._answers}
         slow = min((r for r in self._board.read() if r.rank not in answered), key=lambda r: r.progress_s)
         return RankLoss(
@@ -253,3 +253,8 @@ class RankGroup:
 
     def _stopped(self) -> set[int]:
         return {process.rank for process in self._processes if process.stopped}
+
+
+def _server_loss(text: str) -> RankLoss:
+    """Of all ranks; counted as the first one's."""
+    return RankLoss(0, LossCause.DIED, f"{text}, and every rank with it")

@@ -1,65 +1,74 @@
-"""One rank's process as the agent sees it: spawned with inherited descriptors, its end noticed through a pidfd."""
+"""One rank's process as the agent sees it, its end noticed through a pidfd; see `forking` for how it is made."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import structlog
 
+from ryzanstein.worker.ranks.fork_server import exit_code
 from ryzanstein.worker.ranks.messages import RankSpec
 
 log = structlog.get_logger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
 _KILL_WAIT_S = 10.0
 
 
-def openmp_environment(spec: RankSpec) -> dict[str, str]:
-    """What the OpenMP runtime of a rank reads before anything else runs."""
+def thread_environment(spec: RankSpec) -> dict[str, str]:
+    """What a rank's libraries read about threads when they are loaded. numpy gets no pool of its own: a rank has no use for
+    one, and its threads would be in the process that ranks are forked from."""
     threads = str(spec.threads)
     spins = {"GOMP_SPINCOUNT": str(spec.openmp_spins)} if spec.openmp_spins else {}
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **spins}
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1", **spins}
 
 
-class RankProcess:
-    """Spawned when made, in the caller's thread, in a process group of its own: a terminal's Ctrl-C is the agent's business.
+class WatchedProcess:
+    """A process of the agent's or of its fork server's; takes the pidfd over.
 
-    The command gets `--rank`, `--parent` (a process id, see `lifeline`) and `--fd` (the channel to the agent). `exited`
-    resolves to the exit code, negative for a signal, within milliseconds of the process's end.
+    `over` resolves within milliseconds of its end, `exited` to the exit code, negative for a signal, when `ended` has told it.
     """
 
-    def __init__(self, rank: int, fd: int, more_fds: Sequence[int], env: Mapping[str, str], command: Sequence[str]) -> None:
+    def __init__(self, pid: int, pidfd: int) -> None:
         loop = asyncio.get_running_loop()
-        arguments = ("--rank", str(rank), "--parent", str(os.getpid()), "--fd", str(fd))
-        self._process = subprocess.Popen(
-            (*command, *arguments),
-            pass_fds=(fd, *more_fds),
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
-        self.rank = rank
-        self.pid = self._process.pid
+        self.pid = pid
+        self.over: asyncio.Future[None] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
-        self._pidfd = os.pidfd_open(self.pid)
-        loop.add_reader(self._pidfd, self._on_exit)
+        self._pidfd = pidfd
+        loop.add_reader(pidfd, self._on_over)
 
-    def _on_exit(self) -> None:
-        code = self._process.poll()
-        if code is not None:
+    def _on_over(self) -> None:
+        if not self.over.done():
             asyncio.get_running_loop().remove_reader(self._pidfd)
+            self.over.set_result(None)
+
+    def ended(self, code: int) -> None:
+        """Its parent, or whoever else knows, says how it ended. The first word counts."""
+        if not self.exited.done():
+            self._on_over()
             os.close(self._pidfd)
             self.exited.set_result(code)
 
+    def find_code(self) -> int | None:
+        """How it ended, found without its parent: an orphan may be this process's child by now, a zombie shows its code. None:
+        its parent has reaped it, or it runs."""
+        if self.exited.done():
+            return self.exited.result()
+        with contextlib.suppress(ChildProcessError):
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            return None if result is None else exit_code(result)
+        return zombie_code(self.pid)
+
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing to a process that has ended."""
-        self._process.send_signal(number)
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     @property
     def stopped(self) -> bool:
@@ -78,7 +87,24 @@ class RankProcess:
             return 0
 
 
-async def end(processes: Sequence[RankProcess], grace_s: float) -> None:
+class RankProcess(WatchedProcess):
+    """One rank's."""
+
+    def __init__(self, rank: int, pid: int, pidfd: int) -> None:
+        super().__init__(pid, pidfd)
+        self.rank = rank
+
+
+def zombie_code(pid: int) -> int | None:
+    """The exit code of a process that has ended and was not reaped yet, from proc_pid_stat(5)."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state == "Z" else None
+
+
+async def end(processes: Sequence[WatchedProcess], grace_s: float) -> None:
     """SIGTERM, and SIGKILL to what runs after the grace; without grace SIGKILL at once. Returns when all have ended."""
     running = [process for process in processes if not process.exited.done()]
     if grace_s > 0 and running:
@@ -90,10 +116,10 @@ async def end(processes: Sequence[RankProcess], grace_s: float) -> None:
         _, alive = await asyncio.wait([process.exited for process in running], timeout=_KILL_WAIT_S)
         if alive:
             # In an uninterruptible system call (a driver): its memory stays taken, but the node goes on.
-            log.error("rank outlives SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
+            log.error("process outlives SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
 
 
-def _signal(processes: Sequence[RankProcess], number: signal.Signals) -> None:
+def _signal(processes: Sequence[WatchedProcess], number: signal.Signals) -> None:
     for process in processes:
         process.send_signal(number)
 

@@ -1,11 +1,11 @@
-"""One rank's process: `python -m ryzanstein.worker.ranks.rank`, started by the agent only, see `process.RankProcess`.
+"""The program of ranks: `python -m ryzanstein.worker.ranks.rank` is the fork server of a node, and its forks are the ranks.
 
-Exits 0 when the model is refused, PEER_LOST when it ends because another one ended, 1 after a failure of its own.
+The agent starts it, see `forking.ForkServer`. A rank exits 0 when the model is refused, PEER_LOST when it ends because
+another one ended, 1 after a failure of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sys
 from typing import TYPE_CHECKING, Never
@@ -14,26 +14,19 @@ from ryzanstein.timeslice import take_usual_slices
 from ryzanstein.worker.engine.probe import RanksUnsound
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.ranks import fork_server
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
-from ryzanstein.worker.ranks.lifeline import die_with
 from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankCommand, RankCrashed, RankRefused, RankSpec, StartRank
 
 if TYPE_CHECKING:
     import structlog
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="One rank of a node; the agent starts it.")
-    for name in ("--rank", "--parent", "--fd"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--standby", action="store_true", help="import everything, then wait to be started")
-    arguments = parser.parse_args()
-    die_with(arguments.parent)
+def run(_rank: int, fd: int) -> int:
+    """A rank's life in its own process, by what comes through its channel to the agent. Returns the exit code."""
     take_usual_slices()
-    if arguments.standby:
-        _import()
-    agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=arguments.fd), AgentMessage)
+    agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=fd), AgentMessage)
     try:
         (start,) = agent.wait()
         assert isinstance(start, StartRank)
@@ -59,9 +52,10 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         return 1
 
 
-def _import() -> None:
-    """What takes a rank longest of all before it can load a model."""
+def prepare() -> None:
+    """Imports what takes a rank longest of all before it can load a model."""
     import ryzanstein.worker.engine.engine
+    import ryzanstein.worker.model.collectives.shm
     import ryzanstein.worker.model.runner
     import ryzanstein.worker.ranks.loops
     import ryzanstein.worker.ranks.startup  # noqa: F401
@@ -80,7 +74,6 @@ def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
 
 def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     board = RankBoard(start.board_fd, start.spec.tp, start.rank)
-    # Late, because they cost time: a parent's death, a bad descriptor and a slow import are told apart on the board.
     from ryzanstein.worker.engine.engine import Engine
     from ryzanstein.worker.ranks import loops, startup
     from ryzanstein.worker.ranks.recorder import StepRecorder
@@ -96,4 +89,4 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fork_server.main(prepare, run))

@@ -14,12 +14,11 @@ from typing import Protocol
 
 import structlog
 
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup, RankLoss, RanksLost, RanksRefused
+from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
+from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup, RankLoss, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
-from ryzanstein.worker.ranks.process import RANK_COMMAND
+from ryzanstein.worker.ranks.process import thread_environment
 from ryzanstein.worker.ranks.recovery import Ladder, Recovery, RecoveryPolicy, Rung
-
-_STANDBY_DELAY_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +56,8 @@ class Supervisor:
         self._listener, self._events, self._command = listener, events, command
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
-        self._standby: RankGroup | None = None
-        self._preparing: asyncio.Task[None] | None = None
+        self._server: ForkServer | None = None
+        self._came_up = False
 
     def revive(self) -> None:
         """An operator has mended the node: its past is forgotten, and a pause ends now."""
@@ -70,11 +69,12 @@ class Supervisor:
         try:
             await self._run()
         finally:
-            await _to_the_end(self._end_standby())
+            await _to_the_end(self._close_server())
 
     async def _run(self) -> None:
         while True:
-            group = await self._next_group()
+            server = self._server = self._server or self._new_server()
+            group = RankGroup(self._spec, self._bounds, self._events, server)
             graceful = True
             try:
                 loss = await self._live(group)
@@ -86,45 +86,33 @@ class Supervisor:
                 return
             finally:
                 await _to_the_end(group.end(graceful=graceful))
+            if server.lost.done() or self._is_doubtful(loss):
+                await self._close_server()
+                self._server = self._new_server()  # before the pause, so that it imports meanwhile
             await self._pause(recovery.pause_s)
 
-    def _new_group(self) -> RankGroup:
-        return RankGroup(self._spec, self._bounds, self._events, command=self._command)
+    def _new_server(self) -> ForkServer:
+        return ForkServer(self._command, thread_environment(self._spec))
 
-    async def _next_group(self) -> RankGroup:
-        """The standby, if there is one that is whole."""
-        if self._preparing is not None and not self._preparing.done():
-            await self._end_standby()
-        standby, self._standby = self._standby, None
-        if standby is not None and standby.lost.done():
-            await standby.end(graceful=False)
-            standby = None
-        return standby or self._new_group()
+    async def _close_server(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
 
-    async def _prepare(self) -> None:
-        """A moment after the ranks are ready, so that the first requests do not pay for it."""
-        await asyncio.sleep(_STANDBY_DELAY_S)
-        self._standby = self._new_group()
-        await self._standby.prepare()
-
-    async def _end_standby(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.wait([self._preparing])
-        if self._standby is not None:
-            await self._standby.end(graceful=False)
-            self._standby = None
+    def _is_doubtful(self, loss: RankLoss) -> bool:
+        """The server may be at fault: ranks start with a copy of its memory, whatever has happened to that."""
+        return not self._came_up or loss.cause is LossCause.UNSOUND
 
     async def _live(self, group: RankGroup) -> RankLoss:
         """From start to loss."""
+        self._came_up = False
         try:
             ranks = await group.start()
         except RanksLost as lost:
             return lost.loss
+        self._came_up = True
         self._ladder.serves()
         self._listener.on_ready(group, ranks)
-        if self._bounds.standby and self._standby is None:
-            self._preparing = asyncio.create_task(self._prepare())
         return await group.lost
 
     def _mourn(self, loss: RankLoss) -> Recovery:

@@ -1,0 +1,164 @@
+"""The process that ranks are forked from. It has imported what they need, once, and forks one for each wish of the agent.
+
+A program of ranks is a module that calls `main`; the agent's end is `forking.ForkServer`. A fork has the thread that called it
+and no other, so nothing that is imported here may start threads, and nothing may touch a device before the fork. One packet
+of the socket pair is one message, with the descriptors that belong to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import socket
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ryzanstein.worker.ranks.lifeline import die_with
+
+PACKET_BYTES = 2**16
+_MAX_FDS = 253  # SCM_MAX_FD of the kernel
+_STANDARD_FDS = 3
+
+
+class ForkRank(msgspec.Struct, frozen=True):
+    """The agent's wish. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first."""
+
+    rank: int
+    numbers: list[int]
+
+
+class RankForked(msgspec.Struct, tag=True, frozen=True):
+    """The rank runs; its pidfd comes with this. `threads` of the server at the fork: more than one are a danger to the rank."""
+
+    rank: int
+    pid: int
+    threads: int
+
+
+class RankEnded(msgspec.Struct, tag=True, frozen=True):
+    """The rank has been reaped. The code is negative for a signal."""
+
+    pid: int
+    code: int
+
+
+class ServerFailed(msgspec.Struct, tag=True, frozen=True):
+    """Why the server ends."""
+
+    message: str
+
+
+ServerMessage = RankForked | RankEnded | ServerFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """What a forked process is to become: a rank with these descriptors, which the server received under other numbers."""
+
+    rank: int
+    server: int
+    numbers: Sequence[int]
+    received: Sequence[int]
+
+    def enter(self) -> int:
+        """Makes this process the rank's own: lifeline, process group, descriptors. Returns its channel to the agent."""
+        die_with(self.server)
+        os.setpgid(0, 0)
+        Path("/proc/self/comm").write_text(f"rank-{self.rank}")  # its command line is the server's
+        own_only(self.received, self.numbers)
+        return self.numbers[0]
+
+
+def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
+    """Serves the agent until that closes the socket; every fork becomes `run`, with its rank and its channel's descriptor.
+
+    Returns the exit code, of the server or of a rank.
+    """
+    parser = argparse.ArgumentParser(description="Forks the ranks of a node; the agent starts it.")
+    for name in ("--parent", "--fd"):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    agent = socket.socket(fileno=arguments.fd)
+    try:
+        prepare()
+        gc.freeze()  # a collection in a rank would write to, and so copy, every page that they share
+        fork = Forks(agent).serve()
+    except Exception as error:
+        agent.send(msgspec.msgpack.encode(ServerFailed(f"{type(error).__name__}: {error}"[:1024])))
+        return 1
+    return 0 if fork is None else run(fork.rank, fork.enter())
+
+
+class Forks:
+    """The running ranks by their pidfds, and the agent's socket."""
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._poll = select.poll()
+        self._poll.register(agent, select.POLLIN)
+
+    def serve(self) -> Fork | None:
+        """Returns in every fork, and in the server when the agent has closed the socket. OSError: a fork failed."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._agent.fileno():
+                    self._reap(fd)
+                    continue
+                data, received, _, _ = socket.recv_fds(self._agent, PACKET_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                if not data:
+                    return None
+                wish = msgspec.msgpack.decode(data, type=ForkRank)
+                if len(received) != len(wish.numbers):
+                    raise OSError(f"{len(received)} descriptors of {len(wish.numbers)} arrived: too many are open")
+                fork = Fork(wish.rank, os.getpid(), wish.numbers, received)
+                if self._is_fork(fork):
+                    return fork
+
+    def _is_fork(self, fork: Fork) -> bool:
+        """Forks: True in the new process, False here."""
+        threads = len(os.listdir("/proc/self/task"))
+        pid = os.fork()
+        if pid == 0:
+            self._agent.detach()  # or the object's end would close whatever has its number then
+            return True
+        for fd in fork.received:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._poll.register(pidfd, select.POLLIN)
+        socket.send_fds(self._agent, [msgspec.msgpack.encode(RankForked(fork.rank, pid, threads))], [pidfd])
+        return False
+
+    def _reap(self, pidfd: int) -> None:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        assert result is not None
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        self._agent.send(msgspec.msgpack.encode(RankEnded(result.si_pid, exit_code(result))))
+
+
+def exit_code(result: os.waitid_result) -> int:
+    """As subprocess has it: negative for a signal."""
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def own_only(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Moves descriptors to other numbers, and closes all that this process has besides them and the standard ones."""
+    kept = {*range(_STANDARD_FDS), *numbers}
+    aside = [_aside(fd, kept) for fd in fds]
+    for fd, number in zip(aside, numbers, strict=True):
+        os.dup2(fd, number, inheritable=False)
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+        os.closerange(fd, fd + 1)  # one of them was the listing's own
+
+
+def _aside(fd: int, numbers: Collection[int]) -> int:
+    """The same under a number that is not to be overwritten."""
+    while fd in numbers:
+        fd = os.dup(fd)
+    return fd

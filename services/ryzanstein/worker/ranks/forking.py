@@ -1,0 +1,144 @@
+"""The agent's end of a fork server: ranks made in milliseconds, and how they and the server end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+import structlog
+
+from ryzanstein.worker.ranks.fork_server import PACKET_BYTES, ForkRank, RankEnded, RankForked, ServerFailed, ServerMessage
+from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
+
+log = structlog.get_logger(__name__)
+
+RANK_COMMAND = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
+_WORD_S = 0.02
+
+
+class ForkServerLost(Exception):
+    """No rank comes from it, and those that did end with it. The message says why."""
+
+
+class ForkServer:
+    """Started when made, in the caller's thread, in a process group of its own: a terminal's Ctrl-C is the agent's business.
+
+    It dies with the agent, and its ranks die with it. `lost` resolves to why it has ended, also after `close`. The command
+    is a program that calls `fork_server.main`; it gets `--parent` (a process id, see `lifeline`) and `--fd`.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._child = subprocess.Popen(
+                (*command, "--parent", str(os.getpid()), "--fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self._ranks: dict[int, RankProcess] = {}
+        self._forked: asyncio.Future[RankProcess] = loop.create_future()
+        self._last_words = ""
+        self._warned = False
+        self._server = WatchedProcess(self._child.pid, os.pidfd_open(self._child.pid))
+        self._server.over.add_done_callback(self._on_over)
+        self.lost: asyncio.Future[str] = loop.create_future()
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    async def __aenter__(self) -> ForkServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    async def fork(self, rank: int, fds: Sequence[int]) -> RankProcess:
+        """A rank that has these descriptors under the same numbers, the first of them its channel to the agent, and no others.
+
+        Waits for the server to be ready; one call at a time. Who gives up waiting closes the server. ForkServerLost.
+        """
+        self._forked = asyncio.get_running_loop().create_future()
+        if not self.lost.done():
+            try:
+                socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, list(fds)))], list(fds))
+            except ConnectionError:
+                await asyncio.wait([self.lost])
+        await asyncio.wait((self._forked, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        if not self._forked.done():
+            raise ForkServerLost(self.lost.result())
+        return self._forked.result()
+
+    async def close(self) -> None:
+        """Kills it, and the kernel its ranks."""
+        await end([self._server], 0.0)
+
+    def _read(self) -> bool:
+        """One message. False: there is none."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # it ended before it read all; what it said is there still
+            return True
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            return False
+        match msgspec.msgpack.decode(data, type=ServerMessage):
+            case RankForked() as forked:
+                self._on_forked(forked, fds[0])
+            case RankEnded(pid, code):
+                self._ranks.pop(pid).ended(code)
+            case ServerFailed(message):
+                self._last_words = message
+        return True
+
+    def _on_forked(self, forked: RankForked, pidfd: int) -> None:
+        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd)
+        process.over.add_done_callback(partial(self._on_rank_over, process))
+        if forked.threads > 1 and not self._warned:
+            self._warned = True
+            log.warning("fork server has threads", threads=forked.threads)
+        if not self._forked.done():
+            self._forked.set_result(process)
+
+    def _on_rank_over(self, process: RankProcess, _: object) -> None:
+        """How it ended is said by the server, which is its parent, at once."""
+        asyncio.get_running_loop().call_later(_WORD_S, self._without_word, process)
+
+    def _without_word(self, process: RankProcess) -> None:
+        """The server is stopped, or busy, or has ended and taken the rank along."""
+        code = process.find_code()
+        if code is None and self.lost.done():
+            code = -signal.SIGKILL
+        if code is not None:
+            process.ended(code)
+
+    def _on_over(self, _: object) -> None:
+        while self._read():
+            pass
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        code = self._child.wait()
+        said = f"failed: {self._last_words}" if self._last_words else exit_text(code)
+        self.lost.set_result(f"the fork server {said}")
+        for process in [process for process in self._ranks.values() if process.over.done()]:
+            self._without_word(process)
+        self._server.ended(code)
