@@ -126,6 +126,22 @@ async def test_a_restarted_orchestrator_is_found_again(orchestrator, member):
     assert (await orchestrator.next_beat()).lease_id == "lease-2"
 
 
+async def test_a_beat_that_cannot_be_made_does_not_end_the_membership(orchestrator, member, monkeypatch):
+    await orchestrator.next_beat()
+
+    def broken() -> Beat:
+        raise ValueError("no ranks to look at")
+
+    monkeypatch.setattr(member, "beat", broken)
+    labels = {"cause": "failed"}
+    async with asyncio.timeout(10):
+        while not member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    while (await orchestrator.next_beat()).lease_id == "lease-1":
+        pass
+
+
 async def test_leaving_gives_the_lease_back(orchestrator, member):
     await orchestrator.next_beat()
     await member.membership.leave()

@@ -103,12 +103,13 @@ class ModelHost:
 
     async def unload(self) -> None:
         """Ends the ranks and forgets the model. Returns when their memory is free."""
+        self.serving = None  # first: nobody may look at ranks that are ending
+        self._become(NodeState.STARTING, NO_MODEL)
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait([self._supervision])
             self._supervision = self._supervisor = None
         self.choice = self.text = self.serving = None
-        self._become(NodeState.STARTING, NO_MODEL)
         self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
     async def settled(self) -> None:

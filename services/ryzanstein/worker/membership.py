@@ -61,6 +61,12 @@ class Membership:
                     cause = "ended"
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     cause = error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else "silent"
+                except asyncio.CancelledError:
+                    if _is_cancelled():
+                        raise
+                    # A beat could not be made: gRPC cancels its call then, and says no more than that.
+                    log.exception("beat failed")
+                    cause = "failed"
                 self._telemetry.orchestrator_losses.labels(cause).inc()
                 log.warning("no orchestrator", address=self._address, cause=cause)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
@@ -107,3 +113,9 @@ class Membership:
             beat = beat_to_wire(self._member.beat())
             yield orchestrator.HeartbeatRequest(node_id=node_id, lease_id=self._lease_id, beat=beat)
             await asyncio.sleep(interval_s)
+
+
+def _is_cancelled() -> bool:
+    """This task itself is to end."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
