@@ -33,6 +33,11 @@ def test_ranks_are_told_how_long_to_spin_before_their_runtime_starts():
     assert "GOMP_SPINCOUNT" not in thread_environment(WorkerSettings().rank_spec("/m"))
 
 
+def test_ranks_give_way_to_their_agent():
+    assert WorkerSettings().rank_spec("/m").nice == 10
+    assert WorkerSettings(rank_nice=0).rank_spec("/m").nice == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

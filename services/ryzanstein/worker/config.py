@@ -36,6 +36,7 @@ class WorkerSettings(ServiceSettings):
     quantization: Quantization = Field("none", description="of weights, on CPUs")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     threads_per_rank: int = Field(0, ge=0, le=1024, description="0: the cores divided by the ranks")
+    rank_nice: int = Field(10, ge=0, le=19, description="ranks give way to their agent; 0: they do not")
     openmp_spins: int = Field(0, ge=0, description="looks of a thread before it sleeps; 0: many. 1500 where cores are shared")
     pin: bool = Field(False, description="bind each rank to cores of its own")
 
@@ -98,6 +99,7 @@ class WorkerSettings(ServiceSettings):
             collectives=self.collectives,
             threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tp),
             openmp_spins=self.openmp_spins,
+            nice=self.rank_nice,
             pin=self.pin,
             block_size=self.block_size,
             num_blocks=self.num_blocks,

@@ -206,6 +206,14 @@ async def test_a_server_that_cannot_fork_says_why_and_ends(server, fork) -> None
     assert await rank.exit_code() == -signal.SIGKILL
 
 
+async def test_the_agent_goes_before_its_ranks(fork) -> None:
+    async with ForkServer(OBEDIENT, {}, nice=3) as server:
+        rank = await fork(server)
+        for pid in (server.pid, rank.process.pid):
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+            assert os.getsid(pid) == server.pid != os.getsid(0)
+
+
 async def test_threads_before_a_fork_are_told(fork) -> None:
     with capture_logs() as lines:
         async with ForkServer(OBEDIENT, {"PREPARE": "thread"}) as server:

@@ -82,8 +82,11 @@ def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
     parser = argparse.ArgumentParser(description="Forks the ranks of a node; the agent starts it.")
     for name in ("--parent", "--fd"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
     die_with(arguments.parent)
+    # The agent goes first. Also in death: its connections end when its memory is given back, and so is its ranks' then.
+    os.nice(arguments.nice)
     agent = socket.socket(fileno=arguments.fd)
     try:
         prepare()

@@ -28,22 +28,23 @@ class ForkServerLost(Exception):
 
 
 class ForkServer:
-    """Started when made, in the caller's thread, in a process group of its own: a terminal's Ctrl-C is the agent's business.
+    """Started when made, in the caller's thread, in a session of its own: a terminal's Ctrl-C is the agent's business, and
+    where Linux groups processes by session to share the processor among them, the agent does not share with its ranks.
 
     It dies with the agent, and its ranks die with it. `lost` resolves to why it has ended, also after `close`. The command
-    is a program that calls `fork_server.main`; it gets `--parent` (a process id, see `lifeline`) and `--fd`.
+    is a program that calls `fork_server.main`; it gets `--parent` (a process id, see `lifeline`), `--fd` and `--nice`.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], nice: int = 0) -> None:
         loop = asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._child = subprocess.Popen(
-                (*command, "--parent", str(os.getpid()), "--fd", str(theirs.fileno())),
+                (*command, "--parent", str(os.getpid()), "--fd", str(theirs.fileno()), "--nice", str(nice)),
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
-                process_group=0,
+                start_new_session=True,
             )
         except OSError:
             self._socket.close()

@@ -17,7 +17,8 @@ PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of
 class RankSpec(msgspec.Struct, frozen=True):
     """What all ranks of a node are started with. `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold;
     `kv_bytes` 0: a share that the rank finds sensible. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how
-    often a thread looks before it sleeps at the end of a parallel region; 0: libgomp's own, about a millisecond."""
+    often a thread looks before it sleeps at the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is
+    added to the agent's own niceness."""
 
     model: str  # directory
     tp: int = 1
@@ -29,6 +30,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     collectives: str = "auto"
     threads: int = 1
     openmp_spins: int = 0
+    nice: int = 0
     pin: bool = False
     block_size: int = 16
     num_blocks: int = 0

@@ -92,7 +92,7 @@ class Supervisor:
             await self._pause(recovery.pause_s)
 
     def _new_server(self) -> ForkServer:
-        return ForkServer(self._command, thread_environment(self._spec))
+        return ForkServer(self._command, thread_environment(self._spec), self._spec.nice)
 
     async def _close_server(self) -> None:
         if self._server is not None:
