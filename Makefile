@@ -33,7 +33,7 @@ parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, 
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts setup ## Strike a cluster with every fault 30 times (about 80 minutes) and write docs/failure-budget.md
+chaos: parts setup ## Strike a cluster with every fault 30 times (about an hour) and write docs/failure-budget.md
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --json build/failover.json --report docs/failure-budget.md
 

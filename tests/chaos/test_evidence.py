@@ -85,6 +85,12 @@ def test_a_restart_is_from_the_loss_to_ready_with_the_phases_of_the_slowest_rank
     assert evidence.restart(lines[:3], moment()) == (None, {})
 
 
+def test_a_line_of_a_clock_that_has_jumped_does_not_tell_when() -> None:
+    (fault,) = chosen(["clock_jump"])
+    lines = [line(3700.0, "router-0", "node suspected", node_id="node-1", cause="silence")]
+    assert evidence.detection(fault, lines, moment()) == (None, "")
+
+
 def test_alarms_are_suspicions_and_losses_for_silence_and_stalls_only() -> None:
     lines = [
         line(100, "router-0", "node suspected", cause="silence"),

@@ -11,6 +11,8 @@ from ryzanstein.chaos.logs import LogLine
 from ryzanstein.chaos.reading import Reading
 
 CLIENT = "client"
+# A line that is so much later was written by a clock that has jumped: it does not tell when.
+_ANOTHER_TIME_S = 600.0
 _ALARMS = ("node suspected",)
 _CAUSES_OF_ALARMS = ("silence", "deaf", "stall")
 
@@ -31,7 +33,7 @@ def detection(fault: Fault, lines: Sequence[LogLine], moment: Moment) -> tuple[f
         broken = [at for reading in moment.struck for at in reading.broken_at if at >= moment.monotonic_s]
         return (min(broken) - moment.monotonic_s, f"{CLIENT}: stream broke") if broken else (None, "")
     for line in lines:
-        if line.at >= moment.wall_s and _concerns(line, moment.victims):
+        if 0 <= line.at - moment.wall_s < _ANOTHER_TIME_S and _concerns(line, moment.victims):
             for sign in fault.signs:
                 if sign.matches(line):
                     return line.at - moment.wall_s, str(sign)
