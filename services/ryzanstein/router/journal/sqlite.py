@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import structlog
 
+from ryzanstein.router import write_ahead
 from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableError, Outcome, Owner, Record
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ CREATE TABLE boot (boot_id TEXT NOT NULL);
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BUSY_S = 1.0
+_OPEN_S = 5.0
 _Result = TypeVar("_Result")
 
 
@@ -217,7 +219,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _connected(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
+        write_ahead.turn_on(db, _OPEN_S)
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)

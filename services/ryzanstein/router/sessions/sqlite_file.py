@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ryzanstein import errors
+from ryzanstein.router import write_ahead
 from ryzanstein.router.sessions.store import store_unavailable
 
 SCHEMA_VERSION = 2
@@ -54,7 +55,7 @@ def connect(path: Path) -> sqlite3.Connection:
         with _readable(path):
             # Before anything that writes.
             _check(db)
-            db.execute("PRAGMA journal_mode = WAL")
+            write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
             _migrate(db)
