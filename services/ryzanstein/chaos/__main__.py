@@ -25,7 +25,6 @@ from ryzanstein.chaos.document import document
 from ryzanstein.chaos.network import Network, NetworkImpossibleError
 from ryzanstein.chaos.report import page
 
-# More of them fill two cores, and then the time that a dying process waits for one is what is measured.
 CLIENTS = 3
 MISSED, NOT_RUN = 1, 3
 
