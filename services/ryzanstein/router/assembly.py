@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,11 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.journal.journalled_core import JournalledCore
-from ryzanstein.router.journal.opened import open_core
+from ryzanstein.router.journal.opened import journalled_core, open_journal
 from ryzanstein.router.links import Links
 from ryzanstein.router.patience import Patience
 from ryzanstein.router.placing import RunnerPolicy
+from ryzanstein.router.recording import Unrecorded
 from ryzanstein.router.router_core import CorePolicy, RouterCore
 from ryzanstein.router.service import InferenceServicer
 from ryzanstein.router.session_service import SessionServicer
@@ -66,11 +68,20 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
-        claimed = Claimed(sessions, router_id, settings.claim_ttl_s)
+        journal = await stack.enter_async_context(open_journal(settings))
+        # Another one after each start: a process that comes back has not the generations of the one before.
+        owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
+        claimed = Claimed(
+            sessions, owner_id, settings.claim_ttl_s, _nobody_is_gone if journal is None else journal.peers.is_gone
+        )
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
         make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
-        core = await open_core(settings, router_id, telemetry, make_core)
+        core: RouterCore | JournalledCore
+        if journal is None:
+            core = make_core(recorder=Unrecorded())
+        else:
+            core = journalled_core(journal, settings, owner_id, telemetry, make_core)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
@@ -108,6 +119,11 @@ async def _following(settings: RouterSettings, router_id: str, links: Links, tel
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _nobody_is_gone(owner_id: str) -> bool:
+    """Of a router without a journal: it shares its sessions with nobody."""
+    return False
 
 
 def _thresholds(settings: RouterSettings) -> Thresholds:

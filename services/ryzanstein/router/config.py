@@ -47,7 +47,7 @@ class RouterSettings(ServiceSettings):
     store_backlog_writes: int = Field(10_000, ge=1, description="writes that may wait for a store that fails")
     store_backlog_chars: int = Field(64_000_000, ge=1, description="and at most so many characters")
     claim_ttl_s: float = Field(
-        6.0, ge=0.5, le=300, description="how long a session stays busy after the router that answers in it has died"
+        6.0, ge=0.5, le=300, description="how long a session stays busy at most when the router that answers in it says nothing"
     )
 
     max_running: int = Field(4096, ge=1, description="generations at once")

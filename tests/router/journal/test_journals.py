@@ -114,17 +114,17 @@ async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -
     assert await journal.take("b", 0, OTHER) == Record(1, b"request of b", (b"1",))
 
 
-async def test_a_lease_ends_with_time_or_by_resigning(open_journal: Opener) -> None:
+async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_resigning(open_journal: Opener) -> None:
     journal, other = await open_journal(lease_s=0.5), await open_journal()
-    assert not await other.alive(ONE)
+    assert await other.find(ONE.owner_id) is None
     await journal.renew(ONE)
     await other.renew(OTHER)
-    assert await other.alive(ONE)
+    assert await other.find(ONE.owner_id) == ONE
     await asyncio.sleep(0.6)
-    assert not await other.alive(ONE)
-    assert await journal.alive(OTHER)
+    assert await other.find(ONE.owner_id) is None
+    assert await journal.find(OTHER.owner_id) == OTHER
     await other.resign(OTHER)
-    assert not await journal.alive(OTHER)
+    assert await journal.find(OTHER.owner_id) is None
 
 
 async def test_a_locked_file_is_an_outage_and_no_wait_for_ever(tmp_path: Path) -> None:

@@ -188,6 +188,47 @@ async def test_a_sessions_turn_is_stored_once_whoever_finishes(
     await new_client().ask(second, 3, session_id="s")
 
 
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
+    node: Any, start_routers: Any, new_client: Any, start_redis: Any, store: str
+) -> None:
+    flags = {"session_store": "redis", "redis_url": (await start_redis()).url} if store == "redis" else {}
+    first, second = await start_routers(2, node, claim_ttl_s=60, **flags)
+    await new_client().ask(first, TOKENS, until_tokens=3, session_id="s")
+    refusal = await failure_of(new_client().ask(second, 2, session_id="s"))
+    assert (refusal.code, refusal.reason) == (Code.ABORTED, "SESSION_BUSY"), "the first router lives and is answering"
+    await first.kill()
+    # A client whose stream broke before it had the generation's name cannot attach: it asks again.
+    client = new_client()
+    await client.ask(second, TOKENS, session_id="s")
+    assert client.seen.tokens == {0: whole()}
+    assert len(second.events("session claimed by nobody any more")) == 1
+
+
+async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    (router,) = await start_routers(1, node, claim_ttl_s=60, lease_s=60)
+    await new_client().ask(router, TOKENS, until_tokens=3, session_id="s")
+    await router.kill()
+    await router.start()
+    client = new_client()
+    await client.ask(router, TOKENS, session_id="s")
+    assert client.seen.tokens == {0: whole()}
+
+
+async def test_a_stopped_routers_sessions_are_free_when_its_lease_has_expired(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, claim_ttl_s=60, lease_s=1)
+    await new_client().ask(first, TOKENS, until_tokens=3, session_id="s")
+    first.send(signal.SIGSTOP)
+    client = new_client()
+    await client.ask(second, TOKENS, session_id="s")
+    assert client.seen.tokens == {0: whole()}
+    first.send(signal.SIGCONT)
+
+
 async def test_a_generation_is_cancelled_from_any_router(node: Any, start_routers: Any, new_client: Any, until: Any) -> None:
     first, second = await start_routers(2, node)
     for dead in (False, True):

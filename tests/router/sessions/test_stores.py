@@ -13,6 +13,8 @@ import pytest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
 from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.sessions.claimed import Claimed
+from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.memory import MemorySessions
 from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.sqlite import SqliteSessions
@@ -171,6 +173,37 @@ async def test_a_claimed_session_is_busy_for_every_other_generation_until_it_is_
     await refused_as_busy(store.claim("s", "h", "r2", 60.0))
     await store.release("s", "g", "r1")
     await store.claim("s", "h", "r2", 60.0)
+
+
+async def test_a_claim_of_an_owner_that_is_gone_is_no_obstacle_to_one_other(open_store: Opener) -> None:
+    store = await open_store()
+    await store.claim("s", "g", "dead", 60.0)
+    with pytest.raises(SessionBusyError) as busy:
+        await store.claim("s", "h", "r2", 60.0)
+    assert (busy.value.generation_id, busy.value.owner) == ("g", "dead")
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0, gone="somebody else"))
+    await store.claim("s", "h", "r2", 60.0, gone="dead")
+    await refused_as_busy(store.claim("s", "i", "r3", 60.0, gone="dead"))
+    assert await store.renew({"s": "g"}, "dead", 60.0) == {"s"}
+
+
+async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener) -> None:
+    store = await open_store()
+    for session_id, owner in (("dead's", "dead"), ("living's", "living"), ("mine, not given back", "me")):
+        await store.claim(session_id, "g", owner, 60.0)
+    asked = []
+
+    async def is_gone(owner: str) -> bool:
+        asked.append(owner)
+        return owner == "dead"
+
+    claimed = Claimed(store, "me", 60.0, is_gone)
+    await claimed.claim("dead's", "h")
+    await claimed.claim("mine, not given back", "h")
+    await refused_as_busy(claimed.claim("living's", "h"))
+    await refused_as_busy(claimed.claim("dead's", "i"))
+    assert asked == ["dead", "living"]
+    await claimed.close()
 
 
 async def test_a_claim_passes_to_the_owner_that_takes_the_generation_over(open_store: Opener) -> None:

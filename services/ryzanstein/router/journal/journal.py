@@ -85,8 +85,8 @@ class Journal(Protocol):
         """The owner lives, for a lease from now. Also clears away what has expired."""
         ...
 
-    async def alive(self, owner: Owner) -> bool:
-        """Whether its lease holds."""
+    async def find(self, owner_id: str) -> Owner | None:
+        """Where the owner is, while its lease holds."""
         ...
 
     async def resign(self, owner: Owner) -> None:

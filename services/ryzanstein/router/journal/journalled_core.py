@@ -49,6 +49,7 @@ class JournalledCore:
         journal: Journal,
         *,
         recorder: JournalRecorder,
+        peers: Peers,
         owner_id: str,
         lease_s: float,
         metrics: JournalMetrics,
@@ -60,7 +61,7 @@ class JournalledCore:
         self._lease_s = lease_s
         self._metrics = metrics
         self._outage = outage
-        self._peers = Peers(journal, lease_s)
+        self._peers = peers
         self._owner = Owner(owner_id, "")
         self._lease: asyncio.Task[None] | None = None
         self._taking: dict[str, asyncio.Task[Generation | None]] = {}
@@ -81,7 +82,6 @@ class JournalledCore:
                 await self._journal.resign(self._owner)
             except JournalUnavailableError as error:
                 log.warning("lease not given back", error=str(error))
-        await self._journal.close()
 
     @property
     def ready(self) -> bool:
@@ -152,11 +152,13 @@ class JournalledCore:
         A caller that means `owner_id` hears GENERATION_MOVED from everybody else.
         """
         while self._core.find(generation_id) is None:
+            if owner_id not in ("", self._owner.owner_id):
+                raise moved(generation_id)
             head = await self._head(generation_id)
             if self._core.find(generation_id) is not None:
                 break  # another reader here was faster: what was read is this router's own taking
             cause = self._why_take(head, lost)
-            if owner_id and head.owner.owner_id != self._owner.owner_id:
+            if owner_id and head.owner.owner_id != owner_id:
                 raise moved(generation_id)
             if not cause:
                 return head

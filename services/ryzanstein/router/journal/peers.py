@@ -1,4 +1,4 @@
-"""Calls of other routers: to read a generation that one of them has, and to cancel it there.
+"""Calls of other routers: to read a generation that one of them has, to cancel it there, and to know whether they are there.
 
 A call says which owner it means (`OWNER` in its metadata): whoever is not that owner refuses it, so that calls never go round
 in circles. An owner that cannot be reached, does not answer or whose lease expires meanwhile is lost.
@@ -35,6 +35,8 @@ LEASE_EXPIRED = "lease_expired"
 RESTARTED = "restarted"
 
 _LOOK_S = 0.25
+# So often a lease must be found expired: after an outage of the store none is fresh.
+_EXPIRED_LOOKS = 2
 _Result = TypeVar("_Result")
 
 
@@ -89,6 +91,27 @@ class Peers:
             finally:
                 call.cancel()
 
+    async def is_gone(self, owner_id: str) -> bool:
+        """The owner runs no more: its lease has expired, nobody listens at its address, or another process does. One that does
+        not answer may only be slow, and with an unreachable journal nothing is known."""
+        try:
+            owner = await self._found(owner_id)
+            if owner is not None:
+                # There is no generation without a name: the right owner says so, any other that it is not meant.
+                await self.cancel(Head(owner, 0), "")
+        except OwnerLostError as error:
+            return error.cause != SILENT
+        except (JournalUnavailableError, RyzansteinError):
+            return False
+        return owner is None
+
+    async def _found(self, owner_id: str) -> Owner | None:
+        for look in range(_EXPIRED_LOOKS):
+            await asyncio.sleep(_LOOK_S if look else 0)
+            if (owner := await self._journal.find(owner_id)) is not None:
+                return owner
+        return None
+
     async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
         """The answer, unless the owner is lost before it comes."""
         waiting = asyncio.ensure_future(answer)
@@ -98,9 +121,8 @@ class Peers:
                 looks += 1
                 if looks * _LOOK_S >= limit_s:
                     raise OwnerLostError(SILENT)
-                # Twice: after an outage of the store no lease is fresh.
                 expired = 0 if await self._alive(owner) else expired + 1
-                if expired == 2:
+                if expired == _EXPIRED_LOOKS:
                     raise OwnerLostError(LEASE_EXPIRED)
             return waiting.result()
         finally:
@@ -108,7 +130,7 @@ class Peers:
 
     async def _alive(self, owner: Owner) -> bool:
         try:
-            return await self._journal.alive(owner)
+            return await self._journal.find(owner.owner_id) is not None
         except JournalUnavailableError:
             return True
 

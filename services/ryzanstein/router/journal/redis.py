@@ -94,13 +94,14 @@ class RedisJournal:
         return None if taken is None else Record(epoch + 1, taken[0], tuple(taken[1]))
 
     async def renew(self, owner: Owner) -> None:
-        await _asked(self._redis.set(self._lease(owner), 1, px=self._lease_ms))
+        await _asked(self._redis.set(self._lease(owner.owner_id), owner.address, px=self._lease_ms))
 
-    async def alive(self, owner: Owner) -> bool:
-        return bool(await _asked(self._redis.exists(self._lease(owner))))
+    async def find(self, owner_id: str) -> Owner | None:
+        address: Any = await _asked(self._redis.get(self._lease(owner_id)))
+        return None if address is None else Owner(owner_id, address.decode())
 
     async def resign(self, owner: Owner) -> None:
-        await _asked(self._redis.delete(self._lease(owner)))
+        await _asked(self._redis.delete(self._lease(owner.owner_id)))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -108,8 +109,8 @@ class RedisJournal:
     def _keys(self, generation_id: str) -> tuple[str, str]:
         return f"{self._prefix}generation:{generation_id}", f"{self._prefix}batches:{generation_id}"
 
-    def _lease(self, owner: Owner) -> str:
-        return f"{self._prefix}lease:{owner.owner_id}"
+    def _lease(self, owner_id: str) -> str:
+        return f"{self._prefix}lease:{owner_id}"
 
 
 async def _asked(answer: Awaitable[_Result]) -> _Result:

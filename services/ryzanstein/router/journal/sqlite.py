@@ -25,7 +25,7 @@ from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableEr
 
 log = structlog.get_logger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE generations (
     number INTEGER PRIMARY KEY AUTOINCREMENT, generation_id TEXT NOT NULL UNIQUE,
@@ -34,7 +34,7 @@ CREATE TABLE generations (
 CREATE TABLE requests (number INTEGER PRIMARY KEY, request BLOB NOT NULL);
 CREATE TABLE batches (number INTEGER NOT NULL, batch BLOB NOT NULL);
 CREATE INDEX batches_by_number ON batches (number);
-CREATE TABLE leases (owner_id TEXT PRIMARY KEY, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE leases (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE boot (boot_id TEXT NOT NULL);
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,8 +78,8 @@ class SqliteJournal:
     async def renew(self, owner: Owner) -> None:
         await self._run(lambda: self._renew(owner))
 
-    async def alive(self, owner: Owner) -> bool:
-        return await self._run(lambda: self._alive(owner))
+    async def find(self, owner_id: str) -> Owner | None:
+        return await self._run(lambda: self._find(owner_id))
 
     async def resign(self, owner: Owner) -> None:
         await self._run(lambda: self._resign(owner))
@@ -176,13 +176,14 @@ class SqliteJournal:
     def _renew(self, owner: Owner) -> None:
         now = time.monotonic()
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", (owner.owner_id, now + self._lease_s))
+            db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
             _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
 
-    def _alive(self, owner: Owner) -> bool:
-        query = "SELECT 1 FROM leases WHERE owner_id = ? AND expires > ?"
-        return self._connection.execute(query, (owner.owner_id, time.monotonic())).fetchone() is not None
+    def _find(self, owner_id: str) -> Owner | None:
+        query = "SELECT address FROM leases WHERE owner_id = ? AND expires > ?"
+        row = self._connection.execute(query, (owner_id, time.monotonic())).fetchone()
+        return None if row is None else Owner(owner_id, row[0])
 
     def _resign(self, owner: Owner) -> None:
         with self._transaction() as db:

@@ -1,17 +1,19 @@
 """The sessions that this router has claimed: takes claims, renews them while their generations run, gives them back.
 
 What this router itself holds is known without the store. A claim that the store has lost (it was emptied, it was away for
-longer than a claim lives) is taken again by the next renewal, unless somebody else was faster.
+longer than a claim lives) is taken again by the next renewal, unless somebody else was faster. A claim in the way is looked
+at: it blocks nobody when its owner is gone, or is this router itself, which holds it no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 
 import structlog
 
-from ryzanstein.router.sessions.claims import session_busy
+from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -21,25 +23,26 @@ _MAX_BATCH = 500
 
 
 class Claimed:
-    """Claims of one owner. `close` waits for what is being given back."""
+    """Claims of one owner; `is_gone` says whether another one runs no more. `close` waits for what is being given back."""
 
-    def __init__(self, store: SessionStore, owner: str, ttl_s: float) -> None:
+    def __init__(self, store: SessionStore, owner: str, ttl_s: float, is_gone: Callable[[str], Awaitable[bool]]) -> None:
         self._store = store
         self._owner = owner
         self._ttl_s = ttl_s
+        self._is_gone = is_gone
         self._held: dict[str, str] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._renewing: asyncio.Task[None] | None = None
 
     async def claim(self, session_id: str, generation_id: str) -> None:
         """ABORTED SESSION_BUSY while another generation speaks in the session, here or at another router."""
-        if self._held.get(session_id, generation_id) != generation_id:
-            raise session_busy(session_id)
+        if (held := self._held.get(session_id, generation_id)) != generation_id:
+            raise SessionBusyError(session_id, held, self._owner)
         self._held[session_id] = generation_id
         try:
             if (releasing := self._releasing.get(session_id)) is not None:
                 await asyncio.shield(releasing)
-            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s)
+            await self._take(session_id, generation_id)
         except BaseException as error:
             # A refusal took nothing; anything else may have been done.
             self.release(session_id, generation_id, ended=isinstance(error, Exception))
@@ -62,6 +65,15 @@ class Claimed:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         await asyncio.gather(*self._releasing.values(), return_exceptions=True)
+
+    async def _take(self, session_id: str, generation_id: str) -> None:
+        try:
+            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s)
+        except SessionBusyError as busy:
+            if busy.owner != self._owner and not await self._is_gone(busy.owner):
+                raise
+            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s, gone=busy.owner)
+            log.warning("session claimed by nobody any more", session_id=session_id, of=busy.owner, held_for=busy.generation_id)
 
     def _released(self, session_id: str, task: asyncio.Task[None]) -> None:
         if self._releasing.get(session_id) is task:

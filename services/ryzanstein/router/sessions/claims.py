@@ -1,7 +1,7 @@
 """Who speaks in a session: one generation at a time, on one router at a time.
 
-A claim names the generation and the router that runs it (its owner) and expires unless it is renewed, so that a router that
-died blocks nobody for long. Another owner of the same generation has taken it over: the claim passes to it.
+A claim names the generation and the running router that has it (its owner), and expires unless it is renewed. Another owner
+of the same generation has taken it over: the claim passes to it. An owner that is known to be gone blocks nobody.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Claim:
         """A claim from the future is one from before the machine was started again."""
         return self.taken_at <= now < self.taken_at + self.ttl_s
 
+    def forbids(self, other: Claim, gone: str) -> bool:
+        """Another generation may not speak: this one does, and its owner is not the one that is gone."""
+        return self.generation_id != other.generation_id and self.owner != gone and self.holds(other.taken_at)
+
     def yields_to(self, other: Claim | None) -> bool:
         """Another owner or another generation holds the session at the moment at which this claim was made."""
         if other is None or not other.holds(self.taken_at):
@@ -33,14 +37,19 @@ class Claim:
         return (other.generation_id, other.owner) != (self.generation_id, self.owner)
 
 
-def session_busy(session_id: str) -> RyzansteinError:
-    return RyzansteinError(
-        f"session {session_id[:128]!r} is answering another request",
-        Code.ABORTED,
-        "SESSION_BUSY",
-        {"session_id": session_id[:128]},
-        retry_after_s=1.0,
-    )
+class SessionBusyError(RyzansteinError):
+    """ABORTED SESSION_BUSY: this generation of this owner speaks in the session. The client is told neither."""
+
+    def __init__(self, session_id: str, generation_id: str, owner: str) -> None:
+        super().__init__(
+            f"session {session_id[:128]!r} is answering another request",
+            Code.ABORTED,
+            "SESSION_BUSY",
+            {"session_id": session_id[:128]},
+            retry_after_s=1.0,
+        )
+        self.generation_id = generation_id
+        self.owner = owner
 
 
 class LocalClaims:
@@ -49,13 +58,12 @@ class LocalClaims:
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
 
-    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
-        """ABORTED SESSION_BUSY while another generation holds it."""
-        now = time.monotonic()
-        held = self._claims.get(session_id)
-        if held is not None and held.generation_id != generation_id and held.holds(now):
-            raise session_busy(session_id)
-        self._claims[session_id] = Claim(generation_id, owner, now, ttl_s)
+    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        """See `SessionStore.claim`."""
+        mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._claims.get(session_id)
+        if held is not None and held.forbids(mine, gone):
+            raise SessionBusyError(session_id, held.generation_id, held.owner)
+        self._claims[session_id] = mine
 
     def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         """See `SessionStore.renew`."""

@@ -79,8 +79,8 @@ class MemorySessions:
             self._claims.told(session_id, generation_id)
         return added
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
-        self._claims.claim(session_id, generation_id, owner, ttl_s)
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        self._claims.claim(session_id, generation_id, owner, ttl_s, gone)
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         return self._claims.renew(held, owner, ttl_s)

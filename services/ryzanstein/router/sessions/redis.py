@@ -20,7 +20,7 @@ from ryzanstein import errors
 from ryzanstein.generation import Message, Role
 from ryzanstein.router.redis_client import redis_failures
 from ryzanstein.router.sessions import redis_scripts as scripts
-from ryzanstein.router.sessions.claims import session_busy
+from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
@@ -122,10 +122,10 @@ class RedisSessions:
             raise errors.not_found("session", session_id)
         return bool(found == _ADDED)
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
-        values = (generation_id, owner, round(ttl_s * 1000))
-        if not await self._run("CLAIM", self._keys(session_id, "claim"), values, session_id):
-            raise session_busy(session_id)
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        values = (generation_id, owner, round(ttl_s * 1000), gone)
+        if held := await self._run("CLAIM", self._keys(session_id, "claim"), values, session_id):
+            raise SessionBusyError(session_id, *held)
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         keys = [f"{self._prefix}claim:{session_id}" for session_id in held]

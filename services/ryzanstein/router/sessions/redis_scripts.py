@@ -81,13 +81,13 @@ end
 return found
 """
 
-# KEYS claim; ARGV generation_id owner ttl_ms. Returns 0 when another generation has it.
+# KEYS claim; ARGV generation_id owner ttl_ms gone. Returns {generation_id, owner} of another one that has it, or {}.
 CLAIM = """
-local held = redis.call('HGET', KEYS[1], 'generation_id')
-if held and held ~= ARGV[1] then return 0 end
+local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
+if held[1] and held[1] ~= ARGV[1] and held[2] ~= ARGV[4] then return held end
 redis.call('HSET', KEYS[1], 'generation_id', ARGV[1], 'owner', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return 1
+return {}
 """
 
 # KEYS claims; ARGV owner ttl_ms, then a generation_id for each. Returns the numbers of those that are lost.

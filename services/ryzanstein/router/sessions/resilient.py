@@ -153,13 +153,13 @@ class ResilientSessions:
             self.recent.forget(session_id)
         return added
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
         """While the store fails every claim succeeds: routers cannot know of each other, each serializes its own turns."""
         self._check_room(session_id)
         if self._outage.active:
             return
         try:
-            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s))
+            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s, gone))
         except StoreUnavailableError as error:
             self._outage.begin(error)
 

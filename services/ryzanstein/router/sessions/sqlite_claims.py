@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Set
 
-from ryzanstein.router.sessions.claims import Claim, session_busy
+from ryzanstein.router.sessions.claims import Claim, SessionBusyError
 from ryzanstein.router.sessions.sqlite_file import transaction
 
 
@@ -19,11 +19,11 @@ class SqliteClaims:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str) -> None:
         with transaction(self._connection):
             mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._held(session_id)
-            if held is not None and held.generation_id != generation_id and held.holds(mine.taken_at):
-                raise session_busy(session_id)
+            if held is not None and held.forbids(mine, gone):
+                raise SessionBusyError(session_id, held.generation_id, held.owner)
             self._sweep(mine.taken_at)
             self._take(session_id, mine)
 

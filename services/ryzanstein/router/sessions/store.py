@@ -109,9 +109,10 @@ class SessionStore(Protocol):
         NOT_FOUND when the session was deleted meanwhile."""
         ...
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float) -> None:
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
         """The generation speaks in the session for `ttl_s` from now on; the session need not exist yet.
-        ABORTED SESSION_BUSY while another generation does. Another owner of the same generation takes it over."""
+        SessionBusyError while another generation does, unless its owner is the one that is `gone`. Another owner of the same
+        generation takes it over."""
         ...
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
