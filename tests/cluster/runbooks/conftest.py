@@ -44,6 +44,9 @@ FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
 SECTIONS = ("Symptom", "What fires", "Look", "Do", "Over")
 SHOWS_S = 30.0
 COMMAND_S = 45.0
+IDLE_WITHIN_S = 60.0
+RETRY_S = 0.02
+BUSY = ("ryzanstein_router_generations_running", "ryzanstein_worker_running", "ryzanstein_worker_class_waiting")
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _host(url: str) -> str:
 
 @dataclass
 class Load:
-    """Clients that stream long answers all the time, each a thread.
+    """Clients that stream long answers all the time, each a thread, from `start` to `close`, or inside `with`.
 
     `failures`: what they could not finish; `answering`: the node that gave each client its last token.
     """
@@ -177,16 +180,23 @@ class Load:
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def __enter__(self) -> Load:
+    def start(self) -> None:
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(self.clients)]
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """May be called again."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
+
+    def __enter__(self) -> Load:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def wait_on(self, node_id: str) -> None:
         """Returns in the middle of an answer of this node."""
@@ -221,6 +231,7 @@ class Load:
             del self.answering[user.rpartition("-")[0]]
         except (grpc.RpcError, AssertionError) as failure:
             self.failures.append(str(failure))
+            self._stop.wait(RETRY_S)
 
 
 class Line:
@@ -292,6 +303,13 @@ class World:
     def ranks(self, node_id: str) -> Sequence[worker.RankStatus]:
         with grpc.insecure_channel(self.cluster.services[node_id].grpc_address) as channel:
             return worker_grpc.WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=10).ranks
+
+    def wait_idle(self) -> None:
+        """Until Prometheus has seen that no generation runs: those that a load left behind wait for their readers for a while."""
+        deadline = time.monotonic() + IDLE_WITHIN_S
+        while any(self.prometheus.ask(f"sum({gauge}) > 0") for gauge in BUSY):
+            assert time.monotonic() < deadline, "generations do not end"
+            time.sleep(0.3)
 
     def load(self, clients: int = 3) -> Load:
         return Load(self.cluster.router_addresses[:1], clients)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -314,25 +314,26 @@ def small(make_world: Any, part: Callable[[str], str], tmp_path_factory: pytest.
 def test_overload(small: Any, walk: Any) -> None:
     """More clients than the node has places, in the batch and in the line."""
     world = small[0]
+    world.wait_idle()
     load = world.load(48)
-    walk(world, "overload", world.variables("node-0", CAPACITY="2")).run(
-        strike=load.__enter__, heal=lambda: load.__exit__(None, None, None)
-    )
+    with closing(load):
+        walk(world, "overload", world.variables("node-0", CAPACITY="2")).run(strike=load.start, heal=load.close)
     assert load.failures
     assert all("RESOURCE_EXHAUSTED" in failure for failure in load.failures)
 
 
 def test_unfair_tenant(small: Any, walk: Any) -> None:
     world = small[0]
+    world.wait_idle()
     load = world.load(10)
-    walk(world, "unfair-tenant", world.variables("node-0")).run(
-        strike=load.__enter__, heal=lambda: load.__exit__(None, None, None)
-    )
+    with closing(load):
+        walk(world, "unfair-tenant", world.variables("node-0")).run(strike=load.start, heal=load.close)
     assert load.failures == []
 
 
 def test_session_store_redis(small: Any, walk: Any) -> None:
     world, redis, port, folder = small
+    world.wait_idle()
     session_id = session_on(world, "node-0")
 
     def strike() -> None:
