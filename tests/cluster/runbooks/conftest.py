@@ -305,7 +305,7 @@ class World:
             return worker_grpc.WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=10).ranks
 
     def wait_idle(self) -> None:
-        """Until Prometheus has seen that no generation runs: those that a load left behind wait for their readers for a while."""
+        """Until Prometheus saw that no generation runs: those that a load left behind wait for their readers for a while."""
         deadline = time.monotonic() + IDLE_WITHIN_S
         while any(self.prometheus.ask(f"sum({gauge}) > 0") for gauge in BUSY):
             assert time.monotonic() < deadline, "generations do not end"
