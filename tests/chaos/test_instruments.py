@@ -56,7 +56,7 @@ def test_a_full_disk_refuses_and_an_emptied_one_takes_again(tmp_path: Path, monk
 
 
 def test_a_service_has_a_clock_of_its_own(tmp_path: Path, part: Callable[[str], str]) -> None:
-    part("faketime")
+    part("cc")
     clocks = Clocks(tmp_path)
     environment = {**os.environ, **clocks.environment("node-0")}
     command = (sys.executable, "-c", "import time; print(time.time(), time.monotonic())")

@@ -23,7 +23,7 @@ from ryzanstein.chaos.network import Network
 pytestmark = pytest.mark.cluster
 
 GROUPS = {layout.name: [fault.name for fault in faults] for layout, faults in by_layout(CATALOG)}
-NEEDS = ("redis-server", "faketime")
+NEEDS = ("redis-server", "cc")
 
 
 def failover(*arguments: str) -> list[str]:

@@ -96,7 +96,7 @@ FAULTS = (
         CLOCKS,
         scope=Scope.ALL,
         resumes=Resume.ANY,
-        lasts_s=2.5,
+        lasts_s=1.5,
     ),
     Fault(
         "busy_cpu",
