@@ -25,7 +25,7 @@ from ryzanstein.chaos.document import document
 from ryzanstein.chaos.network import Network, NetworkImpossibleError
 from ryzanstein.chaos.report import page
 
-CLIENTS = 6
+CLIENTS = 3
 MISSED, NOT_RUN = 1, 3
 
 

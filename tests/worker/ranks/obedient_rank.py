@@ -22,12 +22,16 @@ def prepare() -> None:
 
 def run(rank: int, fd: int) -> int:
     agent = socket.socket(fileno=fd)
+    held = []
     while word := agent.recv(4096).decode():
         match word.split():
             case ["exit", code]:
                 return int(code)
             case ["fail"]:
                 raise RuntimeError("as told")
+            case ["hold", number]:
+                held.append(bytearray(b"x") * int(number))
+                agent.send(b"held")
             case ["read", number]:
                 agent.send(os.pread(int(number), 4096, 0))
             case ["rank"]:

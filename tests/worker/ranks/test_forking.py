@@ -95,7 +95,7 @@ async def test_a_rank_has_its_descriptors_under_the_same_numbers_and_no_others(s
         for rank in ranks:
             assert [rank.ask(f"read {number}") for number in moved] == [b"this is 0", b"this is 1", b"this is 2"]
             fds = open_fds(rank.process.pid)
-            (channel,) = set(fds) - STANDARD - set(moved)
+            (channel,) = {number for number in fds if "lifesign" not in fds[number]} - STANDARD - set(moved)
             assert fds[channel].startswith("socket:")
             assert {number: fds[number] for number in moved} == {number: open_fds()[number] for number in moved}
     finally:
@@ -201,7 +201,7 @@ async def test_a_server_that_cannot_fork_says_why_and_ends(server, fork) -> None
     rank.ask("rank")
     room_for_one = next(number for number in range(64) if number not in open_fds(server.pid)) + 1
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (room_for_one, room_for_one))
-    with pytest.raises(ForkServerLost, match="the fork server failed: OSError: 1 descriptors of 3 arrived"):
+    with pytest.raises(ForkServerLost, match="the fork server failed: OSError: 1 descriptors of 4 arrived"):
         await fork(server, 1, 1, 2)
     assert await rank.exit_code() == -signal.SIGKILL
 
@@ -209,9 +209,30 @@ async def test_a_server_that_cannot_fork_says_why_and_ends(server, fork) -> None
 async def test_the_agent_goes_before_its_ranks(fork) -> None:
     async with ForkServer(OBEDIENT, {}, nice=3) as server:
         rank = await fork(server)
-        for pid in (server.pid, rank.process.pid):
-            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+        rank.ask("rank")
+        for pid, nice in ((server.pid, 0), (rank.process.pid, 3)):
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + nice
             assert os.getsid(pid) == server.pid != os.getsid(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_rank_is_known_to_be_dying_before_its_memory_is_taken_down(fork, number: signal.Signals) -> None:
+    async with ForkServer(OBEDIENT, {}) as server:
+        rank = await fork(server)
+        rank.ask("hold 1000000000")
+        assert not rank.process.dying.done()
+        os.kill(rank.process.pid, number)
+        await asyncio.wait_for(rank.process.dying, 5)
+        assert not rank.process.over.done(), "its gigabyte is there still"
+        assert await rank.exit_code() == -number
+
+
+async def test_an_end_of_its_own_is_no_dying(fork) -> None:
+    async with ForkServer(OBEDIENT, {}) as server:
+        rank = await fork(server)
+        rank.tell("exit 7")
+        assert await rank.exit_code() == 7
+        assert not rank.process.dying.done()
 
 
 async def test_threads_before_a_fork_are_told(fork) -> None:

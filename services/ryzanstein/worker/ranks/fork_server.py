@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.lifesign import LifeSign
 
 PACKET_BYTES = 2**16
 _MAX_FDS = 253  # SCM_MAX_FD of the kernel
@@ -26,7 +27,8 @@ _STANDARD_FDS = 3
 
 
 class ForkRank(msgspec.Struct, frozen=True):
-    """The agent's wish. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first."""
+    """The agent's wish. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first and its
+    sign of life (`lifesign`) last."""
 
     rank: int
     numbers: list[int]
@@ -61,17 +63,19 @@ class Fork:
     """What a forked process is to become: a rank with these descriptors, which the server received under other numbers."""
 
     rank: int
+    nice: int
     server: int
     numbers: Sequence[int]
     received: Sequence[int]
 
-    def enter(self) -> int:
-        """Makes this process the rank's own: lifeline, process group, descriptors. Returns its channel to the agent."""
+    def become(self, run: Callable[[int, int], int]) -> int:
+        """Makes this process the rank's own: lifeline, process group, descriptors, priority. Returns its exit code."""
         die_with(self.server)
         os.setpgid(0, 0)
         Path("/proc/self/comm").write_text(f"rank-{self.rank}")  # its command line is the server's
         own_only(self.received, self.numbers)
-        return self.numbers[0]
+        with LifeSign(self.numbers[-1]).shown(self.nice):
+            return run(self.rank, self.numbers[0])
 
 
 def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
@@ -85,24 +89,27 @@ def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
     parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
     die_with(arguments.parent)
-    # The agent goes first. Also in death: its connections end when its memory is given back, and so is its ranks' then.
-    os.nice(arguments.nice)
     agent = socket.socket(fileno=arguments.fd)
     try:
         prepare()
         gc.freeze()  # a collection in a rank would write to, and so copy, every page that they share
-        fork = Forks(agent).serve()
+        fork = Forks(agent, arguments.nice).serve()
     except Exception as error:
         agent.send(msgspec.msgpack.encode(ServerFailed(f"{type(error).__name__}: {error}"[:1024])))
         return 1
-    return 0 if fork is None else run(fork.rank, fork.enter())
+    return 0 if fork is None else fork.become(run)
 
 
 class Forks:
-    """The running ranks by their pidfds, and the agent's socket."""
+    """The running ranks by their pidfds, and the agent's socket.
 
-    def __init__(self, agent: socket.socket) -> None:
+    `nice` is the ranks': the agent goes first. Also in death: its connections end when its memory is given back, and so is its
+    ranks' then.
+    """
+
+    def __init__(self, agent: socket.socket, nice: int) -> None:
         self._agent = agent
+        self._nice = nice
         self._poll = select.poll()
         self._poll.register(agent, select.POLLIN)
 
@@ -119,7 +126,7 @@ class Forks:
                 wish = msgspec.msgpack.decode(data, type=ForkRank)
                 if len(received) != len(wish.numbers):
                     raise OSError(f"{len(received)} descriptors of {len(wish.numbers)} arrived: too many are open")
-                fork = Fork(wish.rank, os.getpid(), wish.numbers, received)
+                fork = Fork(wish.rank, self._nice, os.getpid(), wish.numbers, received)
                 if self._is_fork(fork):
                     return fork
 

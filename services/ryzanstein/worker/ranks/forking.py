@@ -14,7 +14,9 @@ from functools import partial
 import msgspec
 import structlog
 
+from ryzanstein.worker.ranks import lifesign
 from ryzanstein.worker.ranks.fork_server import PACKET_BYTES, ForkRank, RankEnded, RankForked, ServerFailed, ServerMessage
+from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
 
 log = structlog.get_logger(__name__)
@@ -53,6 +55,7 @@ class ForkServer:
             theirs.close()
         self._ranks: dict[int, RankProcess] = {}
         self._forked: asyncio.Future[RankProcess] = loop.create_future()
+        self._life_sign: LifeSign | None = None
         self._last_words = ""
         self._warned = False
         self._server = WatchedProcess(self._child.pid, os.pidfd_open(self._child.pid))
@@ -78,10 +81,15 @@ class ForkServer:
         """
         self._forked = asyncio.get_running_loop().create_future()
         if not self.lost.done():
+            life_sign = lifesign.make()
+            self._life_sign = LifeSign(os.dup(life_sign))
+            given = [*fds, life_sign]
             try:
-                socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, list(fds)))], list(fds))
+                socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
             except ConnectionError:
                 await asyncio.wait([self.lost])
+            finally:
+                os.close(life_sign)
         await asyncio.wait((self._forked, self.lost), return_when=asyncio.FIRST_COMPLETED)
         if not self._forked.done():
             raise ForkServerLost(self.lost.result())
@@ -112,7 +120,8 @@ class ForkServer:
         return True
 
     def _on_forked(self, forked: RankForked, pidfd: int) -> None:
-        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd)
+        assert self._life_sign is not None, "one rank is forked for one wish"
+        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, self._life_sign)
         process.over.add_done_callback(partial(self._on_rank_over, process))
         if forked.threads > 1 and not self._warned:
             self._warned = True

@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 _BLAME_WAIT_S = 0.25
 _LAST_WORDS_S = 0.02
+_NAMED_WITHIN_S = 0.005
 
 
 class LossCause(Enum):
@@ -159,6 +160,7 @@ class RankGroup:
             for wires in wiring.ranks:
                 rank = wires.start.rank
                 process = await self._server.fork(rank, (wires.rank_end.fileno(), *wires.more_fds))
+                process.dying.add_done_callback(partial(self._on_dying, rank))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
@@ -204,11 +206,27 @@ class RankGroup:
         """An exit of its own may have a last message on its way that says more; one for another rank's sake waits until
         that rank's end is seen, so that the blame is right."""
         code = exited.result()
-        state = self._board.read()[rank]
-        doing = f" in step {state.step}, {state.phase} (collective {state.collective})" if state.in_step else f", {state.phase}"
-        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{doing}")
+        if self._lost_to(rank):
+            log.warning("rank ended", rank=rank, ended=exit_text(code))
+        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{self._doing(rank)}")
         delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
+
+    def _on_dying(self, rank: int, _: object) -> None:
+        """Nobody waits until it is known what killed it."""
+        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} was killed{self._doing(rank)}")
+        asyncio.get_running_loop().call_later(_NAMED_WITHIN_S, self._lose, loss)
+
+    def _lost_to(self, rank: int) -> bool:
+        """The group is lost because of this rank's death, whose cause was not known then."""
+        if not self.lost.done() or self.lost.cancelled():
+            return False
+        loss = self.lost.result()
+        return loss.rank == rank and loss.cause is LossCause.DIED
+
+    def _doing(self, rank: int) -> str:
+        state = self._board.read()[rank]
+        return f" in step {state.step}, {state.phase} (collective {state.collective})" if state.in_step else f", {state.phase}"
 
     def _on_server_lost(self, lost: asyncio.Future[str]) -> None:
         self._lose(_server_loss(lost.result()))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import structlog
 
 from ryzanstein.worker.ranks.fork_server import exit_code
+from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
 
 log = structlog.get_logger(__name__)
@@ -88,11 +90,25 @@ class WatchedProcess:
 
 
 class RankProcess(WatchedProcess):
-    """One rank's."""
+    """One rank's. `dying` resolves when it is being killed, before its end can be seen."""
 
-    def __init__(self, rank: int, pid: int, pidfd: int) -> None:
+    def __init__(self, rank: int, pid: int, pidfd: int, life_sign: LifeSign) -> None:
         super().__init__(pid, pidfd)
         self.rank = rank
+        loop = asyncio.get_running_loop()
+        self.dying: asyncio.Future[None] = loop.create_future()
+        self._life_sign = life_sign
+        threading.Thread(target=self._watch, args=(loop,), name=f"rank-{rank}-lifesign", daemon=True).start()
+
+    def ended(self, code: int) -> None:
+        """See `WatchedProcess.ended`."""
+        super().ended(code)
+        self._life_sign.give_up()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._life_sign.watch():
+            with contextlib.suppress(RuntimeError):  # the loop ended first
+                loop.call_soon_threadsafe(self.dying.set_result, None)
 
 
 def zombie_code(pid: int) -> int | None:
