@@ -74,7 +74,9 @@ class Fork:
         os.setpgid(0, 0)
         Path("/proc/self/comm").write_text(f"rank-{self.rank}")  # its command line is the server's
         own_only(self.received, self.numbers)
-        with LifeSign(self.numbers[-1]).shown(self.nice):
+        life_sign = LifeSign(self.numbers[-1])
+        os.close(self.numbers[-1])
+        with life_sign.shown(self.nice):
             return run(self.rank, self.numbers[0])
 
 

@@ -75,14 +75,15 @@ class ForkServer:
         return self._server.pid
 
     async def fork(self, rank: int, fds: Sequence[int]) -> RankProcess:
-        """A rank that has these descriptors under the same numbers, the first of them its channel to the agent, and no others.
+        """A rank that has these descriptors under the same numbers, the first of them its channel to the agent, and no others
+        but its sign of life.
 
         Waits for the server to be ready; one call at a time. Who gives up waiting closes the server. ForkServerLost.
         """
         self._forked = asyncio.get_running_loop().create_future()
         if not self.lost.done():
             life_sign = lifesign.make()
-            self._life_sign = LifeSign(os.dup(life_sign))
+            self._life_sign = LifeSign(life_sign)
             given = [*fds, life_sign]
             try:
                 socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)

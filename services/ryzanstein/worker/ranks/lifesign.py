@@ -25,11 +25,10 @@ _libc = ctypes.CDLL(None)
 
 
 class LifeSign:
-    """The shared memory, of a descriptor that is taken over. The agent makes it, the rank maps what it was given."""
+    """The shared memory of a descriptor, which stays the caller's. The agent makes it, the rank maps what it was given."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _BYTES)
-        os.close(fd)
         self._mutex = ctypes.byref(ctypes.c_char.from_buffer(self._memory))
         self._over = threading.Event()
 
@@ -39,9 +38,11 @@ class LifeSign:
             while not self._memory[_HELD_AT]:
                 if self._over.wait(_LOOK_S):
                     return False
-            return bool(_libc.pthread_mutex_lock(self._mutex) == errno.EOWNERDEAD)
+            result = _libc.pthread_mutex_lock(self._mutex)
+            _libc.pthread_mutex_unlock(self._mutex)
+            return bool(result == errno.EOWNERDEAD)
         finally:
-            del self._mutex  # it stays locked: nobody else asks
+            del self._mutex
             self._memory.close()
 
     def give_up(self) -> None:
