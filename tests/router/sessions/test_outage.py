@@ -21,9 +21,10 @@ from structlog.testing import capture_logs
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
 from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.sessions.memory import MemorySessions
 from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.resilient import OutagePolicy, ResilientSessions
-from ryzanstein.router.sessions.store import SessionBounds
+from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -342,4 +343,33 @@ async def test_turns_of_a_session_that_the_store_has_lost_are_counted_and_those_
     await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
     assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "session_gone"}) == 1
     assert [session.session_id for session in (await store.list()).sessions] == ["kept"]
+    await sessions.close()
+
+
+async def test_a_deletion_during_which_the_store_recovers_does_not_wait_for_the_next_outage(until: Any) -> None:
+    class Recovering(MemorySessions):
+        """Refuses one deletion, and reads when the outage is over: no real store can be made to do so at that moment."""
+
+        refuses = False
+
+        async def delete(self, session_id: str) -> None:
+            if self.refuses:
+                self.refuses = False
+                raise store_unavailable("once", session_id)
+            await super().delete(session_id)
+
+        async def get(self, session_id: str) -> Session:
+            await until(lambda: telemetry.store_outage._value.get() == 0)
+            return await super().get(session_id)
+
+    bounds, telemetry = SessionBounds(), Telemetry()
+    store = Recovering(bounds, lambda number: None)
+    sessions = ResilientSessions(store, bounds, OutagePolicy(wait_s=5.0), telemetry)
+    await sessions.create("s", "m")
+    store.refuses = True
+    await sessions.delete("s")
+    with pytest.raises(RyzansteinError) as failure:
+        await store.get("s")
+    assert failure.value.code is Code.NOT_FOUND
+    assert telemetry.store_backlog._value.get() == 0
     await sessions.close()

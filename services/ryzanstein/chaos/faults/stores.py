@@ -73,6 +73,7 @@ FAULTS = (
         scope=Scope.ALL,
         resumes=Resume.ANY,
         lasts_s=_OUTAGE_S,
+        at_most_s=_OUTAGE_S,
     ),
     Fault(
         "store_disk_full",
@@ -82,6 +83,7 @@ FAULTS = (
         scope=Scope.ALL,
         resumes=Resume.ANY,
         lasts_s=_OUTAGE_S,
+        at_most_s=_OUTAGE_S,
         needs_network=True,
     ),
     Fault(
@@ -93,5 +95,6 @@ FAULTS = (
         scope=Scope.ALL,
         resumes=Resume.ANY,
         lasts_s=_OUTAGE_S,
+        at_most_s=_OUTAGE_S,
     ),
 )

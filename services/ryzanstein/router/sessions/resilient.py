@@ -121,6 +121,9 @@ class ResilientSessions:
             except StoreUnavailableError as error:
                 self._outage.begin(error)
         await self.get(session_id)
+        if not self._outage.active:  # it ended meanwhile: nobody would take what is queued now
+            await self.delete(session_id)
+            return
         self._check_room(session_id)
         self._queue(session_id, (), Code.NOT_FOUND, lambda store: store.delete(session_id))
         self.recent.put(session_id, None)
