@@ -213,7 +213,9 @@ class RankGroup:
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
 
     def _on_dying(self, rank: int, _: object) -> None:
-        """Nobody waits until it is known what killed it."""
+        """Nobody waits until it is known what killed it. A group that is ended kills its ranks itself."""
+        if self.lost.done():
+            return
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} was killed{self._doing(rank)}")
         asyncio.get_running_loop().call_later(_NAMED_WITHIN_S, self._lose, loss)
 
