@@ -49,9 +49,10 @@ def misbehave(model: str, agent: RankChannel) -> None:
 
 
 def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None:
-    step = 0
+    step = heard = 0
     while True:
         for message in agent.wait():
+            heard += 1
             if isinstance(message, SubmitGroup):
                 for index in range(message.max_tokens):
                     step += 1
@@ -66,7 +67,10 @@ def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None
                     ended = [ChoiceEnd(message.group, 0, 2, 0)] if index == message.max_tokens - 1 else []
                     stats = EngineStats(1, 0, 0, 0, 0, 0, 0, 0, step)
                     duration = time.monotonic() - began
-                    agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration))
+                    agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration, heard=heard))
+            else:
+                stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, step)
+                agent.send(StepEvents(step, [], [], [], {}, [], [], stats, 0.0, heard=heard))
 
 
 def follow(lead_channel: RankChannel, board: RankBoard) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.messages import RankSpec
@@ -124,6 +124,26 @@ async def test_a_rank_that_was_stopped_while_idle_is_found_when_work_comes(harne
     harness.submit(group, 1)
     loss = await asyncio.wait_for(group.lost, 10)
     assert (loss.rank, loss.cause) == (0, LossCause.STALLED)
+
+
+async def test_a_stopped_rank_is_found_also_when_all_that_ran_there_was_cancelled(harness):
+    group = harness.group()
+    await group.start()
+    harness.submit(group, 20)
+    await harness.tokens(20)
+    os.kill(group.progress()[0].pid, signal.SIGSTOP)
+    group.send(CancelGroup(1))
+    loss = await asyncio.wait_for(group.lost, 10)
+    assert (loss.rank, loss.cause) == (0, LossCause.STALLED)
+
+
+async def test_ranks_that_have_answered_owe_nothing(harness):
+    group = harness.group(bounds=GroupBounds(watch_interval_s=0.01, stall=StallBounds(min_s=0.05)))
+    await group.start()
+    group.send(CancelGroup(1))
+    await asyncio.wait_for(harness.arrived.wait(), 10)
+    await asyncio.sleep(0.4)
+    assert not group.lost.done()
 
 
 async def test_idle_ranks_are_never_lost(harness):

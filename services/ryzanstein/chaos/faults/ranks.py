@@ -105,7 +105,16 @@ def _limit(pid: int, address_space_bytes: int) -> None:
 FAULTS = (
     Fault("sigkill_rank_0", "SIGKILL of rank 0", _sigkill_0, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
     Fault("sigkill_rank_1", "SIGKILL of rank 1", _sigkill_1, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
-    Fault("sigstop_rank", "SIGSTOP of one rank", _sigstop, _STALLED, RANKS, bounds=Bounds(_STALL_S, _SERVING_S)),
+    Fault(
+        "sigstop_rank",
+        "SIGSTOP of one rank",
+        _sigstop,
+        _STALLED,
+        RANKS,
+        bounds=Bounds(_STALL_S, _SERVING_S),
+        # One that is let go on before its node has noticed needs no restart: the router may be the faster one.
+        lasts_s=_STALL_S,
+    ),
     Fault(
         "skipped_collective",
         "one rank skips one all-reduce",

@@ -100,6 +100,7 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
 
     `let_in` are the groups that began to run, or to wait in earnest: a refusal comes before it, with few exceptions.
+    `heard`: how many of the agent's messages have been taken so far; each is followed by a step's events, with or without work.
     """
 
     step: int
@@ -112,3 +113,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
     step_s: float
     let_in: list[int] = []
+    heard: int = 0

@@ -108,6 +108,7 @@ class RankGroup:
         self._named_slow: int | None = None
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
+        self._sent = self._heard = 0
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
@@ -131,6 +132,7 @@ class RankGroup:
     def send(self, message: AgentMessage) -> None:
         """To rank 0. Never waits; FrameTooLarge: nothing was sent."""
         self._channels[0].send(message)
+        self._sent += 1
 
     def progress(self) -> list[RankProgress]:
         """What each rank does now."""
@@ -200,6 +202,7 @@ class RankGroup:
         fed = events.stats.prefill_tokens + events.stats.decode_tokens
         self._watchdog.record(events.step_s, fed - self._fed_tokens)
         self._fed_tokens = fed
+        self._heard = events.heard
         self._events.on_step(events)
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
@@ -257,11 +260,15 @@ class RankGroup:
         while not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
             now, ranks = time.monotonic(), self._board.read()
-            stall = self._watchdog.observe(now, ranks, pending=self._events.pending(), stopped=self._stopped)
+            stall = self._watchdog.observe(now, ranks, pending=self._owes(), stopped=self._stopped)
             if stall is not None:
                 self._lose(RankLoss(stall.rank, LossCause.STALLED, str(stall)))
             if (slow := self._slowness.observe(now, ranks)) is not None:
                 self._on_slow(slow)
+
+    def _owes(self) -> bool:
+        """Tokens, or an answer: a rank that hangs owes it also when all that ran there has been cancelled because of that."""
+        return self._events.pending() or self._heard < self._sent
 
     def _on_slow(self, slow: SlowRank) -> None:
         """Named once; lost when it stays slow for very long."""

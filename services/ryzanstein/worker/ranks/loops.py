@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Never
 
+import msgspec
+
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
 from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan
@@ -67,6 +69,7 @@ class Lead:
 
     def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
         self._agent, self._engine, self._executor = agent, engine, executor
+        self._heard = 0
 
     def run(self) -> Never:
         """Until the agent or another rank is gone, which is raised. Sleeps while there is no work."""
@@ -74,9 +77,10 @@ class Lead:
             for message in self._agent.drain() if self._engine.has_work else self._agent.wait():
                 self._take(message)
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
-            self._agent.send(self._engine.step())
+            self._agent.send(msgspec.structs.replace(self._engine.step(), heard=self._heard))
 
     def _take(self, message: AgentMessage) -> None:
+        self._heard += 1
         match message:
             case SubmitGroup():
                 self._engine.submit(message)
