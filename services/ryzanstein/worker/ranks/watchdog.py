@@ -91,7 +91,7 @@ class Watchdog:
     def observe(
         self, now: float, ranks: Sequence[RankProgress], *, pending: bool, stopped: Callable[[], Collection[int]] = tuple
     ) -> Stall | None:
-        """A stall, or None. `pending`: the agent waits for tokens; `stopped`: which ranks' processes do not run
+        """A stall, or None. `pending`: the agent waits for tokens or an answer; `stopped`: which ranks' processes do not run
         (SIGSTOP), asked only when there is a stall.
 
         `now` is monotonic seconds. Time in which nobody observed (the agent itself was frozen) is not held against the ranks.
