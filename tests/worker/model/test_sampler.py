@@ -221,3 +221,33 @@ def test_a_flat_distribution_is_cut_as_exactly_as_a_steep_one(top_p: float, top_
 def test_anything_but_plain_greedy_needs_full_logits(params: dict[str, Any]) -> None:
     assert not needs_full_logits(row(temperature=0))
     assert needs_full_logits(row(**{"temperature": 0, **params}))
+
+
+@pytest.mark.parametrize("vocab", [251, 151_936])
+def test_rows_are_cut_at_the_same_score_alone_and_together(vocab: int) -> None:
+    """Bit for bit, with two threads, which share a long row that is alone."""
+    rows, before = logits(3, vocab=vocab, scale=3.0).double(), torch.get_num_threads()
+    sampling = [SamplingParams(top_p=0.9), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.999, min_p=1e-4)]
+    try:
+        torch.set_num_threads(2)
+        together = floors(rows, sampling)
+        alone = torch.cat([floors(rows[s : s + 1], sampling[s : s + 1]) for s in range(3)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("vocab", [251, 50_257])
+def test_a_row_has_one_answer_beside_any_others(vocab: int) -> None:
+    """Tokens and log probabilities, bit for bit."""
+    scores = logits(5, vocab=vocab, scale=3.0)
+    rows = [
+        row(0, logprobs=2),
+        row(1, logprobs=2, temperature=0.7, top_k=50),
+        row(2, logprobs=2, top_p=0.9, repetition_penalty=1.1, generated=(4, 4)),
+        row(3, logprobs=2, temperature=1.4, top_p=0.95, min_p=0.01),
+        row(4, logprobs=2, temperature=0),
+    ]
+    together = sample(scores, rows)
+    for s in range(5):
+        assert sample(scores[s : s + 1].clone(), rows[s : s + 1]) == together[s : s + 1]

@@ -80,7 +80,7 @@ def test_batches_that_change_at_random_decode_as_without_staging(
     checkpoint: Callable[..., Path], runner: Callable[..., Any]
 ) -> None:
     """Two runners on one checkpoint, one of them without a staging place, fed the same plans."""
-    staged, plain = (runner(checkpoint(seed=20), num_blocks=200) for _ in range(2))
+    staged, plain = (runner(checkpoint(seed=20), num_blocks=200, kernels="torch") for _ in range(2))
     plain._inputs = replace(plain._inputs, staging=None, view_keys=10**9)
     rng = Random(3)
     live: dict[int, int] = {}  # first block to length

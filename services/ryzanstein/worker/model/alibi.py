@@ -1,12 +1,14 @@
 """Attention with linear biases (Press et al. 2022): instead of rotating, each head prefers near keys by a slope of its own.
 
-Legend: H all query heads, K key-value heads of this rank, G query heads of a group, L keys.
+Legend: H all query heads, K key-value heads of this rank, G query heads of a group, L keys,
+P positions.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,8 +16,10 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import AlibiSpec, DecoderSpec
 from ryzanstein.worker.model.parallel import TensorParallel
 
+_TABLE = 1024  # positions that a table of biases grows by
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
     """What is added to the scores of this rank's heads. Only differences count within a row of scores: it needs no query."""
 
@@ -28,6 +32,15 @@ class AlibiBias:
         positions_11L = positions_L[..., None, None, :]
         slopes_KG1 = self.slopes_KG1.bfloat16() if self.spec.rounded else self.slopes_KG1
         return (slopes_KG1 * positions_11L).to(self.dtype) * self.spec.scale
+
+    def up_to(self, length: int) -> Tensor:
+        """The biases of the first positions, `length` or more of them, [H, P] in one piece."""
+        return _biases(self, -(-length // _TABLE) * _TABLE)
+
+
+@lru_cache(maxsize=1)
+def _biases(bias: AlibiBias, num_positions: int) -> Tensor:
+    return bias.at(torch.arange(num_positions, device=bias.slopes_KG1.device)).flatten(0, 1).contiguous()
 
 
 def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device) -> AlibiBias | None:

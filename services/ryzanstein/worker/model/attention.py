@@ -1,4 +1,4 @@
-"""Attention of a step's queries over paged keys and values, made of few calls of scaled_dot_product_attention.
+"""Attention of a step's queries over paged keys and values: one call of our own kernel, or few of scaled_dot_product_attention.
 
 What to do is decided once a step (`inputs`) as a list of segments; each layer then only runs them. The query heads of a group
 are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query head.
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys, PrefillKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +69,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Several sequences with one new token each, whose keys are read where they lie."""
+    """All sequences of a step, whose keys are read where they lie."""
 
     kernels: NativeKernels
     keys: PagedKeys
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Several sequences with several new tokens each, whose keys are read where they lie."""
-
-    kernels: NativeKernels
-    keys: PrefillKeys
-
-
-Segment = Span | Batch | Paged | Prefill
+Segment = Span | Batch | Paged
 
 
 def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
     """Fills `out_TKGD`; every token belongs to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Paged):
-            segment.kernels.attend_paged(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
-        elif isinstance(segment, Prefill):
-            segment.kernels.attend_prefill(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
+            segment.kernels.attend(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
         elif isinstance(segment, Batch):
             _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
         else:

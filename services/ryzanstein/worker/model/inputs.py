@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import Batch, Paged, Prefill, Segment, Span, Staged
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys, PrefillKeys
+from ryzanstein.worker.model.attention import Batch, Paged, Segment, Span, Staged
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 from ryzanstein.worker.model.staging import Placement, Staging
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
@@ -120,11 +120,9 @@ class InputBuilder:
         return segments
 
     def _segments(self, keys: _Keys) -> list[Segment]:
-        single_S = keys.num_new_S == 1
         if self.kernels is not None:
-            singles, others = np.flatnonzero(single_S), np.flatnonzero(~single_S)
-            several = [self._prefill(keys, others, self.kernels)] if len(others) else []
-            return [*several, *([self._paged(keys, singles, self.kernels)] if len(singles) else [])]
+            return [self._paged(keys, self.kernels)]
+        single_S = keys.num_new_S == 1
         staging = self._staging_for(keys, single_S)
         viewed_S = keys.adjacent_S & (keys.length_S - keys.begin_S >= self.view_keys)
         together_S = single_S if staging is not None else single_S & ~viewed_S
@@ -142,15 +140,11 @@ class InputBuilder:
         causal = is_whole and self.knows_causal
         return Span(first, num_new, self._slots_of(keys, s), None if causal else self._mask(keys, s), causal)
 
-    def _paged(self, keys: _Keys, singles: Integers, kernels: NativeKernels) -> Paged:
-        found = (keys.first_S, keys.table_SB, keys.begin_S, keys.length_S)
-        rows_S, tables_SB, begin_S, length_S = (self._tensor(array[singles]) for array in found)
-        return Paged(kernels, PagedKeys(rows_S, tables_SB, begin_S, length_S, self.block_size))
-
-    def _prefill(self, keys: _Keys, several: Integers, kernels: NativeKernels) -> Prefill:
+    def _paged(self, keys: _Keys, kernels: NativeKernels) -> Paged:
         found = (keys.first_S, keys.num_new_S, keys.table_SB, keys.length_S)
-        rows_S, num_new_S, tables_SB, length_S = (self._tensor(array[several]) for array in found)
-        return Prefill(kernels, PrefillKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window))
+        rows_S, num_new_S, tables_SB, length_S = map(self._tensor, found)
+        bias_HP = None if self.bias is None else self.bias.up_to(int(keys.length_S.max()))
+        return Paged(kernels, PagedKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window, bias_HP))
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
         """The staging place, if there is one and the step's single tokens can use it."""

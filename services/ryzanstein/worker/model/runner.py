@@ -14,7 +14,6 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
-from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -40,10 +39,11 @@ class ModelRunner:
             spec.windows,
             alibi_bias(spec, tp, dtype, device),
             Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
-            _paging(loaded),
+            loaded.kernels.native,
             spec.score_cap is None,
         )
         self.without_kernels = loaded.kernels.reason
+        self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -144,9 +144,3 @@ class ModelRunner:
         some = [b * self.vocab_size // batch for b in range(batch)]
         decode = StepPlan(0, some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
         return [prefill, decode]
-
-
-def _paging(loaded: LoadedModel) -> NativeKernels | None:
-    """The kernels that read keys in their blocks, where they can do so for this model."""
-    kernels, spec = loaded.kernels.native, loaded.spec
-    return kernels if kernels is not None and kernels.can_attend(spec.head_dim) and spec.alibi is None else None

@@ -61,7 +61,7 @@ def _nucleus_floors(scores_SV: Tensor, cuts: _Cuts, width: int) -> tuple[Tensor,
     """The bound of top-k and top-p for each row, and whether the row's `width` likeliest tokens were too few to find it."""
     best_SW = scores_SV.topk(width, dim=1).values
     kth_S1 = best_SW.gather(1, cuts.num_kept.clamp(max=width) - 1).masked_fill(cuts.num_kept > width, -torch.inf)
-    total_S1 = scores_SV.masked_fill(scores_SV < kth_S1, -torch.inf).logsumexp(dim=1, keepdim=True)
+    total_S1 = _log_sum(scores_SV.masked_fill(scores_SV < kth_S1, -torch.inf))
     before_SW = (best_SW - total_S1).exp().cumsum(dim=1)
     last_S1 = (before_SW < cuts.top_p).sum(dim=1, keepdim=True)
     nucleus_S1 = torch.maximum(kth_S1, best_SW.gather(1, last_S1.clamp(max=width - 1)))
@@ -69,3 +69,11 @@ def _nucleus_floors(scores_SV: Tensor, cuts: _Cuts, width: int) -> tuple[Tensor,
     open_S1 = ((cuts.num_kept > width) & (cuts.num_kept < size)) | ((cuts.top_p < 1) & (last_S1 >= width))
     floor_S1 = torch.where(cuts.top_p < 1, nucleus_S1, kth_S1)
     return floor_S1.squeeze(1), open_S1.squeeze(1) & (width < size)
+
+
+def _log_sum(scores_SV: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials, [S, 1].
+
+    torch's own has other bits for a long row that is alone, which threads share."""
+    greatest_S1 = scores_SV.amax(dim=1, keepdim=True)
+    return (scores_SV - greatest_S1).exp_().cumsum(dim=1)[:, -1:].log() + greatest_S1

@@ -29,16 +29,17 @@ class Problem:
     def solve(self, kernels: NativeKernels, out_TKGD: Tensor | None = None) -> Tensor:
         if out_TKGD is None:
             out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
-        kernels.attend_paged(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
+        kernels.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
         return out_TKGD
 
     def only(self, s: int) -> "Problem":
         keys = self.keys
-        parts = (part[s : s + 1] for part in (keys.rows_S, keys.tables_SB, keys.begin_S, keys.length_S))
-        return replace(self, keys=PagedKeys(*parts, keys.block_size))
+        parts = (part[s : s + 1] for part in (keys.rows_S, keys.num_new_S, keys.tables_SB, keys.length_S))
+        return replace(self, keys=PagedKeys(*parts, keys.block_size, keys.window))
 
     def slots(self, s: int) -> Tensor:
-        positions_L = torch.arange(int(self.keys.begin_S[s]), int(self.keys.length_S[s]))
+        length = int(self.keys.length_S[s])
+        positions_L = torch.arange(max(0, length - (self.keys.window or length)), length)
         size = self.keys.block_size
         return self.keys.tables_SB[s][positions_L // size] * size + positions_L % size
 
@@ -63,8 +64,8 @@ def problem(normal: Callable[..., Tensor]) -> Callable[..., Problem]:
     def make(
         heads: tuple[int, int, int],
         lengths: Sequence[int] = LENGTHS,
-        begins: Sequence[int] | None = None,
         *,
+        window: int | None = None,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         cap: float | None = None,
@@ -75,8 +76,8 @@ def problem(normal: Callable[..., Tensor]) -> Callable[..., Problem]:
         generator = torch.Generator().manual_seed(3)
         rows_S = torch.randperm(num_tokens, generator=generator)[: len(lengths)]
         tables_SB = torch.randperm(len(lengths) * num_blocks, generator=generator).view(len(lengths), num_blocks)
-        begin_S = torch.tensor(begins or [0] * len(lengths))
-        keys = PagedKeys(rows_S, tables_SB, begin_S, torch.tensor(lengths), block_size)
+        one_S = torch.ones(len(lengths), dtype=torch.int64)
+        keys = PagedKeys(rows_S, one_S, tables_SB, torch.tensor(lengths), block_size, window)
         width = num_kv_heads * group * head_dim
         q_TKGD = normal(1, num_tokens, width + 10)[:, 3 : 3 + width].view(num_tokens, num_kv_heads, group, head_dim)
         columns = num_kv_heads * head_dim * (1 if latent else 2)
@@ -96,7 +97,7 @@ def check(kernels: NativeKernels, problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 576])
+@pytest.mark.parametrize("head_dim", [1, 12, 16, 20, 48, 64, 80, 100, 128, 576])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 def test_every_group_and_head_size(
     kernels: NativeKernels, problem: Callable[..., Problem], group: int, head_dim: int, dtype: torch.dtype
@@ -121,10 +122,12 @@ def test_groups_that_are_no_multiple_of_what_registers_hold(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("block_size", [1, 7, 16])
-def test_a_window_begins_anywhere_and_nothing_before_it_is_read(
-    kernels: NativeKernels, problem: Callable[..., Problem], block_size: int, dtype: torch.dtype
+@pytest.mark.parametrize("window", [1, 14, 64, 65, 129])
+def test_a_window_begins_anywhere_and_nothing_before_it_counts(
+    kernels: NativeKernels, problem: Callable[..., Problem], block_size: int, window: int, dtype: torch.dtype
 ) -> None:
-    check(kernels, problem((2, 3, 48), (1, 16, 17, 65, 129, 300), (0, 15, 3, 1, 64, 171), block_size=block_size, dtype=dtype))
+    """What lies before it is NaN."""
+    check(kernels, problem((2, 3, 48), window=window, block_size=block_size, dtype=dtype))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -228,11 +231,7 @@ def test_narrower_registers_compute_the_same(
     monkeypatch.setenv("CC", f"cc {option}")
     narrow = NativeKernels(library(tmp_path))
     for dtype in (torch.float32, torch.float16):
-        check(narrow, problem((2, 3, 48), begins=(0, 3, 0, 16, 1, 0, 200), dtype=dtype))
+        check(narrow, problem((2, 3, 48), window=100, dtype=dtype))
         check(narrow, problem((1, 8, 64), dtype=dtype, cap=3.0))
     x_TE = normal(1, 5, 250)
     assert all(map(torch.equal, narrow.quantize_rows(x_TE, torch.int8), quantize_rows(x_TE, torch.int8)))
-
-
-def test_only_heads_of_whole_vectors_are_known(kernels: NativeKernels) -> None:
-    assert [head_dim for head_dim in range(1, 129) if kernels.can_attend(head_dim)] == list(range(16, 129, 16))

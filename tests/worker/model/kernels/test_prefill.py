@@ -1,13 +1,16 @@
 """Attention of several new tokens against float64: windows, caps, groups, scattered blocks, steps cut anywhere."""
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PrefillKeys
+from ryzanstein.worker.model.kernels.build import library
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 
 NEW = (2, 5, 64, 63, 130, 1, 17)
 CONTEXT = (0, 3, 0, 200, 70, 64, 15)
@@ -19,13 +22,13 @@ class Problem:
 
     q_TKGD: Tensor
     pages_NC: Tensor
-    keys: PrefillKeys
+    keys: PagedKeys
     scale: float
     cap: float | None
 
     def solve(self, kernels: NativeKernels) -> Tensor:
         out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
-        kernels.attend_prefill(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
+        kernels.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
         return out_TKGD
 
     def rows(self, s: int) -> slice:
@@ -41,7 +44,7 @@ class Problem:
             self, keys=replace(keys, rows_S=rows, num_new_S=torch.tensor([count]), tables_SB=tables, length_S=length)
         )
 
-    def exact(self, s: int) -> Tensor:
+    def exact(self, s: int, bias_KGL: Tensor | None = None) -> Tensor:
         """[n, K, G, D] in float64."""
         _, num_kv_heads, _, head_dim = self.q_TKGD.shape
         length, num_new, size = int(self.keys.length_S[s]), int(self.keys.num_new_S[s]), self.keys.block_size
@@ -52,6 +55,8 @@ class Problem:
         scores = torch.einsum("nkgd,lkd->nkgl", self.q_TKGD[self.rows(s)].double(), k_LKD) * self.scale
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)
+        if bias_KGL is not None:
+            scores = scores + bias_KGL
         own_n1 = torch.arange(length - num_new, length).unsqueeze(1)
         hidden_nL = (positions_L > own_n1) | (positions_L <= own_n1 - (self.keys.window or length + 1))
         scores = scores.masked_fill(hidden_nL[:, None, None], -torch.inf)
@@ -78,7 +83,7 @@ def problem(normal: Callable[..., Tensor]) -> Callable[..., Problem]:
         num_blocks = -(-int(length_S.max()) // block_size)
         generator = torch.Generator().manual_seed(5)
         tables_SB = torch.randperm(len(num_new) * num_blocks, generator=generator).view(len(num_new), num_blocks)
-        keys = PrefillKeys(num_new_S.cumsum(0) - num_new_S, num_new_S, tables_SB, length_S, block_size, window)
+        keys = PagedKeys(num_new_S.cumsum(0) - num_new_S, num_new_S, tables_SB, length_S, block_size, window)
         columns = num_kv_heads * head_dim * (1 if latent else 2)
         pages_NC = torch.full((tables_SB.numel() * block_size, columns), torch.nan)
         for s, length in enumerate(length_S.tolist()):
@@ -97,7 +102,9 @@ def check(kernels: NativeKernels, given: Problem) -> None:
         assert (out_TKGD[given.rows(s)].double() - given.exact(s)).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("heads", [(2, 1, 48), (1, 8, 64), (2, 3, 16), (3, 2, 80), (1, 71, 32), (2, 4, 128)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(2, 1, 48), (1, 8, 64), (2, 3, 16), (3, 2, 80), (1, 71, 32), (2, 4, 128), (2, 1, 20)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_every_new_token_sees_itself_and_those_before(
     kernels: NativeKernels, problem: Callable[..., Problem], heads: tuple[int, int, int], dtype: torch.dtype
@@ -129,6 +136,33 @@ def test_a_token_gets_the_same_bits_however_its_prompt_is_cut(kernels: NativeKer
                     assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
 
 
+def test_a_token_gets_the_same_bits_alone(kernels: NativeKernels, problem: Callable[..., Problem]) -> None:
+    """One new token of many sequences and a whole prompt are one order of operations."""
+    for given in (problem((2, 3, 48)), problem((1, 8, 64), window=40), problem((3, 1, 20), cap=3.0), problem((1, 16, 576))):
+        for half in (False, True):
+            asked = replace(given, pages_NC=given.pages_NC.half()) if half else given
+            whole_TKGD = asked.solve(kernels)
+            for s, num_new in enumerate(NEW):
+                for token in range(num_new):
+                    part = asked.part(s, token, 1)
+                    assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx"])
+def test_narrower_registers_keep_bits_as_well(
+    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    monkeypatch.setenv("CC", f"cc {option}")
+    narrow = NativeKernels(library(tmp_path))
+    for given in (problem((2, 3, 20)), problem((1, 8, 64), window=40)):
+        whole_TKGD = given.solve(narrow)
+        for s, num_new in enumerate(NEW):
+            for skip, count in ((0, 1), (num_new - 1, 1), (0, num_new // 2 or 1)):
+                part = given.part(s, skip, count)
+                assert torch.equal(part.solve(narrow)[part.rows(0)], whole_TKGD[part.rows(0)])
+
+
 def test_the_number_of_threads_changes_no_bit(kernels: NativeKernels, problem: Callable[..., Problem]) -> None:
     given, before = problem((2, 3, 48)), torch.get_num_threads()
     try:
@@ -151,3 +185,28 @@ def test_a_broken_key_spoils_those_who_see_it_and_no_other_sequence(
         if s != broken:
             assert finite_T[given.rows(s)].all()
     assert not finite_T[given.rows(broken)][1:].any()
+
+
+def test_a_value_that_is_infinite_spoils_no_token_before_it(kernels: NativeKernels, problem: Callable[..., Problem]) -> None:
+    """A prompt's blocks may be another prompt's beginning: what a token leaves there must not depend on what follows it."""
+    for heads in ((2, 2, 32), (2, 1, 32)):
+        given = problem(heads)
+        size, s, position = given.keys.block_size, 4, 100
+        slot = given.keys.tables_SB[s][position // size] * size + position % size
+        before_TKGD = given.solve(kernels)
+        given.pages_NC[slot, -1] = torch.inf
+        after_TKGD, first = given.solve(kernels), given.rows(s).start
+        own = first + position - CONTEXT[s]
+        assert torch.equal(after_TKGD[first:own], before_TKGD[first:own])
+        assert not after_TKGD[own : given.rows(s).stop].isfinite().flatten(1).all(1).any()
+
+
+def test_biases_of_positions_are_added_to_the_scores_of_their_head(
+    kernels: NativeKernels, problem: Callable[..., Problem], normal: Callable[..., Tensor]
+) -> None:
+    given = problem((2, 3, 16))
+    bias_HP = normal(4, 6, 300)
+    biased = replace(given, keys=replace(given.keys, bias_HP=bias_HP)).solve(kernels)
+    for s, length in enumerate(given.keys.length_S.tolist()):
+        expected = given.exact(s, bias_HP[:, :length].double().view(2, 3, length))
+        assert (biased[given.rows(s)].double() - expected).abs().max() < 2e-6

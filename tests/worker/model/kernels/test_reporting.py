@@ -9,15 +9,16 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
-def gauges(node: Any) -> list[str]:
+def gauges(node: Any, name: str = "native_kernels") -> list[str]:
     with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=5) as response:
         page = response.read().decode()
-    return [line for line in page.splitlines() if line.startswith("ryzanstein_worker_native_kernels{")]
+    return [line for line in page.splitlines() if line.startswith(f"ryzanstein_worker_{name}{{")]
 
 
 def test_a_node_with_kernels_says_so_for_each_rank(node: Any) -> None:
     assert gauges(node) == [f'ryzanstein_worker_native_kernels{{rank="{rank}"}} 1.0' for rank in (0, 1)]
-    assert "no kernels of our own" not in {line["event"] for line in node.events}
+    assert gauges(node, "row_invariant") == [f'ryzanstein_worker_row_invariant{{rank="{rank}"}} 1.0' for rank in (0, 1)]
+    assert not {"no kernels of our own", "answers depend on their company"} & {line["event"] for line in node.events}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ def test_a_node_without_says_why(
     node = start_node(*flags, tp=1)
     assert why in node.wait_event("no kernels of our own")["reason"]
     assert gauges(node) == ['ryzanstein_worker_native_kernels{rank="0"} 0.0']
+    assert "depends on the batch" in node.wait_event("answers depend on their company")["reason"]
+    assert gauges(node, "row_invariant") == ['ryzanstein_worker_row_invariant{rank="0"} 0.0']
 
 
 def test_a_node_that_must_have_them_refuses_to_serve_without(

@@ -1,9 +1,11 @@
 """Norms, gates and quantized rows against float64 and against torch, with numbers that are none."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.kernels.native import NativeKernels
@@ -40,17 +42,42 @@ def test_a_norm_of_zeros_is_zero_and_eps_counts(kernels: NativeKernels) -> None:
     assert torch.equal(kernels.rms_norm(torch.full((1, 16), 0.5), weight_E, 0.75, 0.0), torch.ones(1, 16))
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_gate_is_that_of_float64(kernels: NativeKernels, normal: Callable[..., Tensor], width: int) -> None:
+def test_activations_and_gates_are_those_of_float64(
+    kernels: NativeKernels, normal: Callable[..., Tensor], width: int, name: str
+) -> None:
     gate_up_T2E = normal(1, 7, 2 * width) * 4
     gate_TE, up_TE = gate_up_T2E.double().chunk(2, dim=-1)
-    exact_TE = gate_TE / (1 + (-gate_TE).exp()) * up_TE
-    torch.testing.assert_close(kernels.silu_gate(gate_up_T2E).double(), exact_TE, rtol=2e-6, atol=1e-9)
+    exact_TE = ACTIVATIONS[name](gate_TE)
+    torch.testing.assert_close(kernels.activate_gate(gate_up_T2E, name).double(), exact_TE * up_TE, rtol=2e-6, atol=2e-6)
+    gate_TE = gate_up_T2E[:, :width].contiguous()
+    torch.testing.assert_close(kernels.activate(gate_TE, name).double(), exact_TE, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_angles_are_those_of_float64(kernels: NativeKernels, interleaved: bool) -> None:
+    positions_T, frequencies_R = torch.tensor([0, 1, 500, 131_071]), torch.logspace(0, -4, 8).repeat(2)
+    cos_T1R, sin_T1R = kernels.rotary_angles(positions_T, frequencies_R, interleaved, 1.5)
+    angles_TR = (positions_T.float().unsqueeze(1) * frequencies_R).double()
+    sign_R = torch.ones(16)
+    sign_R[torch.arange(0, 16, 2) if interleaved else torch.arange(8)] = -1
+    torch.testing.assert_close(cos_T1R[:, 0].double(), angles_TR.cos() * 1.5, rtol=1e-6, atol=2e-7)
+    torch.testing.assert_close(sin_T1R[:, 0].double(), angles_TR.sin() * 1.5 * sign_R, rtol=1e-6, atol=2e-7)
 
 
 def test_a_gate_far_from_zero_is_its_input_or_nothing(kernels: NativeKernels) -> None:
     gate_up_T2E = torch.tensor([[1e4, 200.0, 90.0, -200.0, -1e4, 0.0] + [3.0] * 6])
-    out_E = kernels.silu_gate(gate_up_T2E)[0]
+    out_E = kernels.activate_gate(gate_up_T2E, "silu")[0]
     assert out_E[:3].tolist() == [3e4, 600.0, 270.0]
     assert out_E[3:].abs().max() < 1e-30
 
@@ -64,7 +91,10 @@ def test_what_is_no_number_stays_so_in_its_row_only(
     spoilt_TE = clean_TE.clone()
     spoilt_TE[2, place] = value
     weight_E = normal(2, 96)
-    for compute in (lambda x_TE: kernels.rms_norm(x_TE, weight_E, 1e-6, 0.0), kernels.silu_gate):
+    for compute in (
+        lambda x_TE: kernels.rms_norm(x_TE, weight_E, 1e-6, 0.0),
+        partial(kernels.activate_gate, activation="silu"),
+    ):
         clean, spoilt = compute(clean_TE), compute(spoilt_TE)
         others = torch.tensor([0, 1, 3, 4])
         assert torch.equal(clean[others], spoilt[others])
@@ -109,7 +139,8 @@ def test_rows_have_the_same_bits_alone_together_and_with_two_threads(
 
     def all_of(x_TE: Tensor) -> list[Tensor]:
         quantized = [part for dtype in (torch.float32, torch.int8) for part in kernels.quantize_rows(x_TE, dtype)]
-        return [kernels.rms_norm(x_TE, weight_E, 1e-6, 0.0), kernels.silu_gate(x_TE), *quantized]
+        activations = [compute(x_TE, name) for name in ACTIVATIONS for compute in (kernels.activate, kernels.activate_gate)]
+        return [kernels.rms_norm(x_TE, weight_E, 1e-6, 0.0), *activations, *quantized]
 
     with threads(2):
         together = all_of(x_TE)

@@ -15,6 +15,8 @@ HIDDEN, NUM_EXPERTS = 4, 6
 class Tensors:
     """A WeightSource over tensors in memory, for a model in bfloat16."""
 
+    kernels = None
+
     def __init__(self, router_XE: torch.Tensor, correction_X: torch.Tensor) -> None:
         self._tensors = {"mlp.gate.weight": router_XE, "mlp.gate.e_score_correction_bias": correction_X}
 

@@ -1,41 +1,87 @@
-/* Attention of single new tokens over keys and values that lie in blocks, for float32 on CPUs; the cache may be float16.
+/* Attention of new tokens over keys and values that lie in blocks, for float32 on CPUs; the cache may be float16.
 
-   torch's kernels would have to gather the blocks first.
+   torch's kernels would have to gather the blocks first. Queries are taken in blocks of rows, keys in chunks; weights are relative
+   to the greatest score so far (Milakov and Gimelshein 2018; Dao et al. 2022).
 
-   A head of a sequence is computed by itself and in one order: results depend neither on the other sequences of a step nor on
-   the number of threads. Strides and widths are in floats. NaN and infinity are propagated.
+   A row is one query of one head. Its result is one sequence of operations, which depends on its position alone: chunks begin at
+   multiples of their size, within a chunk keys are taken from the first that the row sees to the last. What else is computed
+   beside it (other sequences, other new tokens of its own, as many as a prompt was cut into, one at a time) decides only which
+   registers hold it. NaN and infinity are propagated; a row never touches a value that it does not see.
 
-   Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension (a multiple of 16), N slots of
-   the cache, C columns of a slot, B blocks of the longest table. */
+   Strides and widths are in floats. Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension,
+   W the same in whole vectors, N slots of the cache, C columns of a slot, B blocks of the longest table, P positions of a bias,
+   R rows of a block of queries: tokens times heads of the group; J keys of a chunk. */
 
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention.h"
+#include "lanes.h"
 
-enum { CHUNK = 64 };           /* keys whose scores are held at once: whole vectors of them */
+enum { CHUNK = 64 };           /* keys: whole vectors of them */
+enum { ROWS = 64 };            /* of a block, as far as a token's heads allow */
+enum { COPIED = 16 };          /* rows of several tokens from which on a copy of a chunk pays: it lies together, converted once */
 enum { LINE = 64 };            /* bytes of a line of the caches */
 enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
 
-/* What one head of one sequence computes with. */
 typedef struct {
-    const float *q_GD;
-    const char *keys[CHUNK];
-    float *out_GD, *scores_GJ, *greatest_G, *total_G;
-} Head;
+    const float *q_T;         /* queries of a token: K x G x D, `q_stride` apart */
+    const char *pages_NC;     /* a slot: keys of K heads, and values of K heads from `values` on */
+    const i64 *rows_S;        /* which token of the step is a sequence's first new one */
+    const i64 *num_new_S;     /* new tokens of a sequence, the last of its keys */
+    const i64 *tables_SB, *length_S; /* blocks, and keys */
+    const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
+    float *out_T;             /* as queries, `out_stride` apart */
+    i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D, P;
+    i64 half;                 /* whether slots hold float16 */
+    i64 window;               /* how many keys a token sees at most, itself included; 0: all */
+    float scale, cap;         /* scores: times scale, and where cap > 0 squeezed between -cap and cap */
+} Attention;
 
-/* Where the next keys lie, up to a chunk of them. Past the last one its address is repeated, for whole vectors of keys. */
-static i64 find_keys(const Attention *a, Head *head, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
-    i64 count = end - first < CHUNK ? end - first : CHUNK, slot_bytes = a->C * item_bytes;
-    i64 block = first / a->block_size, offset = first % a->block_size;
+/* What a block of queries is computed in. */
+typedef struct {
+    const char *keys[CHUNK], *values[CHUNK];
+    float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
+    i64 *begin_R, *end_R; /* which keys of the chunk a row sees */
+} Block;
+
+/* New tokens `token` to `token` + count - 1 of a sequence. */
+typedef struct {
+    i64 sequence, token, count;
+} Task;
+
+static i64 block_bytes(i64 R, i64 W) {
+    i64 bytes = (R * (2 * W + CHUNK + 2) + 2 * CHUNK * W) * (i64)sizeof(float) + 2 * R * (i64)sizeof(i64);
+    return (bytes + LINE - 1) / LINE * LINE;
+}
+
+/* What is read in vectors comes first, so that none of them crosses a line. */
+static void carve(Block *b, char *memory, i64 R, i64 W) {
+    b->keys_JW = (float *)memory;
+    b->values_JW = b->keys_JW + CHUNK * W;
+    b->q_RW = b->values_JW + CHUNK * W;
+    b->out_RW = b->q_RW + R * W;
+    b->scores_RJ = b->out_RW + R * W;
+    b->begin_R = (i64 *)(b->scores_RJ + R * CHUNK), b->end_R = b->begin_R + R;
+    b->greatest_R = (float *)(b->end_R + R), b->total_R = b->greatest_R + R;
+}
+
+/* A sequence's key at a position, of one head. */
+INLINE const char *key_at(const Attention *a, const i64 *table, i64 k, i64 position, i64 item_bytes) {
+    i64 slot = table[position / a->block_size] * a->block_size + position % a->block_size;
+    return a->pages_NC + (slot * a->C + k * a->D) * item_bytes;
+}
+
+/* Where `count` keys and values lie. Past the last one its address is repeated, for whole vectors of keys. */
+static void find_keys(const Attention *a, Block *b, const i64 *table, i64 k, i64 first, i64 count, i64 item_bytes) {
+    i64 slot_bytes = a->C * item_bytes, block = first / a->block_size, offset = first % a->block_size;
     for (i64 j = 0; j < count; offset = 0, block++) {
         const char *key = a->pages_NC + (table[block] * a->block_size + offset) * slot_bytes + k * a->D * item_bytes;
-        for (; offset < a->block_size && j < count; offset++, key += slot_bytes) head->keys[j++] = key;
+        for (; offset < a->block_size && j < count; offset++, key += slot_bytes) b->keys[j++] = key;
     }
-    for (i64 j = count; j % LANES; j++) head->keys[j] = head->keys[count - 1];
-    return count;
+    for (i64 j = count; j % LANES; j++) b->keys[j] = b->keys[count - 1];
+    for (i64 j = 0; j < count; j++) b->values[j] = b->keys[j] + a->values * item_bytes;
 }
 
 /* Asks for the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not foresee where it
@@ -45,136 +91,246 @@ static void prefetch_keys(const Attention *a, const i64 *table, i64 k, i64 first
     if (bytes > 4 * LINE) return;
     for (i64 j = first; j < end && j < first + CHUNK; j++) {
         const char *key = key_at(a, table, k, j, item_bytes), *value = key + a->values * item_bytes;
-        for (i64 b = 0; b < bytes; b += LINE) __builtin_prefetch(key + b), __builtin_prefetch(value + b);
+        for (i64 n = 0; n < bytes; n += LINE) __builtin_prefetch(key + n), __builtin_prefetch(value + n);
         __builtin_prefetch(key + bytes - 1), __builtin_prefetch(value + bytes - 1);
     }
 }
 
-/* Scores of `rows` query heads from g on with keys from j on, as many as make a vector of scores: each key is loaded once. */
-INLINE void score_tile(const Attention *a, Head *head, i64 j, i64 g, const int rows, const int half) {
+INLINE Lanes load_part(const char *from, i64 d, i64 D, const int half) {
+    if (d + LANES <= D) return load_cached(from, d, half);
+    float part[LANES] = {0};
+    for (i64 n = 0; d + n < D; n++) part[n] = half ? (float)((const _Float16 *)from)[d + n] : ((const float *)from)[d + n];
+    return load(part);
+}
+
+/* Copies what `find_keys` has found, as float32 and filled up with zeros to whole vectors. */
+INLINE void copy_keys(const Attention *a, Block *b, i64 count, i64 W, const int half) {
+    for (i64 j = 0; j < count; j++) {
+        const char *key = b->keys[j], *value = b->values[j];
+        for (i64 d = 0; d < W; d += LANES) store(b->keys_JW + j * W + d, load_part(key, d, a->D, half));
+        b->keys[j] = b->values[j] = (char *)(b->keys_JW + j * W);
+        if (value == key) continue; /* a latent is both */
+        for (i64 d = 0; d < W; d += LANES) store(b->values_JW + j * W + d, load_part(value, d, a->D, half));
+        b->values[j] = (char *)(b->values_JW + j * W);
+    }
+    for (i64 j = count; j % LANES; j++) b->keys[j] = b->keys[count - 1];
+}
+
+/* Scores of `rows` rows from r on with keys from j on, as many as make a vector of scores: each key is loaded once. A score adds
+   up in each lane, then the lanes, in one order whatever `rows` is. */
+INLINE void score_tile(const Attention *a, const Block *b, i64 j, i64 r, i64 W, const int rows, const int half) {
     const int keys = LANES / rows;
-    const float *q = head->q_GD + g * a->D;
+    const float *q = b->q_RW + r * W;
     Lanes products[LANES];
     for (int n = 0; n < LANES; n++) products[n] = (Lanes){0};
-    for (i64 d = 0; d < a->D; d += LANES) {
+    for (i64 d = 0; d < W; d += LANES) {
         Lanes query[4];
-        for (int r = 0; r < rows; r++) query[r] = load(q + r * a->D + d);
+        for (int i = 0; i < rows; i++) query[i] = load(q + i * W + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < keys; i++) {
-            Lanes key = load_cached(head->keys[j + i], d, half);
+        for (int n = 0; n < keys; n++) {
+            Lanes key = load_cached(b->keys[j + n], d, half);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) products[r * keys + i] += query[r] * key;
+            for (int i = 0; i < rows; i++) products[i * keys + n] = fused(query[i], key, products[i * keys + n]);
         }
     }
     Lanes scores = sums(products) * a->scale;
-    for (int r = 0; r < rows; r++)
-        memcpy(head->scores_GJ + (g + r) * CHUNK + j, (float *)&scores + r * keys, (size_t)keys * sizeof(float));
+    for (int i = 0; i < rows; i++)
+        memcpy(b->scores_RJ + (r + i) * CHUNK + j, (float *)&scores + i * keys, (size_t)keys * sizeof(float));
 }
 
-INLINE void score_keys(const Attention *a, Head *head, i64 count, const int half) {
-    i64 g = 0;
-    for (; g + 4 <= a->G; g += 4)
-        for (i64 j = 0; j < count; j += LANES / 4) score_tile(a, head, j, g, 4, half);
-    for (; g < a->G; g++)
-        for (i64 j = 0; j < count; j += LANES) score_tile(a, head, j, g, 1, half);
+/* The keys that one of the rows sees: begin to end, none where that is not less. */
+INLINE void union_of(const Block *b, i64 r, int rows, i64 *begin, i64 *end) {
+    *begin = b->begin_R[r], *end = b->end_R[r];
+    for (int i = 1; i < rows; i++) {
+        if (b->begin_R[r + i] < *begin) *begin = b->begin_R[r + i];
+        if (b->end_R[r + i] > *end) *end = b->end_R[r + i];
+    }
 }
 
-/* Squeezes scores between -cap and cap. */
-static void cap_scores(const Attention *a, Head *head, i64 count) {
-    for (i64 g = 0; g < a->G; g++)
-        for (i64 j = 0; j < count; j++) {
-            float *score = head->scores_GJ + g * CHUNK + j;
-            *score = a->cap * tanhf(*score / a->cap);
-        }
+INLINE void score_rows(const Attention *a, const Block *b, i64 r, i64 W, const int rows, const int half) {
+    i64 begin, end, keys = LANES / rows;
+    union_of(b, r, rows, &begin, &end);
+    for (i64 j = begin / keys * keys; j < end; j += keys) score_tile(a, b, j, r, W, rows, half);
 }
 
-/* Turns scores into weights relative to the greatest so far, and rescales what was summed up before (Milakov and Gimelshein
-   2018). A NaN score makes the sum NaN. */
-static inline void soften(Head *head, i64 count, i64 g, i64 D) {
-    float *scores = head->scores_GJ + g * CHUNK, *out = head->out_GD + g * D;
-    float before = head->greatest_G[g], peak = before, sum = 0;
+/* Squeezes a row's scores between -cap and cap, and adds the bias of its head. */
+static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i64 first) {
+    float *scores = b->scores_RJ + r * CHUNK;
+    if (a->cap > 0)
+        for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] = a->cap * tanhf(scores[j] / a->cap);
+    if (a->bias_HP != NULL)
+        for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] += a->bias_HP[head * a->P + first + j];
+}
+
+/* Turns a row's scores into weights relative to the greatest so far, and rescales what was summed up before. Keys that the row does
+   not see weigh nothing in the sum, which is taken of whole vectors. A NaN score makes the sum NaN. */
+static inline void soften(const Block *b, i64 r, i64 W) {
+    i64 begin = b->begin_R[r], end = b->end_R[r], from = begin / LANES * LANES, to = (end + LANES - 1) / LANES * LANES;
+    float *scores = b->scores_RJ + r * CHUNK, before = b->greatest_R[r], peak = before;
+    if (end <= begin) return;
+    for (i64 j = from; j < begin; j++) scores[j] = -INFINITY;
+    for (i64 j = end; j < to; j++) scores[j] = -INFINITY;
 #pragma omp simd reduction(max : peak)
-    for (i64 j = 0; j < count; j++) peak = scores[j] > peak ? scores[j] : peak;
-#pragma omp simd reduction(+ : sum)
-    for (i64 j = 0; j < count; j++) {
-        scores[j] = exponential(scores[j] - peak);
-        sum += scores[j];
-    }
+    for (i64 j = from; j < to; j++) peak = scores[j] > peak ? scores[j] : peak;
+#pragma omp simd
+    for (i64 j = from; j < to; j++) scores[j] = exponential(scores[j] - peak);
+    Lanes sum = {0};
+    for (i64 j = from; j < to; j += LANES) sum += load(scores + j);
     float factor = exponential(before - peak);
-    head->total_G[g] = head->total_G[g] * factor + sum;
-    head->greatest_G[g] = peak;
+    b->total_R[r] = fused_one(b->total_R[r], factor, sum_of(sum));
+    b->greatest_R[r] = peak;
     if (peak != before)
-        for (i64 d = 0; d < D; d += LANES) store(out + d, load(out + d) * factor);
+        for (i64 d = 0; d < W; d += LANES) store(b->out_RW + r * W + d, load(b->out_RW + r * W + d) * factor);
 }
 
-/* Adds weighted values, of `rows` query heads from g on and `width` vectors of the head from d on: what registers hold. */
-INLINE void add_values(const Attention *a, Head *head, i64 count, i64 g, i64 d, const int rows, const int width,
-                       const int half) {
-    const float *scores = head->scores_GJ + g * CHUNK;
-    float *out = head->out_GD + g * a->D + d;
-    Lanes sum[4][4];
-    for (int r = 0; r < rows; r++)
-        for (int w = 0; w < width; w++) sum[r][w] = load(out + r * a->D + w * LANES);
-    for (i64 j = 0; j < count; j++) {
+/* Adds the weighted values of keys `begin` to `end` - 1, of `rows` rows from r on and `width` vectors from d on. */
+INLINE void add_values(const Block *b, i64 begin, i64 end, i64 r, i64 d, i64 W, const int rows, const int width, const int half) {
+    const float *scores = b->scores_RJ + r * CHUNK;
+    float *out = b->out_RW + r * W + d;
+    Lanes sum[4][8];
+    for (int i = 0; i < rows; i++)
+        for (int w = 0; w < width; w++) sum[i][w] = load(out + i * W + w * LANES);
+    for (i64 j = begin; j < end; j++) {
+        Lanes weight[4];
 #pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) weight[i] = all(scores[i * CHUNK + j]);
+#pragma GCC unroll 8
         for (int w = 0; w < width; w++) {
-            Lanes value = load_cached(head->keys[j], a->values + d + w * LANES, half);
+            Lanes value = load_cached(b->values[j], d + w * LANES, half);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) sum[r][w] += scores[r * CHUNK + j] * value;
+            for (int i = 0; i < rows; i++) sum[i][w] = fused(value, weight[i], sum[i][w]);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int w = 0; w < width; w++) store(out + r * a->D + w * LANES, sum[r][w]);
+    for (int i = 0; i < rows; i++)
+        for (int w = 0; w < width; w++) store(out + i * W + w * LANES, sum[i][w]);
 }
 
-INLINE void add_all_values(const Attention *a, Head *head, i64 count, const int width, const int half) {
-    for (i64 d = 0; d < a->D; d += width * LANES) {
-        i64 g = 0;
-        for (; g + 4 <= a->G; g += 4) add_values(a, head, count, g, d, 4, width, half);
-        for (; g < a->G; g++) add_values(a, head, count, g, d, 1, width, half);
+/* Of rows that see different keys each takes what lies before those that all see, then all of them together, then each the rest. */
+INLINE void add_columns(const Block *b, i64 r, i64 d, i64 W, const int rows, const int width, const int half) {
+    i64 begin = b->begin_R[r], end = b->end_R[r];
+    for (int i = 1; i < rows; i++) {
+        if (b->begin_R[r + i] > begin) begin = b->begin_R[r + i];
+        if (b->end_R[r + i] < end) end = b->end_R[r + i];
+    }
+    if (rows > 1 && end <= begin) {
+        for (int i = 0; i < rows; i++) add_values(b, b->begin_R[r + i], b->end_R[r + i], r + i, d, W, 1, width, half);
+        return;
+    }
+    for (int i = 0; rows > 1 && i < rows; i++)
+        if (b->begin_R[r + i] < begin) add_values(b, b->begin_R[r + i], begin, r + i, d, W, 1, width, half);
+    add_values(b, begin, end, r, d, W, rows, width, half);
+    for (int i = 0; rows > 1 && i < rows; i++)
+        if (b->end_R[r + i] > end) add_values(b, end, b->end_R[r + i], r + i, d, W, 1, width, half);
+}
+
+/* Several vectors at once: what is next to each other is read together. */
+INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int half) {
+    const int widest = rows == 1 ? 8 : 4;
+    i64 d = 0;
+    if (widest >= 8)
+        for (; d + 8 * LANES <= W; d += 8 * LANES) add_columns(b, r, d, W, rows, 8, half);
+    if (widest >= 4)
+        for (; d + 4 * LANES <= W; d += 4 * LANES) add_columns(b, r, d, W, rows, 4, half);
+    for (; d + 2 * LANES <= W; d += 2 * LANES) add_columns(b, r, d, W, rows, 2, half);
+    for (; d < W; d += LANES) add_columns(b, r, d, W, rows, 1, half);
+}
+
+INLINE void attend_chunk(const Attention *a, const Block *b, i64 R, i64 k, i64 first, i64 W, const int half) {
+    i64 r = 0;
+    for (; r + 4 <= R; r += 4) score_rows(a, b, r, W, 4, half);
+    for (; r + 2 <= R; r += 2) score_rows(a, b, r, W, 2, half);
+    for (; r < R; r++) score_rows(a, b, r, W, 1, half);
+    for (r = 0; r < R; r++) {
+        if (a->cap > 0 || a->bias_HP != NULL) adjust_scores(a, b, r, k * a->G + r % a->G, first);
+        soften(b, r, W);
+    }
+    for (r = 0; r + 4 <= R; r += 4) add_rows(b, r, W, 4, half);
+    for (; r + 2 <= R; r += 2) add_rows(b, r, W, 2, half);
+    for (; r < R; r++) add_rows(b, r, W, 1, half);
+}
+
+/* The rows' queries, filled up with zeros to whole vectors, and nothing summed up yet. */
+static void begin_block(const Attention *a, const Block *b, const Task *task, i64 k, i64 W) {
+    const i64 G = a->G, D = a->D, R = task->count * G, row = a->rows_S[task->sequence] + task->token;
+    for (i64 r = 0; r < R; r++) {
+        const float *q = a->q_T + (row + r / G) * a->q_stride + (k * G + r % G) * D;
+        for (i64 d = 0; d < W; d += LANES) store(b->q_RW + r * W + d, load_some(q + d, D - d));
+        b->greatest_R[r] = -3.0e38f, b->total_R[r] = 0;
+    }
+    memset(b->out_RW, 0, (size_t)(R * W) * sizeof(float));
+}
+
+static void end_block(const Attention *a, const Block *b, const Task *task, i64 k, i64 W) {
+    const i64 G = a->G, D = a->D, R = task->count * G, row = a->rows_S[task->sequence] + task->token;
+    for (i64 r = 0; r < R; r++) {
+        float *out = a->out_T + (row + r / G) * a->out_stride + (k * G + r % G) * D;
+        for (i64 d = 0; d < W; d += LANES) store_some(out + d, load(b->out_RW + r * W + d) / b->total_R[r], D - d);
     }
 }
 
-INLINE void attend_head(const Attention *a, i64 s, i64 k, float *scratch, const int half) {
-    const i64 G = a->G, D = a->D, *table = a->tables_SB + s * a->B;
-    Head head;
-    head.q_GD = a->q_T + a->rows_S[s] * a->q_stride + k * G * D;
-    head.out_GD = a->out_T + a->rows_S[s] * a->out_stride + k * G * D;
-    head.scores_GJ = scratch, head.greatest_G = scratch + G * CHUNK, head.total_G = head.greatest_G + G;
-    memset(head.out_GD, 0, (size_t)(G * D) * sizeof(float));
-    for (i64 g = 0; g < G; g++) head.greatest_G[g] = -3.0e38f, head.total_G[g] = 0;
-    for (i64 first = a->begin_S[s]; first < a->length_S[s]; first += CHUNK) {
-        i64 count = find_keys(a, &head, table, k, first, a->length_S[s], half ? 2 : 4);
-        prefetch_keys(a, table, k, first + CHUNK, a->length_S[s], half ? 2 : 4);
-        score_keys(a, &head, count, half);
-        if (a->cap > 0) cap_scores(a, &head, count);
-        for (i64 g = 0; g < G; g++) soften(&head, count, g, D);
-        if (D % (4 * LANES) == 0) add_all_values(a, &head, count, 4, half);
-        else if (D % (3 * LANES) == 0) add_all_values(a, &head, count, 3, half);
-        else add_all_values(a, &head, count, 1, half);
+static void attend_block(const Attention *a, Block *b, const Task *task, i64 k, i64 W) {
+    const i64 R = task->count * a->G, s = task->sequence, *table = a->tables_SB + s * a->B, item_bytes = a->half ? 2 : 4;
+    const i64 position = a->length_S[s] - a->num_new_S[s] + task->token, end = position + task->count;
+    const int copied = (task->count > 1 && R >= COPIED) || W > a->D;
+    i64 lowest = a->window > 0 && position >= a->window ? position - a->window + 1 : 0;
+    begin_block(a, b, task, k, W);
+    for (i64 first = lowest / CHUNK * CHUNK; first < end; first += CHUNK) {
+        i64 count = end - first < CHUNK ? end - first : CHUNK;
+        for (i64 r = 0; r < R; r++) {
+            i64 own = position + r / a->G - first, begin = a->window > 0 ? own - a->window + 1 : 0;
+            b->begin_R[r] = begin > 0 ? begin : 0, b->end_R[r] = own + 1 < CHUNK ? own + 1 : CHUNK;
+        }
+        find_keys(a, b, table, k, first, count, item_bytes);
+        if (copied && a->half) copy_keys(a, b, count, W, 1);
+        else if (copied) copy_keys(a, b, count, W, 0);
+        else prefetch_keys(a, table, k, first + CHUNK, end, item_bytes);
+        if (a->half && !copied) attend_chunk(a, b, R, k, first, W, 1);
+        else attend_chunk(a, b, R, k, first, W, 0);
     }
-    for (i64 g = 0; g < G; g++)
-        for (i64 d = 0; d < D; d += LANES) store(head.out_GD + g * D + d, load(head.out_GD + g * D + d) / head.total_G[g]);
+    end_block(a, b, task, k, W);
 }
 
-/* One new token of each sequence looks at the sequence's keys, where they lie. Nonzero: no memory for the scores. */
-int attend_paged(const Attention *a) {
+/* Cuts new tokens into blocks of at most `tokens`, those that see the most keys first. Returns how many there are. */
+static i64 cut(const Attention *a, Task *tasks, i64 tokens) {
+    i64 found = 0, blocks = 0;
+    for (i64 s = 0; s < a->S; s++) blocks = a->num_new_S[s] > blocks * tokens ? (a->num_new_S[s] + tokens - 1) / tokens : blocks;
+    for (i64 block = blocks - 1; block >= 0; block--)
+        for (i64 s = 0; s < a->S; s++) {
+            i64 left = a->num_new_S[s] - block * tokens;
+            if (left <= 0) continue;
+            if (tasks != NULL) tasks[found] = (Task){s, block * tokens, left < tokens ? left : tokens};
+            found++;
+        }
+    return found;
+}
+
+/* The new tokens of each sequence look at its keys, themselves included. Nonzero: no memory for the scores. */
+int attend(const Attention *a) {
+    const i64 W = (a->D + LANES - 1) / LANES * LANES, tokens = ROWS / a->G > 0 ? ROWS / a->G : 1;
+    const i64 num_tasks = cut(a, NULL, tokens);
+    i64 most = 0, work = 0, heads = num_tasks >= 2 * omp_get_max_threads() ? a->K : 1; /* of a thread at once: neighbours in a slot */
     int failed = 0;
-    i64 work = 0, heads = a->S >= 2 * omp_get_max_threads() ? a->K : 1; /* of a thread at once: in a slot they are neighbours */
-    for (i64 s = 0; s < a->S; s++) work += (a->length_S[s] - a->begin_S[s]) * a->C;
+    Task *tasks = malloc((size_t)num_tasks * sizeof(Task));
+    if (tasks == NULL) return num_tasks > 0;
+    cut(a, tasks, tokens);
+    for (i64 n = 0; n < num_tasks; n++) {
+        most = tasks[n].count > most ? tasks[n].count : most;
+        work += tasks[n].count * a->length_S[tasks[n].sequence] * a->C;
+    }
 #pragma omp parallel if (work >= PARALLEL)
     {
-        float *scratch = malloc((size_t)(a->G * (CHUNK + 2)) * sizeof(float));
-        if (scratch == NULL) {
+        char *memory = aligned_alloc(LINE, (size_t)block_bytes(most * a->G, W));
+        Block block;
+        if (memory == NULL) {
 #pragma omp atomic write
             failed = 1;
-        }
+        } else carve(&block, memory, most * a->G, W);
 #pragma omp for collapse(2) schedule(dynamic, heads)
-        for (i64 s = 0; s < a->S; s++)
+        for (i64 n = 0; n < num_tasks; n++)
             for (i64 k = 0; k < a->K; k++)
-                if (scratch != NULL && a->half) attend_head(a, s, k, scratch, 1);
-                else if (scratch != NULL) attend_head(a, s, k, scratch, 0);
-        free(scratch);
+                if (memory != NULL) attend_block(a, &block, &tasks[n], k, W);
+        free(memory);
     }
+    free(tasks);
     return failed;
 }

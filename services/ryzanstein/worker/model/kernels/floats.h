@@ -16,13 +16,12 @@ typedef struct {
     const float *bias_O; /* or NULL */
     float *out_TO;
     i64 I, O;
-    int add; /* to what is in `out` */
 } FloatProduct;
 
 /* Adds a tile's sums to the bias, or to what is there already, as of the inputs before `begin`. One function for all tiles: it
    is not what takes time. */
 static void finish_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, int rows, int panels, Lanes sum[][TILE_SINGLE]) {
-    int add = begin > 0 || p->add;
+    int add = begin > 0;
     for (int n = 0; n < panels; n++) {
         i64 o = (panel + n) * LANES, left = p->O - o; /* the last panel may have fewer outputs than lanes */
         Lanes bias = !add && p->bias_O != NULL ? load_some(p->bias_O + o, left) : (Lanes){0};
@@ -46,7 +45,7 @@ INLINE void add_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, i64 end
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) sum[r][n] += column[n] * x[r * p->I + i];
+            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(x[r * p->I + i]), sum[r][n]);
     }
     finish_tile(p, t, panel, begin, rows, panels, sum);
 }

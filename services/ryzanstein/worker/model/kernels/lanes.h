@@ -12,8 +12,10 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 typedef int64_t i64;
@@ -33,6 +35,30 @@ typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES), aligned(2), ma
 
 INLINE Lanes load(const float *from) { return *(const Lanes *)from; }
 INLINE void store(float *to, Lanes value) { *(Lanes *)to = value; }
+
+/* A number in every lane. */
+INLINE Lanes all(float x) { return x - (Lanes){0}; }
+
+/* a * b + c, rounded once where the CPU can do so. Nothing is contracted but what says so (-ffp-contract=off): which operations a
+   sum is made of must not be the compiler's choice, as it may differ from one tile or tail of a loop to the next. */
+INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
+#if LANES == 16
+    return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8 && defined(__FMA__)
+    return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+INLINE float fused_one(float a, float b, float c) {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
 
 /* The first `count` lanes, which may be more than there are; the others are 0 or stay as they were. */
 INLINE Lanes load_some(const float *from, i64 count) {
@@ -115,6 +141,15 @@ INLINE Lanes sums(Lanes x[LANES]) {
     return fold1(x[0], x[1]);
 }
 
+/* The sum of all lanes. */
+INLINE float sum_of(Lanes x) {
+    float lane[LANES];
+    store(lane, x);
+    for (int count = LANES / 2; count > 0; count /= 2)
+        for (int n = 0; n < count; n++) lane[n] += lane[n + count];
+    return lane[0];
+}
+
 /* A float to which this is added is rounded to a whole number, half to even, which then are the lowest bits. */
 #define ROUNDING 12582912.0f /* 1.5 * 2^23 */
 
@@ -126,16 +161,16 @@ typedef union {
 /* Cephes' expf: 2 ulp, 0 below e^-87. A plain loop over it becomes vector instructions, one over the library's does not. */
 INLINE float exponential(float x) {
     float y = x > 88.0f ? 88.0f : x;
-    Float turns = {y * 1.44269504088896341f + ROUNDING};
+    Float turns = {fused_one(y, 1.44269504088896341f, ROUNDING)};
     float n = turns.value - ROUNDING;
-    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    float r = fused_one(n, 2.12194440e-4f, fused_one(n, -0.693359375f, y));
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    p = fused_one(p, r, 1.3981999507e-3f);
+    p = fused_one(p, r, 8.3334519073e-3f);
+    p = fused_one(p, r, 4.1665795894e-2f);
+    p = fused_one(p, r, 1.6666665459e-1f);
+    p = fused_one(p, r, 5.0000001201e-1f);
+    p = fused_one(p, r * r, r) + 1.0f;
     Float power = {.bits = (turns.bits + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.value;
 }

@@ -21,18 +21,20 @@ _RESULTS = {
     "float_packed_bytes": c_int64,
     "int8_packed_bytes": c_int64,
     "int8_product": c_int,
-    "attend_paged": c_int,
-    "attend_prefill": c_int,
+    "attend": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
-_LANES = 16  # of the head dimension, computed at once
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # as rows.c counts them
 
 
 class _Attention(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "pages", "rows", "num_new", "tables", "begin", "length", "out")),
+        *((name, c_void_p) for name in ("q", "pages", "rows", "num_new", "tables", "length", "bias", "out")),
         *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_blocks", "block_size")),
-        *((name, c_int64) for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "half", "window")),
+        *(
+            (name, c_int64)
+            for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "num_positions", "half", "window")
+        ),
         *((name, c_float) for name in ("scale", "cap")),
     )
 
@@ -43,43 +45,37 @@ _SIGNATURES = {
         *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64),
         *(c_int, c_int64, c_void_p, c_void_p, c_int64, c_int),
     ),
-    "silu_gate": (c_void_p, c_void_p, c_int64, c_int64),
+    "rotary_angles": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int, c_float),
+    "activate": (c_void_p, c_void_p, c_int64, c_int64, c_int),
+    "activate_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int),
     "quantize_to_float": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "quantize_to_int8": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "float_packed_bytes": (c_int64, c_int64, c_int),
     "float_pack": (c_void_p, c_void_p, c_int64, c_int64, c_int),
     "float_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int),
+    "float_product_by_head": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
+    "float_product_unpacked": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "int8_packed_bytes": (c_int64, c_int64),
     "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
     "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
-    "attend_paged": (POINTER(_Attention),),
-    "attend_prefill": (POINTER(_Attention),),
+    "attend": (POINTER(_Attention),),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """Sequences with one new token each: row of the step, block table, and the range of keys that the token sees. int64."""
+    """Sequences with new tokens: first row of the step, number of new tokens, block table, and all keys. int64.
 
-    rows_S: Tensor
-    tables_SB: Tensor
-    begin_S: Tensor
-    length_S: Tensor
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillKeys:
-    """Sequences with several new tokens: first row of the step, number of new tokens, block table, and all keys. int64.
-
-    A new token sees itself and the keys before it, at most `window` with itself."""
+    A new token sees itself and the keys before it, at most `window` with itself. `bias_HP` is added to a head's scores by the
+    key's position."""
 
     rows_S: Tensor
     num_new_S: Tensor
     tables_SB: Tensor
     length_S: Tensor
     block_size: int
-    window: int | None
+    window: int | None = None
+    bias_HP: Tensor | None = None
 
 
 class NativeKernels:
@@ -90,12 +86,14 @@ class NativeKernels:
         for name, types in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.argtypes, function.restype = types, _RESULTS.get(name)
-        self._rms_norm, self._rotate_and_store, self._silu_gate = loaded.rms_norm, loaded.rotate_and_store, loaded.silu_gate
+        self._rms_norm, self._rotate_and_store = loaded.rms_norm, loaded.rotate_and_store
+        self._rotary_angles, self._activate, self._activate_gate = loaded.rotary_angles, loaded.activate, loaded.activate_gate
         self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
-        self._attend_paged, self._attend_prefill = loaded.attend_paged, loaded.attend_prefill
+        self._attend = loaded.attend
         self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
+        self._product_by_head, self._product_unpacked = loaded.float_product_by_head, loaded.float_product_unpacked
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
         """x / rms(x) * (offset + weight)."""
@@ -105,22 +103,40 @@ class NativeKernels:
         self._rms_norm(x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), num_rows, width, eps, offset)
         return out_TE
 
+    def rotary_angles(
+        self, positions_T: Tensor, frequencies_R: Tensor, interleaved: bool, magnitude: float
+    ) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine of every position's angles, times the magnitude, [T, 1, R] each."""
+        shape = len(positions_T), 1, len(frequencies_R)
+        cos_T1R, sin_T1R = torch.empty(shape), torch.empty(shape)
+        pointers = positions_T.data_ptr(), frequencies_R.data_ptr(), cos_T1R.data_ptr(), sin_T1R.data_ptr()
+        self._rotary_angles(*pointers, shape[0], shape[2], interleaved, magnitude)
+        return cos_T1R, sin_T1R
+
+    def rotate(self, x_THD: Tensor, angles: Angles) -> None:
+        """Rotates the first numbers of each head in place."""
+        self._rotate_and_store(*_rotation(x_THD, angles), 0, None, None, 0, False)
+
     def rotate_and_store(self, qk_THD: Tensor, angles: Angles, kv_TC: Tensor, pages_NC: Tensor, slots_T: Tensor) -> None:
         """Rotates queries and keys in place; then keys and values `kv_TC`, of which the keys are a part of `qk_THD`, are copied
         into their slots."""
-        num_tokens, num_heads, head_dim = qk_THD.shape
         self._rotate_and_store(
-            *(qk_THD.data_ptr(), qk_THD.stride(0), num_tokens, num_heads, head_dim),
-            *(angles.cos_T1R.data_ptr(), angles.sin_T1R.data_ptr(), angles.cos_T1R.shape[-1], angles.interleaved),
+            *_rotation(qk_THD, angles),
             *(kv_TC.storage_offset() - qk_THD.storage_offset(), pages_NC.data_ptr(), slots_T.data_ptr()),
             *(kv_TC.shape[1], pages_NC.dtype == torch.float16),
         )
 
-    def silu_gate(self, gate_up_T2E: Tensor) -> Tensor:
-        """silu(gate) * up."""
+    def activate(self, x_TE: Tensor, activation: str) -> Tensor:
+        """activation(x) by its name: those of architectures, or sigmoid."""
+        out_TE = torch.empty_like(x_TE)
+        self._activate(x_TE.data_ptr(), out_TE.data_ptr(), *x_TE.shape, _ACTIVATIONS[activation])
+        return out_TE
+
+    def activate_gate(self, gate_up_T2E: Tensor, activation: str) -> Tensor:
+        """activation(gate) * up."""
         num_rows, width = len(gate_up_T2E), gate_up_T2E.shape[1] // 2
         out_TE = gate_up_T2E.new_empty((num_rows, width))
-        self._silu_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width)
+        self._activate_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width, _ACTIVATIONS[activation])
         return out_TE
 
     def quantize_rows(self, x_TE: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -155,6 +171,24 @@ class NativeKernels:
         )
         return out_TO
 
+    def float_product_unpacked(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x times a weight of float32 as it lies, plus the bias."""
+        x_TI = x_TI.contiguous()
+        (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
+        out_TO = torch.empty((num_rows, num_outputs))
+        self._product_unpacked(
+            *(x_TI.data_ptr(), weight_OI.data_ptr(), None if bias_O is None else bias_O.data_ptr(), out_TO.data_ptr()),
+            *(num_rows, num_inputs, num_outputs),
+        )
+        return out_TO
+
+    def float_product_by_head(self, x_HTI: Tensor, packed_H: Tensor, num_outputs: int) -> Tensor:
+        """Each head's rows times a weight of its own: the rows of `packed_H` are those of `float_pack`, in float32."""
+        x_HTI = x_HTI.contiguous()
+        out_HTO = torch.empty((*x_HTI.shape[:2], num_outputs))
+        self._product_by_head(x_HTI.data_ptr(), packed_H.data_ptr(), out_HTO.data_ptr(), *x_HTI.shape, num_outputs)
+        return out_HTO
+
     def int8_packed_bytes(self, num_outputs: int, num_inputs: int) -> int:
         """Size of what `int8_pack` returns for such a weight."""
         packed_bytes: int = self._int8_packed_bytes(num_outputs, num_inputs)
@@ -178,46 +212,44 @@ class NativeKernels:
             raise MemoryError("no memory for the levels of rows")
         return out_TO
 
-    def can_attend(self, head_dim: int) -> bool:
-        """Whether `attend_paged` knows heads of this size."""
-        return head_dim % _LANES == 0
-
-    def attend_paged(
+    def attend(
         self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. `scoring`: scale and cap of the scores. Raises MemoryError."""
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
-        if self._attend_paged(byref(arguments)):
+        if self._attend(byref(arguments)):
             raise MemoryError("no memory for the scores of attention")
 
-    def attend_prefill(
-        self, q_TKGD: Tensor, pages_NC: Tensor, keys: PrefillKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
-    ) -> None:
-        """As `attend_paged`. Raises MemoryError."""
-        arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
-        if self._attend_prefill(byref(arguments)):
-            raise MemoryError("no memory for the scores of attention")
+
+def _rotation(x_THD: Tensor, angles: Angles) -> tuple[int, ...]:
+    """What is rotated, and by what."""
+    num_tokens, num_heads, head_dim = x_THD.shape
+    apart = x_THD.stride(1) if num_heads > 1 else head_dim
+    cos, sin = angles.cos_T1R.data_ptr(), angles.sin_T1R.data_ptr()
+    return (
+        x_THD.data_ptr(),
+        x_THD.stride(0),
+        num_tokens,
+        num_heads,
+        apart,
+        cos,
+        sin,
+        angles.cos_T1R.shape[-1],
+        angles.interleaved,
+    )
 
 
 def _arguments(
-    q_TKGD: Tensor,
-    pages_NC: Tensor,
-    keys: PagedKeys | PrefillKeys,
-    scoring: tuple[float, float | None],
-    out_TKGD: Tensor,
+    q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
 ) -> _Attention:
     scale, cap = scoring
     num_kv_heads, group, head_dim = q_TKGD.shape[1:]
-    columns = pages_NC.shape[1]
-    num_new, begin, window = (
-        (keys.num_new_S.data_ptr(), None, keys.window)
-        if isinstance(keys, PrefillKeys)
-        else (None, keys.begin_S.data_ptr(), None)
-    )
+    columns, bias_HP = pages_NC.shape[1], keys.bias_HP
+    bias, num_positions = (None, 0) if bias_HP is None else (bias_HP.data_ptr(), bias_HP.shape[1])
     return _Attention(
-        *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), num_new),
-        *(keys.tables_SB.data_ptr(), begin, keys.length_S.data_ptr(), out_TKGD.data_ptr()),
+        *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), keys.num_new_S.data_ptr()),
+        *(keys.tables_SB.data_ptr(), keys.length_S.data_ptr(), bias, out_TKGD.data_ptr()),
         *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
-        *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim),
-        *(pages_NC.dtype == torch.float16, window or 0, scale, cap or 0.0),
+        *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim, num_positions),
+        *(pages_NC.dtype == torch.float16, keys.window or 0, scale, cap or 0.0),
     )

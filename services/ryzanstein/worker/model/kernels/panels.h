@@ -62,10 +62,8 @@ INLINE void add_panels(AddTile *add, const void *product, i64 T, i64 panel, i64 
     }
 }
 
-/* All rows times this thread's share of the panels, `block` inputs at a time. Called by every thread of a team. */
-INLINE void add_share(AddTile *add, const void *product, i64 T, i64 num_panels, i64 num_inputs, i64 block) {
-    i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    i64 panel = num_panels * thread / threads, last = num_panels * (thread + 1) / threads;
+/* All rows times panels `panel` to `last` - 1, `block` inputs at a time. */
+INLINE void add_some(AddTile *add, const void *product, i64 T, i64 panel, i64 last, i64 num_inputs, i64 block) {
     i64 most = T == 1 ? TILE_SINGLE : TILE_PANELS, tiles = (last - panel + most - 1) / most;
     for (; tiles > 0; tiles--) {
         i64 panels = (last - panel + tiles - 1) / tiles;
@@ -73,6 +71,12 @@ INLINE void add_share(AddTile *add, const void *product, i64 T, i64 num_panels, 
             add_panels(add, product, T, panel, i, i + block < num_inputs ? i + block : num_inputs, panels);
         panel += panels;
     }
+}
+
+/* All rows times this thread's share of the panels. Called by every thread of a team. */
+INLINE void add_share(AddTile *add, const void *product, i64 T, i64 num_panels, i64 num_inputs, i64 block) {
+    i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    add_some(add, product, T, num_panels * thread / threads, num_panels * (thread + 1) / threads, num_inputs, block);
 }
 
 #endif

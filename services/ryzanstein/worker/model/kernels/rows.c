@@ -16,26 +16,53 @@
 
 enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
 
+/* The sum of squares of a row, whatever its address: four sums of whole vectors, so that one need not wait for another. */
+static inline float squares(const float *x, i64 E) {
+    Lanes sum[4] = {{0}};
+    i64 e = 0;
+    for (; e + 4 * LANES <= E; e += 4 * LANES)
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            Lanes part = load(x + e + n * LANES);
+            sum[n] = fused(part, part, sum[n]);
+        }
+    for (; e < E; e += LANES) {
+        Lanes part = load_some(x + e, E - e);
+        sum[0] = fused(part, part, sum[0]);
+    }
+    return sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
 /* out = x / sqrt(mean(x^2) + eps) * (offset + weight), Zhang and Sennrich 2019. */
 void rms_norm(const float *x_TE, const float *weight_E, float *out_TE, i64 T, i64 E, float eps, float offset) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
     for (i64 t = 0; t < T; t++) {
         const float *x = x_TE + t * E;
-        float *out = out_TE + t * E, sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (i64 e = 0; e < E; e++) sum += x[e] * x[e];
-        float factor = 1.0f / sqrtf(sum / (float)E + eps);
+        float *out = out_TE + t * E, factor = 1.0f / sqrtf(squares(x, E) / (float)E + eps);
 #pragma omp simd
         for (i64 e = 0; e < E; e++) out[e] = x[e] * factor * (offset + weight_E[e]);
     }
+}
+
+/* Cosine and sine, times `magnitude`, of a position's angles: as `rotate` wants them, the sine signed. */
+void rotary_angles(const i64 *positions_T, const float *frequencies_R, float *cos_TR, float *sin_TR, i64 T, i64 R,
+                   int interleaved, float magnitude) {
+#pragma omp parallel for schedule(static) if (T * R >= PARALLEL)
+    for (i64 t = 0; t < T; t++)
+        for (i64 i = 0; i < R; i++) {
+            float angle = (float)positions_T[t] * frequencies_R[i], sine = sinf(angle) * magnitude;
+            int first = interleaved ? i % 2 == 0 : i < R / 2;
+            cos_TR[t * R + i] = cosf(angle) * magnitude;
+            sin_TR[t * R + i] = first ? -sine : sine;
+        }
 }
 
 static inline void rotate_halves(float *x, const float *cosine, const float *sine, i64 half) {
 #pragma omp simd
     for (i64 i = 0; i < half; i++) {
         float low = x[i], high = x[i + half];
-        x[i] = low * cosine[i] + high * sine[i];
-        x[i + half] = high * cosine[i + half] + low * sine[i + half];
+        x[i] = fused_one(high, sine[i], low * cosine[i]);
+        x[i + half] = fused_one(low, sine[i + half], high * cosine[i + half]);
     }
 }
 
@@ -43,13 +70,13 @@ static inline void rotate_neighbours(float *x, const float *cosine, const float 
 #pragma omp simd
     for (i64 i = 0; i < half; i++) {
         float even = x[2 * i], odd = x[2 * i + 1];
-        x[2 * i] = even * cosine[2 * i] + odd * sine[2 * i];
-        x[2 * i + 1] = odd * cosine[2 * i + 1] + even * sine[2 * i + 1];
+        x[2 * i] = fused_one(odd, sine[2 * i], even * cosine[2 * i]);
+        x[2 * i + 1] = fused_one(even, sine[2 * i + 1], odd * cosine[2 * i + 1]);
     }
 }
 
 /* Rotates the first R numbers of each of the H heads of a row in place (Su et al. 2021; the sine is signed), then copies the
-   row's C columns from `first_kv` on into the token's slot. R may be 0. `half`: slots hold float16. */
+   row's C columns from `first_kv` on into the token's slot. R and C may be 0. `half`: slots hold float16. */
 void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float *cos_TR, const float *sin_TR, i64 R,
                       int interleaved, i64 first_kv, void *pages_NC, const i64 *slots_T, i64 C, int half) {
 #pragma omp parallel for schedule(static) if (T * stride >= PARALLEL)
@@ -59,6 +86,7 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
             if (interleaved) rotate_neighbours(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
             else rotate_halves(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
         }
+        if (C == 0) continue;
         if (half) {
             _Float16 *slot = (_Float16 *)pages_NC + slots_T[t] * C;
 #pragma omp simd
@@ -67,15 +95,53 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
     }
 }
 
-/* out = silu(gate) * up, of rows that hold E gates and then E ups (Shazeer 2020). */
-void silu_gate(const float *gate_up_T2E, float *out_TE, i64 T, i64 E) {
-#pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
-    for (i64 t = 0; t < T; t++) {
-        const float *gate = gate_up_T2E + t * 2 * E, *up = gate + E;
-        float *out = out_TE + t * E;
-#pragma omp simd
-        for (i64 e = 0; e < E; e++) out[e] = gate[e] / (1.0f + exponential(-gate[e])) * up[e];
+/* Activations, by the numbers that `native.py` gives them. */
+enum { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, SIGMOID };
+
+INLINE float activated(float x, const int kind) {
+    const float turn = 0.7978845608028654f; /* sqrt(2 / pi) */
+    switch (kind) {
+    case SILU: return x / (1.0f + exponential(-x));
+    case GELU: return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    case GELU_TANH: return x / (1.0f + exponential(-2.0f * turn * fused_one(0.044715f * x * x, x, x)));
+    case QUICK_GELU: return x / (1.0f + exponential(-1.702f * x));
+    case SIGMOID: return 1.0f / (1.0f + exponential(-x));
+    default: return x < 0.0f ? 0.0f : x;
     }
+}
+
+INLINE void activate_row(const float *x, const float *up, float *out, i64 E, const int kind) {
+    if (up == NULL) {
+#pragma omp simd
+        for (i64 e = 0; e < E; e++) out[e] = activated(x[e], kind);
+    } else {
+#pragma omp simd
+        for (i64 e = 0; e < E; e++) out[e] = activated(x[e], kind) * up[e];
+    }
+}
+
+INLINE void activate_any(const float *x, const float *up, float *out, i64 E, int kind) {
+    switch (kind) {
+    case SILU: activate_row(x, up, out, E, SILU); break;
+    case GELU: activate_row(x, up, out, E, GELU); break;
+    case GELU_TANH: activate_row(x, up, out, E, GELU_TANH); break;
+    case QUICK_GELU: activate_row(x, up, out, E, QUICK_GELU); break;
+    case SIGMOID: activate_row(x, up, out, E, SIGMOID); break;
+    default: activate_row(x, up, out, E, RELU);
+    }
+}
+
+/* out = activation(x). */
+void activate(const float *x_TE, float *out_TE, i64 T, i64 E, int kind) {
+#pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
+    for (i64 t = 0; t < T; t++) activate_any(x_TE + t * E, NULL, out_TE + t * E, E, kind);
+}
+
+/* out = activation(gate) * up, of rows that hold E gates and then E ups (Shazeer 2020). */
+void activate_gate(const float *gate_up_T2E, float *out_TE, i64 T, i64 E, int kind) {
+#pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
+    for (i64 t = 0; t < T; t++)
+        activate_any(gate_up_T2E + t * 2 * E, gate_up_T2E + t * 2 * E + E, out_TE + t * E, E, kind);
 }
 
 void quantize_to_float(const float *x_TE, float *levels_TE, float *scale_T, i64 T, i64 E, float smallest) {

@@ -8,15 +8,15 @@ Legend: T tokens, t those of one expert, E hidden size, k experts of a token, W 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
 from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_gate
-from ryzanstein.worker.model.layers.routing import Router
+from ryzanstein.worker.model.layers.routing import Router, new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.products.floats import unpacked
 
 
 def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward:
@@ -75,8 +75,9 @@ class _Gated:
     """What an MLP makes, times a gate that each rank computes."""
 
     def __init__(self, source: WeightSource, name: str, hidden_size: int, mlp: FeedForward) -> None:
-        self._mlp, self._gate_1E = mlp, source.new(1, hidden_size)
-        source.read(f"{name}.weight", (1, hidden_size), self._gate_1E)
+        gate_1E = source.new(1, hidden_size)
+        source.read(f"{name}.weight", (1, hidden_size), gate_1E)
+        self._mlp, self._gate, self._sigmoid = mlp, unpacked(gate_1E, None, source.kernels), new_sigmoid(source.kernels)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._mlp(x_TE).mul_(F.linear(x_TE, self._gate_1E).sigmoid())
+        return self._mlp(x_TE).mul_(self._sigmoid(self._gate(x_TE)))

@@ -22,9 +22,10 @@ from ryzanstein.worker.model.inputs import StepInputs
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
-from ryzanstein.worker.model.layers.rotary import Angles, rotate
+from ryzanstein.worker.model.layers.rotary import Angles, new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
+from ryzanstein.worker.model.products.floats import ByHead
 
 
 def attention_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Attention | LatentAttention:
@@ -43,7 +44,8 @@ class LatentAttention:
         self._window, self._scoring = layer.window, Scoring(layer.attention_scale, spec.score_cap)
         self._latents = _Latents(source, spec, latent, prefix)
         self._queries = _Queries(source, spec, latent, share, prefix)
-        self._keys_HPL, self._values_HLV = _key_value_weights(source, spec, latent, share, prefix)
+        weights = _key_value_weights(source, spec, latent, share, prefix)
+        self._to_latents, self._to_values = (ByHead(weight_HIO, source.kernels) for weight_HIO in weights)
         self._out = RowParallelLinear(
             source,
             tp,
@@ -57,10 +59,10 @@ class LatentAttention:
         """This rank's part of a sum over all ranks."""
         pages_NC.index_copy_(0, inputs.slots_T, self._latents(x_TE, angles[0]).to(pages_NC.dtype))
         plain_THP, rotated_THR = self._queries(x_TE, angles[0])
-        q_THC = torch.cat([rotated_THR, _by_head(plain_THP, self._keys_HPL)], dim=-1)
+        q_THC = torch.cat([rotated_THR, self._to_latents(plain_THP)], dim=-1)
         found_THC = torch.empty_like(q_THC)
         attend(q_THC.unsqueeze(1), pages_NC, inputs.segments[self._window], self._scoring, found_THC.unsqueeze(1))
-        values_THV = _by_head(found_THC[..., rotated_THR.shape[-1] :], self._values_HLV)
+        values_THV = self._to_values(found_THC[..., rotated_THR.shape[-1] :])
         return self._out(values_THV.flatten(1))
 
 
@@ -72,11 +74,11 @@ class _Latents:
         rows = Rows(prefix + names.latent, width, ((latent.rank, latent.rotary_dim), (0, latent.rank)))
         self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
         self._norm = new_norm(source, prefix + names.latent_norm, latent.rank, latent.norm)
-        self._rank = latent.rank
+        self._rank, self._rotate = latent.rank, new_rotation(source.kernels)
 
     def __call__(self, x_TE: Tensor, angles: Angles) -> Tensor:
         slots_TC = self._down(x_TE)
-        rotate(slots_TC.unsqueeze(1), angles)
+        self._rotate(slots_TC.unsqueeze(1), angles)
         latents_TL = slots_TC[:, -self._rank :]
         latents_TL.copy_(self._norm(latents_TL))
         return slots_TC
@@ -91,11 +93,12 @@ class _Queries:
         self._latents = Unchanged() if rank is None else _QueryLatents(source, spec, rank, latent.norm, prefix)
         rows = _head_rows(prefix + spec.names.query, spec, share, self._head_dim)
         self._up = ColumnParallelLinear(source, rank or spec.hidden_size, [rows], bias=False)
+        self._rotate = new_rotation(source.kernels)
 
     def __call__(self, x_TE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         q_THD = self._up(self._latents(x_TE)).view(len(x_TE), -1, self._head_dim)
         rotated_THR = q_THD[..., self._plain_dim :]
-        rotate(rotated_THR, angles)
+        self._rotate(rotated_THR, angles)
         return q_THD[..., : self._plain_dim], rotated_THR
 
 
@@ -124,8 +127,3 @@ def _key_value_weights(
 
 def _head_rows(name: str, spec: DecoderSpec, share: HeadShare, width: int) -> Rows:
     return Rows(name, spec.num_heads * width, ((share.first_head * width, share.num_heads * width),))
-
-
-def _by_head(x_THI: Tensor, weight_HIO: Tensor) -> Tensor:
-    """Each head times a weight of its own."""
-    return torch.bmm(x_THI.transpose(0, 1), weight_HIO).transpose(0, 1)

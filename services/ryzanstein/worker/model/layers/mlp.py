@@ -6,6 +6,7 @@ Legend: T tokens, E hidden size, G columns of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -43,8 +44,8 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
 
 def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
     """activation(gate) * up, of rows that hold all gates and then all ups."""
-    if source.kernels is not None and spec.activation == "silu":
-        return source.kernels.silu_gate
+    if source.kernels is not None:
+        return partial(source.kernels.activate_gate, activation=spec.activation)
     activate = ACTIVATIONS[spec.activation]
 
     def gate(gate_up_TW: Tensor) -> Tensor:
@@ -52,6 +53,12 @@ def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tens
         return activate(gate_TG).mul_(up_TG)
 
     return gate
+
+
+def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+    if source.kernels is not None:
+        return partial(source.kernels.activate, activation=spec.activation)
+    return ACTIVATIONS[spec.activation]
 
 
 class GatedMLP:
@@ -84,7 +91,7 @@ class PlainMLP:
         self._down = RowParallelLinear(
             source, tp, prefix + names.down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._activate = ACTIVATIONS[spec.activation]
+        self._activate = _new_activation(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))

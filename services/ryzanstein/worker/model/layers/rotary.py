@@ -6,12 +6,17 @@ Legend: T tokens, H heads, R rotated numbers of a head, P = R / 2 pairs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.model.kernels.native import NativeKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,8 @@ class Angles:
 class Rotary:
     """Angles are computed once a step, for the step's positions; a table for a long context would not be small."""
 
-    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        self._interleaved = spec.interleaved
+    def __init__(self, spec: RotarySpec, device: torch.device, kernels: NativeKernels | None = None) -> None:
+        self._interleaved, self._kernels = spec.interleaved, kernels
         self._magnitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongScaling) else 1.0
         frequencies_P = inverse_frequencies(spec)
         # Repeated before it moves: on the meta device `repeat` imports sympy, a second of every start.
@@ -36,6 +41,9 @@ class Rotary:
 
     def angles(self, positions_T: Tensor, dtype: torch.dtype) -> Angles:
         """Cosine and signed sine of every token."""
+        if self._kernels is not None:
+            found = self._kernels.rotary_angles(positions_T, self._frequencies_R, self._interleaved, self._magnitude)
+            return Angles(*found, self._interleaved)
         angles_T1R = (positions_T.float().unsqueeze(1) * self._frequencies_R).unsqueeze(1)
         cos_T1R, sin_T1R = angles_T1R.cos(), angles_T1R.sin()
         if self._magnitude != 1:
@@ -43,6 +51,11 @@ class Rotary:
         negative = sin_T1R[..., ::2] if self._interleaved else sin_T1R[..., : sin_T1R.shape[-1] // 2]
         negative.neg_()
         return Angles(cos_T1R.to(dtype), sin_T1R.to(dtype), self._interleaved)
+
+
+def new_rotation(kernels: NativeKernels | None) -> Callable[[Tensor, Angles], None]:
+    """`rotate`, by kernels of our own where there are any."""
+    return rotate if kernels is None else kernels.rotate
 
 
 def rotate(x_THD: Tensor, angles: Angles) -> None:

@@ -5,17 +5,18 @@ Legend: T tokens, E hidden size, X experts, k experts of a token, Y groups of G 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, MoeSpec
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.products.floats import unpacked
 
-_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": torch.sigmoid}
+_SOFTMAX: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)
 _LEAST = 1e-20  # scores may all underflow
 
 
@@ -24,15 +25,17 @@ class Router:
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
         self._top_k, self._routing, names = moe.top_k, moe.routing, spec.names
-        self._weight_XE = source.new(moe.num_experts, spec.hidden_size).float()
-        source.read(f"{prefix}{names.router}.weight", (moe.num_experts, spec.hidden_size), self._weight_XE)
+        weight_XE = source.new(moe.num_experts, spec.hidden_size).float()
+        source.read(f"{prefix}{names.router}.weight", (moe.num_experts, spec.hidden_size), weight_XE)
+        self._product = unpacked(weight_XE, None, source.kernels)
+        self._scores = _SOFTMAX if moe.routing.scores == "softmax" else new_sigmoid(source.kernels)
         self._correction_X = source.new(moe.num_experts).float() if moe.routing.corrected else None
         if self._correction_X is not None:
             source.read(prefix + names.router_correction, (moe.num_experts,), self._correction_X)
 
     def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of each token's experts [T, k], in the dtype of x, and which experts these are."""
-        scores_TX = _SCORES[self._routing.scores](F.linear(x_TE.float(), self._weight_XE))
+        scores_TX = self._scores(self._product(x_TE.float()))
         chosen_Tk = self._rated(scores_TX).topk(self._top_k, dim=-1).indices
         weights_Tk = scores_TX.gather(1, chosen_Tk)
         if self._routing.normalized:
@@ -44,6 +47,11 @@ class Router:
         rated_TX = scores_TX if self._correction_X is None else scores_TX + self._correction_X
         groups = self._routing.groups
         return rated_TX if groups is None else _within_groups(rated_TX, groups)
+
+
+def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
+    """Of our own where there are kernels: torch's has other bits at the end of what a thread computes."""
+    return torch.sigmoid if kernels is None else partial(kernels.activate, activation="sigmoid")
 
 
 def _within_groups(rated_TX: Tensor, groups: GroupLimit) -> Tensor:

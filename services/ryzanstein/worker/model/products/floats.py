@@ -1,6 +1,6 @@
 """Products of float weights, in the layout that the CPU multiplies fastest with.
 
-Legend: T rows, I inputs, O outputs.
+Legend: T rows, I inputs, O outputs, H heads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernel
     oneDNN. A large one that is kept stays as it is, or it would be in memory twice.
     """
     if kept and not copies_kept(weight_OI):
-        return ByOutputs(weight_OI, bias_O)
+        return unpacked(weight_OI, bias_O, native)
     if native is not None:
         return Packed(weight_OI, bias_O, native, torch.float32)
     if weight_OI.nbytes < _COPIED_BYTES:
         return ByInputs(weight_OI, bias_O)
     return Blocked(weight_OI, bias_O) if _can_block(weight_OI) else ByOutputs(weight_OI, bias_O)
+
+
+def unpacked(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None) -> Product:
+    """A product with a weight as it lies."""
+    return ByOutputs(weight_OI, bias_O) if native is None else Unpacked(weight_OI, bias_O, native)
 
 
 def copies_kept(weight_OI: Tensor) -> bool:
@@ -52,6 +57,34 @@ class Packed:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs)
+
+
+class Unpacked:
+    """The weight as checkpoints have it, multiplied by our own kernels. A row's result does not depend on the other rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels) -> None:
+        self._weight_OI, self._bias_O, self._multiply = weight_OI, bias_O, native.float_product_unpacked
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._multiply(x_TI, self._weight_OI, self._bias_O)
+
+
+class ByHead:
+    """Each head times a weight of its own: [T, H, I] to [T, H, O]."""
+
+    def __init__(self, weight_HIO: Tensor, native: NativeKernels | None) -> None:
+        self._native, self._num_outputs = native, weight_HIO.shape[2]
+        if native is None:
+            self._weight_HIO = weight_HIO
+        else:
+            packed = [native.float_pack(weight_IO.t(), torch.float32) for weight_IO in weight_HIO]
+            self._weight_HIO = torch.stack(packed)
+
+    def __call__(self, x_THI: Tensor) -> Tensor:
+        x_HTI = x_THI.transpose(0, 1)
+        if self._native is None:
+            return torch.bmm(x_HTI, self._weight_HIO).transpose(0, 1)
+        return self._native.float_product_by_head(x_HTI, self._weight_HIO, self._num_outputs).transpose(0, 1)
 
 
 class ByInputs:
