@@ -118,6 +118,17 @@ async def test_text_is_whole_unicode_and_line_ends_do_not_break_an_event(http, c
     assert contents(events) == {0: text}
 
 
+@pytest.mark.parametrize("cut", range(1, 4))
+async def test_a_stream_with_log_probabilities_cut_anywhere_has_each_row_once(http, chat, face, cut):
+    events = await ask(http, chat("one two three", logprobs=True))
+    seen = events[:cut]
+    position = {"Last-Event-ID": seen[-1].event_id}
+    seen += parse((await http.get("/v1/generations/chatcmpl-g0/events", headers=position)).text)
+    rows = [row for event in seen[:-1] for row in (event.choice["logprobs"] or {}).get("content", [])]
+    assert [row["token"] for row in rows] == ["one ", "two ", "three"]
+    assert contents(seen) == {0: "one two three"}
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("cut", range(1, 9))
 async def test_a_stream_cut_anywhere_and_attached_again_is_the_whole(http, chat, face, cut, n):

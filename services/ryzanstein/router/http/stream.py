@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
+from ryzanstein.router.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.http.cursor import Cursor
 from ryzanstein.router.http.dialect import Dialect, usage_body
 from ryzanstein.router.http.failures import CLIENT_CLOSED_REQUEST, Failure, failure_from_error
@@ -37,7 +39,8 @@ class ChunkWriter:
     def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
         self._dialect = dialect
         self._cursor = cursor
-        self._offsets: dict[int, int] = {}
+        self._seen = cursor.from_index
+        self._alignments: defaultdict[int, Alignment] = defaultdict(Alignment)
         self._usage: dict[str, Any] | None = None
         self._include_usage = include_usage
         self._envelope = {
@@ -72,20 +75,33 @@ class ChunkWriter:
         return self._event({"choices": [opening]}) if opening is not None else b""
 
     def _delta(self, delta: Delta) -> bytes:
+        if delta.tokens[0].logprobs is not None:
+            return self._with_logprobs(delta)
         self._cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
-        text = delta.text
-        if not text and all(token.logprobs is None for token in delta.tokens):
+        return self._piece(delta.choice, delta.text, [])
+
+    def _with_logprobs(self, delta: Delta) -> bytes:
+        """Tokens that the reader has seen are taken for what they tell of later ones."""
+        alignment = self._alignments[delta.choice]
+        num_seen = max(0, self._seen.get(delta.choice, 0) - delta.first_index)
+        for token in delta.tokens[:num_seen]:
+            deque(alignment.push(token), maxlen=0)
+        tokens = delta.tokens[num_seen:]
+        if not tokens:
             return b""
-        offset = self._offsets.get(delta.choice, 0)
-        self._offsets[delta.choice] = offset + len(text)
-        return self._event({"choices": [self._dialect.delta(delta.choice, delta.tokens, offset)]})
+        self._cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
+        return self._piece(delta.choice, "".join(t.text for t in tokens), [row for t in tokens for row in alignment.push(t)])
+
+    def _piece(self, choice: int, text: str, rows: list[LogprobRow]) -> bytes:
+        return self._event({"choices": [self._dialect.delta(choice, text, rows)]}) if text or rows else b""
 
     def _ending(self, finished: Finished) -> bytes:
         self._usage = usage_body(finished.usage)
         if self._cursor.ended(finished.choice):
             return b""
         self._cursor.end(finished.choice)
-        return self._event({"choices": [self._dialect.ending(finished.choice, finished.reason)]})
+        rows = list(self._alignments.pop(finished.choice, Alignment()).end())
+        return self._event({"choices": [self._dialect.ending(finished.choice, finished.reason, rows)]})
 
     def _event(self, fields: dict[str, Any]) -> bytes:
         data = json.dumps(self._envelope | fields, separators=(",", ":"))

@@ -24,13 +24,20 @@ class ChoiceText:
     """Follows one choice."""
 
     def __init__(self, model: TextModel, stop: Sequence[str] = ()) -> None:
+        self._model = model
         self._detokenizer = model.detokenizer()
+        self._at_start = True
         self._scanner = StopScanner(stop)
 
     def push(self, token_id: int) -> ChoiceOutput:
         """Takes the next token. After a stop string there is no more text."""
+        self._at_start = self._at_start and self._model.is_skipped(token_id)
         text = self._detokenizer.push(token_id)
         return ChoiceOutput(self._scanner.push(text) if text else "", self._scanner.stopped)
+
+    def next_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text as it is generated, stop strings included, if it is the next."""
+        return self._model.text_bytes(token_id, first=self._at_start)
 
     def flush(self) -> str:
         """The last token has been pushed: returns all that was held back, up to a stop string if one is in it."""

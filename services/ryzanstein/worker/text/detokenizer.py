@@ -49,9 +49,11 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: str, path: Path) -> None:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
+        self._piece_bytes: dict[tuple[int, bool], bytes] = {}
         self._added = dict(tokenizer.get_added_tokens_decoder())
         kinds = _decoder_kinds(json.loads(tokenizer_json).get("decoder"), path)
         self.is_byte_level = kinds == _BYTE_LEVEL
+        self._has_byte_tokens = "ByteFallback" in kinds
         if not self.is_byte_level and kinds not in _PIECE_WISE:
             raise model_invalid(path, f"decoder {' + '.join(kinds)} is not supported")
 
@@ -80,6 +82,23 @@ class Vocabulary:
             known = b"" if self.is_skipped(token_id) else _from_byte_level(self.token(token_id))
             self._bytes[token_id] = known
         return known
+
+    def text_bytes(self, token_id: int, *, first: bool) -> bytes:
+        """What a token adds to the text. `first`: none but skipped ones are before it; there a piece may lose its space."""
+        if self.is_byte_level:
+            return self.bytes_of(token_id)
+        key = token_id, first
+        known = self._piece_bytes.get(key)
+        if known is None:
+            known = self._piece_bytes[key] = b"" if self.is_skipped(token_id) else self._decoded(token_id, first)
+        return known
+
+    def _decoded(self, token_id: int, first: bool) -> bytes:
+        """As the decoder says: of a piece that is not the first what it adds to itself."""
+        alone = self.decode([token_id])
+        if self._has_byte_tokens and self.is_byte(token_id) and (alone or not first):
+            return bytes([int(self.token(token_id)[3:5], 16)])
+        return (alone if first else self.decode([token_id, token_id])[len(alone) :]).encode()
 
     def text(self, token_id: int) -> str:
         """A token by itself, special ones by name."""

@@ -78,6 +78,14 @@ class TextModel:
         """One token by itself, special ones included; U+FFFD where it is only a part of a character."""
         return self._vocabulary.text(token_id)
 
+    def text_bytes(self, token_id: int, *, first: bool) -> bytes:
+        """What the token adds to a text: a part of a character for some, nothing for special ones. `first` in the text."""
+        return self._vocabulary.text_bytes(token_id, first=first)
+
+    def is_skipped(self, token_id: int) -> bool:
+        """Whether it adds nothing to any text: special tokens and the vocabulary's padding."""
+        return self._vocabulary.is_skipped(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A new one for one choice."""
         return self._vocabulary.detokenizer()

@@ -1,0 +1,88 @@
+"""Log probabilities beside the text that they belong to: together the rows of a choice are its text, byte for byte.
+
+What a token adds to the text can be withheld because it may begin a stop string, or because a character is incomplete. Its row
+waits for that. Where a stop string ended the answer, the row of the token in which that begins is cut, and later ones go.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ryzanstein.generation import Token, TokenLogprobs
+
+_State = tuple[bytes, int]
+
+
+class LogprobRow(NamedTuple):
+    """`kept` are the token's bytes that are in the text, from its character `offset` on; `text` is the token, cut likewise."""
+
+    logprobs: TokenLogprobs
+    text: str
+    kept: bytes
+    offset: int
+
+
+class _Held(NamedTuple):
+    """A row whose token's last character, perhaps incomplete, ends before character `end`. `before`: the decoder's state."""
+
+    token: Token
+    own: bytes
+    before: _State
+    begin: int
+    end: int
+
+
+class Alignment:
+    """Follows one choice from its first token. Counts in characters, because bytes that are no UTF-8 are others in the text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held: deque[_Held] = deque()
+        self._decoded = 0
+        self._certain = 0
+
+    def push(self, token: Token) -> Iterator[LogprobRow]:
+        """The rows that became certain with a token: its own, or earlier ones, or none."""
+        self._certain += len(token.text)
+        if token.logprobs is not None:
+            self._hold(token, token.logprobs)
+        while self._held and self._held[0].end <= self._certain:
+            yield _whole(self._held.popleft())
+
+    def end(self) -> Iterator[LogprobRow]:
+        """No token comes any more."""
+        for held in self._held:
+            if held.begin < self._certain:
+                yield self._cut(held)
+        self._held.clear()
+
+    def _hold(self, token: Token, logprobs: TokenLogprobs) -> None:
+        own = token.text.encode("utf-8", "replace") if logprobs.token_bytes is None else logprobs.token_bytes
+        before, begin = self._decoder.getstate(), self._decoded
+        self._decoded += len(self._decoder.decode(own))
+        is_open = bool(self._decoder.getstate()[0])
+        self._held.append(_Held(token, own, before, begin, self._decoded + is_open))
+
+    def _cut(self, held: _Held) -> LogprobRow:
+        """The fewest bytes that have the token's characters of the text."""
+        kept = next(held.own[:n] for n in range(len(held.own) + 1) if self._reaches(held, n))
+        return LogprobRow(_logprobs(held), kept.decode("utf-8", "replace"), kept, held.begin)
+
+    def _reaches(self, held: _Held, num_bytes: int) -> bool:
+        if num_bytes == len(held.own):
+            return True
+        self._decoder.setstate(held.before)
+        return held.begin + len(self._decoder.decode(held.own[:num_bytes])) >= self._certain
+
+
+def _whole(held: _Held) -> LogprobRow:
+    logprobs = _logprobs(held)
+    return LogprobRow(logprobs, held.token.text if logprobs.text is None else logprobs.text, held.own, held.begin)
+
+
+def _logprobs(held: _Held) -> TokenLogprobs:
+    assert held.token.logprobs is not None
+    return held.token.logprobs
