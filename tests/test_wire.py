@@ -27,6 +27,7 @@ from ryzanstein.generation import (
     Token,
     TokenLogprobs,
     TokenPrompt,
+    TopLogprob,
     Usage,
 )
 from ryzanstein.v1 import inference_pb2 as inference
@@ -133,7 +134,7 @@ def test_a_node_survives_the_wire(node: Node) -> None:
 
 
 def test_a_beat_and_a_deployment_survive_the_wire() -> None:
-    beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died")
+    beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died", profiling=True)
     deployment = Deployment("demo", "/models/demo", 2)
     assert wire.beat_from_wire(wire.beat_to_wire(beat)) == beat
     assert wire.deployment_from_wire(wire.deployment_to_wire(deployment)) == deployment
@@ -179,11 +180,15 @@ def test_an_empty_completion_prompt_is_refused(request_: inference.CompleteReque
 
 
 def test_events_carry_indices_text_logprobs_and_usage_to_the_client() -> None:
-    tokens = (Token(5, "he", TokenLogprobs(-0.5, ((5, "he", -0.5),))), Token(6, "y", TokenLogprobs(-1.0)))
+    tokens = (
+        Token(5, "he", TokenLogprobs(-0.5, (TopLogprob(5, "he", -0.5, b"h\xc3"),), "he", b"")),
+        Token(6, "y", TokenLogprobs(-1.0)),
+    )
     delta = wire.event_to_wire(Delta(1, 4, tokens, "node-0")).delta
     assert (delta.choice, delta.first_index, list(delta.token_ids), delta.text) == (1, 4, [5, 6], "hey")
     assert [logprob.logprob for logprob in delta.logprobs] == [-0.5, -1.0]
     assert delta.logprobs[0].top[0].text == "he"
+    assert [wire.logprobs_from_wire(logprobs) for logprobs in delta.logprobs] == [token.logprobs for token in tokens]
     started = wire.event_to_wire(Started("g", "m", "node-0", 9)).started
     assert (started.generation_id, started.prompt_tokens) == ("g", 9)
     finished = wire.event_to_wire(Finished(1, FinishReason.LENGTH, Usage(9, 2, 8))).finished

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+
+from ryzanstein.open_enum import OpenEnum
 
 
-class NodeState(IntEnum):
-    """What a node does; numbers as in worker.proto."""
+class NodeState(OpenEnum):
+    """What a node does; numbers as in worker.proto. Only READY takes new work; UNSPECIFIED is a state that a newer node is in
+    and this process has no name for: what runs there goes on, nothing new is sent there."""
 
     UNSPECIFIED = 0
     STARTING = 1
@@ -31,7 +33,7 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Beat:
     """How a node is at one moment. `step` counts engine steps: with work pending it must move. `time` is the node's own
-    clock, Unix seconds; 0: it did not say."""
+    clock, Unix seconds; 0: it did not say. `profiling`: a rank's profiler begins or writes, for which all may stand still."""
 
     sequence: int = 0
     state: NodeState = NodeState.STARTING
@@ -41,6 +43,7 @@ class Beat:
     step: int = 0
     reason: str = ""
     time: float = 0.0
+    profiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

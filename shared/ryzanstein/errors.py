@@ -14,6 +14,7 @@ DOMAIN = "ryzanstein.v1"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
+CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
 
 
 class Code(IntEnum):
@@ -80,7 +81,7 @@ def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -
     return RyzansteinError(
         f"prompt of {prompt_tokens} tokens and max_tokens {max_tokens} exceed the model's context of {context_length} tokens",
         Code.INVALID_ARGUMENT,
-        "CONTEXT_TOO_LONG",
+        CONTEXT_TOO_LONG,
         {
             "prompt_tokens": str(prompt_tokens),
             "max_tokens": str(max_tokens),
@@ -155,13 +156,25 @@ def draining(node_id: str) -> RyzansteinError:
     return RyzansteinError(f"node {node_id} drains", Code.UNAVAILABLE, "DRAINING", {"node_id": node_id}, retry_after_s=1.0)
 
 
-def no_nodes(model: str, why: str) -> RyzansteinError:
+def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
+    """`cause`: how the last attempt of a begun generation ended."""
     return RyzansteinError(
         f"no ready node serves {model!r}: {why}",
         Code.UNAVAILABLE,
         "NO_NODES",
-        {"model": model},
+        {"model": model, "cause": cause} if cause else {"model": model},
         retry_after_s=1.0,
+    )
+
+
+def attempts_exhausted(attempts: int, cause: str, reason: str = "") -> RyzansteinError:
+    """So many nodes in a row failed while they ran this request, without a new token: it may be what they fail of, so nothing
+    asks to send it again. `reason`: of the last node's own error, if it told one."""
+    return RyzansteinError(
+        f"{attempts} attempts in a row failed without a new token, the last one by {reason or cause}",
+        Code.INTERNAL,
+        "ATTEMPTS_EXHAUSTED",
+        {"attempts": str(attempts), "cause": cause, **({"reason": reason} if reason else {})},
     )
 
 

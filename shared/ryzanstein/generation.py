@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 from ryzanstein import errors
+from ryzanstein.open_enum import OpenEnum
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -157,12 +158,22 @@ def valid_tenant(given: str, user: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestKey:
+    """By which a request that is sent again is known. `name`: a digest of tenant and key; `body`: of the request as it was
+    sent."""
+
+    name: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """What a client asked for, as the faces hand it to the router's core and the router to a node.
 
     `deadline` is Unix time in seconds by `clock.unix_s`, None: the client waits for ever. Among requests of one `priority`
     tenants share fairly; "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the
-    session's turn before, as the session store remembers it: a hint where its KV cache is.
+    session's turn before, as the session store remembers it: a hint where its KV cache is. `request_id` traces one call; `key`
+    stays the same when a client sends the request again.
     """
 
     model: str
@@ -176,6 +187,7 @@ class GenerationRequest:
     request_id: str = ""
     traceparent: str = ""
     last_node: str = ""
+    key: RequestKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +210,37 @@ class Attempt:
     let_in: bool = False
 
 
-class FinishReason(IntEnum):
-    """Why a choice ended; numbers as in inference.proto."""
+class FinishReason(OpenEnum):
+    """Why a choice ended; numbers as in inference.proto. UNSPECIFIED: for a reason that only a newer node has a name for."""
 
+    UNSPECIFIED = 0
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
 
 
+class TopLogprob(NamedTuple):
+    """One of the likeliest tokens; `text` and `token_bytes` as in `TokenLogprobs`."""
+
+    token_id: int
+    text: str
+    logprob: float
+    token_bytes: bytes | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of a token and of the likeliest ones (token id, text, logprob), likeliest first."""
+    """Natural log probabilities of a token and of the likeliest ones, likeliest first.
+
+    `text` is the token by itself, a special one by its name. `token_bytes` is what it adds to the text: a part of a character
+    for some, nothing for special ones. All tokens' bytes together are the text before a stop string cut it. None: the node is
+    of a version that does not say.
+    """
 
     logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()
+    top: tuple[TopLogprob, ...] = ()
+    text: str | None = None
+    token_bytes: bytes | None = None
 
 
 class Token(NamedTuple):

@@ -1,12 +1,14 @@
 """Domain values to and from `ryzanstein.v1`. The only module that knows both.
 
-`*_from_wire` raise INVALID_ARGUMENT naming the field; `*_to_wire` cannot fail.
+`*_from_wire` raise INVALID_ARGUMENT naming the field; `*_to_wire` cannot fail. Enums are open: a number that only a newer peer
+knows is UNSPECIFIED, and refused only where UNSPECIFIED is: the role of a client's message.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -31,6 +33,7 @@ from ryzanstein.generation import (
     Token,
     TokenLogprobs,
     TokenPrompt,
+    TopLogprob,
     Usage,
     valid_priority,
 )
@@ -141,12 +144,24 @@ def usage_to_wire(usage: Usage) -> inference.Usage:
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
     return inference.TokenLogprobs(
         logprob=logprobs.logprob,
-        top=[inference.TokenLogprob(token_id=i, text=text, logprob=value) for i, text, value in logprobs.top],
+        top=[
+            inference.TokenLogprob(token_id=top.token_id, text=top.text, logprob=top.logprob, bytes=top.token_bytes)
+            for top in logprobs.top
+        ],
+        text=logprobs.text,
+        bytes=logprobs.token_bytes,
     )
 
 
 def logprobs_from_wire(wire: inference.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(wire.logprob, tuple((top.token_id, top.text, top.logprob) for top in wire.top))
+    return TokenLogprobs(
+        wire.logprob,
+        tuple(
+            TopLogprob(top.token_id, top.text, top.logprob, top.bytes if top.HasField("bytes") else None) for top in wire.top
+        ),
+        wire.text if wire.HasField("text") else None,
+        wire.bytes if wire.HasField("bytes") else None,
+    )
 
 
 def token_logprobs_to_wire(tokens: Iterable[Token]) -> list[inference.TokenLogprobs]:
@@ -298,20 +313,17 @@ def timestamp(unix_s: float) -> Timestamp:
     return stamp
 
 
+def unix_s(stamp: Timestamp) -> float:
+    """Of any stamp, also one that no calendar has: a peer's odd clock ends nothing here."""
+    return (stamp.seconds * 10**9 + stamp.nanos) / 1e9
+
+
 def load_to_wire(load: Load) -> worker.Load:
     return worker.Load(**{name: getattr(load, name) for name in Load.__dataclass_fields__})
 
 
 def load_from_wire(wire: worker.Load) -> Load:
     return Load(wire.running, wire.waiting, wire.capacity, wire.kv_blocks_used, wire.kv_blocks_total)
-
-
-def _state_from_wire(number: int, field: str) -> NodeState:
-    """Open enums carry any number; one that is not ours comes from a newer peer or a broken one."""
-    try:
-        return NodeState(number)
-    except ValueError:
-        raise errors.invalid(field, "must be a NodeState", number) from None
 
 
 def beat_to_wire(beat: Beat) -> worker.Beat:
@@ -324,19 +336,21 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         step=beat.step,
         reason=beat.reason,
         time=timestamp(beat.time),
+        profiling=beat.profiling,
     )
 
 
 def beat_from_wire(wire: worker.Beat) -> Beat:
     return Beat(
         wire.sequence,
-        _state_from_wire(wire.state, "beat.state"),
+        NodeState(wire.state),
         wire.model,
         wire.context_length,
         load_from_wire(wire.load),
         wire.step,
         wire.reason,
-        wire.time.ToNanoseconds() / 1e9,
+        unix_s(wire.time),
+        wire.profiling,
     )
 
 
@@ -362,13 +376,13 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         address=wire.address,
         incarnation=wire.incarnation,
         tp=wire.tp,
-        state=_state_from_wire(wire.state, "node.state"),
+        state=NodeState(wire.state),
         model=wire.model,
         context_length=wire.context_length,
         load=load_from_wire(wire.load),
         drain_requested=wire.drain_requested,
-        join_time=wire.join_time.ToNanoseconds() / 1e9,
-        beat_time=wire.beat_time.ToNanoseconds() / 1e9,
+        join_time=unix_s(wire.join_time),
+        beat_time=unix_s(wire.beat_time),
     )
 
 
@@ -378,3 +392,9 @@ def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:
 
 def deployment_from_wire(wire: orchestrator.Deployment) -> Deployment:
     return Deployment(wire.model, wire.path, wire.replicas)
+
+
+def enum_name(enum: Any, number: int) -> str:
+    """A value's name for people, in small letters and without its enum's prefix; that of a newer peer's is `unspecified`."""
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    return str(enum.Name(number if number in enum.values() else 0)).removeprefix(prefix).lower()

@@ -27,7 +27,7 @@ _SERVICE_CONFIG = json.dumps(
     }
 )
 
-_OPTIONS = (
+CLIENT_OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -47,4 +47,4 @@ def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
     retry: tuple[tuple[str, str | int], ...] = (
         (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
     )
-    return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *retry))
+    return grpc.aio.insecure_channel(address, options=(*CLIENT_OPTIONS, *retry))

@@ -19,28 +19,36 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
 STARTUP = "startup"
 
-# A server that does not permit its clients' pings answers them with GOAWAY and kills every request on the channel.
-_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.so_reuseport", 0),
-)
+# How often a client may ping, with or without calls: see docs/operations.md. What is permitted is twice as often, so that a
+# ping that came late does not make the next one early.
+CLIENTS_PING_S = 10.0
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def server_options(clients_ping_s: float = CLIENTS_PING_S) -> tuple[tuple[str, int], ...]:
+    """Who pings more often than permitted gets GOAWAY, which kills every request on its channel; gRPC's own default permits a
+    ping in 5 minutes. A name that gRPC does not know is ignored without a word."""
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(500 * clients_ping_s)),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.so_reuseport", 0),
+    )
+
+
 class RpcServer:
     """A grpc.aio server with health, reflection and the error interceptor.
 
-    Add servicers to `.server` before `start`. `port` is the bound one afterwards (useful with port 0).
+    Add servicers to `.server` before `start`. `port` is the bound one afterwards (useful with port 0). `clients_ping_s`: how
+    often a client may ping.
     """
 
-    def __init__(self, host: str, port: int, service_names: Sequence[str]) -> None:
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    def __init__(self, host: str, port: int, service_names: Sequence[str], *, clients_ping_s: float = CLIENTS_PING_S) -> None:
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(clients_ping_s))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)

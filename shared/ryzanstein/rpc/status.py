@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ryzanstein.errors import DOMAIN, Code, FieldViolation, RyzansteinError
@@ -45,16 +45,28 @@ def _packed(message: Message) -> any_pb2.Any:
 
 def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
     """The error that a server meant, read back from a failed call. Unknown ones keep code and message."""
-    status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    try:
+        status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    except ValueError:  # the details speak of another failure: somebody between changed the status
+        status = None
     if status is None:
         code: Any = failure.code()
-        return RyzansteinError(str(failure.details() or code.name), Code(code.value[0]), code.name)
+        return RyzansteinError(str(failure.details() or code.name), _code(code.value[0]), code.name)
     return error_from_status(status)
+
+
+def _code(number: int) -> Code:
+    """One that is none of ours is UNKNOWN."""
+    try:
+        return Code(number)
+    except ValueError:
+        return Code.UNKNOWN
 
 
 def error_from_status(status: status_pb2.Status) -> RyzansteinError:
     """What `status_from_error` was given."""
-    error = RyzansteinError(status.message, Code(status.code), code_pb2.Code.Name(status.code))
+    code = _code(status.code)
+    error = RyzansteinError(status.message, code, code.name)
     for detail in status.details:
         _read_detail(detail, error)
     return error

@@ -1,0 +1,150 @@
+"""A clock that stands still while this process does: whoever judges others by their silence reads it.
+
+A process that was stopped, paused by its host or held up by one long callback cannot have heard anybody. What the others said
+meanwhile waits in its sockets, so their silence is measured in time in which this process ran: lateness of more than a beat is
+not counted, and after a long pause neither is the time in which the sockets are read. One for each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+TICK_S = 0.05
+"""How often the clock looks whether its loop is on time: a beat of a node that works. That late is still on time."""
+PAUSE_S = 0.25
+"""A loop that is later than this stood still. Less is a busy machine, which has no backlog to read."""
+_CATCH_UP_S = 0.5  # until what waited has been read, if the loop is on time meanwhile
+_LONGEST_CATCH_UP_S = 2.0  # a loop that stays late must not keep its clock still for ever
+_LATELY_S = 2.0  # an end that is noticed so soon after a pause may have come during it
+_GIVEN_UP_S = 1.0  # nobody gives a peer up that was silent for less
+_MAX_SLEEPS = 256
+_LEAST_DELAY_S = 0.001
+_Result = TypeVar("_Result")
+
+
+class AwakeClock:
+    """Ticks from its creation, in a running loop, until `close`.
+
+    `on_lag` is told at each tick how late the loop is, `on_pause` of each pause, when it is over. Neither may block or raise.
+    """
+
+    def __init__(
+        self, on_lag: Callable[[float], object] = lambda late_s: None, on_pause: Callable[[float], object] = lambda late_s: None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_lag = on_lag
+        self._on_pause = on_pause
+        self.pauses = 0
+        """How often it stood still, so that each judge can see for itself that it did."""
+        self._slept_s = 0.0
+        self._sleeps: deque[tuple[float, float]] = deque(maxlen=_MAX_SLEEPS)
+        self._held_at: float | None = None
+        self._held_since = self._held_until = self._held_at_most_until = 0.0
+        self._paused_at = float("-inf")
+        self._arm(time.monotonic())
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def now(self) -> float:
+        """Seconds that this process ran. Never goes back; differs from `time.monotonic` by the time that it slept."""
+        if self._held_at is not None:
+            return self._held_at
+        return min(time.monotonic(), self._due + TICK_S) - self._slept_s
+
+    def slept_since(self, moment: float) -> float:
+        """How many of the seconds since this moment of `time.monotonic` do not count."""
+        now = time.monotonic()
+        stands_since = self._held_since if self._held_at is not None else self._due + TICK_S
+        slept_s = max(0.0, now - max(moment, stands_since))
+        for ended_at, of_it_s in reversed(self._sleeps):
+            if ended_at <= moment:
+                break
+            slept_s += min(of_it_s, ended_at - moment)
+        return slept_s
+
+    @property
+    def lately_paused(self) -> bool:
+        """It stood still until a moment ago, for so long that others may have given it up: what looks like their end may be a
+        consequence of that."""
+        now = time.monotonic()
+        return now - self._paused_at < _LATELY_S or now - self._due > _GIVEN_UP_S
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> AwakeTimer:
+        """Like the loop's, at a time of this clock. Never calls before this clock says so."""
+        return AwakeTimer(self, when, lambda: callback(*args))
+
+    async def within(self, limit_s: float, answer: Awaitable[_Result]) -> _Result:
+        """The answer. TimeoutError when it did not come within so many seconds of this clock."""
+        waiting, until = asyncio.ensure_future(answer), self.now() + limit_s
+        try:
+            while not (await asyncio.wait({waiting}, timeout=max(until - self.now(), _LEAST_DELAY_S)))[0]:
+                if self.now() >= until:
+                    raise TimeoutError
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    def _arm(self, now: float) -> None:
+        self._due = now + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        late_s = max(0.0, now - self._due)
+        self._on_lag(late_s)
+        if self._held_at is not None:
+            self._catch_up(now, late_s)
+        elif late_s >= PAUSE_S:
+            self._hold(now, late_s)
+        elif late_s > TICK_S:
+            self._sleep(now, late_s - TICK_S)
+        self._arm(now)
+
+    def _hold(self, now: float, late_s: float) -> None:
+        self.pauses += 1
+        self._held_at = self.now()
+        self._held_since = self._due + TICK_S
+        self._held_until = now + min(late_s, _CATCH_UP_S)
+        self._held_at_most_until = now + _LONGEST_CATCH_UP_S
+        if late_s > _GIVEN_UP_S:
+            self._paused_at = now
+        self._on_pause(late_s)
+
+    def _catch_up(self, now: float, late_s: float) -> None:
+        if late_s > TICK_S:
+            self._held_until = min(now + _CATCH_UP_S, self._held_at_most_until)
+        if now >= self._held_until:
+            self._held_at = None
+            self._sleep(now, now - self._held_since)
+
+    def _sleep(self, now: float, slept_s: float) -> None:
+        self._slept_s += slept_s
+        self._sleeps.append((now, slept_s))
+
+
+class AwakeTimer:
+    """One call at a time of an AwakeClock."""
+
+    def __init__(self, clock: AwakeClock, when: float, callback: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock
+        self._callback = callback
+        self.when = when
+        self._arm()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _arm(self) -> None:
+        self._handle = self._loop.call_later(max(self.when - self._clock.now(), _LEAST_DELAY_S), self._fire)
+
+    def _fire(self) -> None:
+        if self._clock.now() < self.when:
+            self._arm()
+        else:
+            self._callback()

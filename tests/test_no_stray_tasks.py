@@ -1,0 +1,44 @@
+"""Tasks are started in one place: one that is started elsewhere can end without anybody noticing."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = [
+    ROOT / "shared/ryzanstein",
+    *(ROOT / "services/ryzanstein" / name for name in ("router", "orchestrator", "worker", "cli")),
+]
+STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe"}
+
+# How many a module may start by itself, and why nobody can miss their ends.
+ALLOWED = {
+    "shared/ryzanstein/awake.py": (1, "ends with the call, which raises what it ended with"),
+    "shared/ryzanstein/background.py": (3, "the one place; the two futures of `until` are looked at there"),
+    "services/ryzanstein/router/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
+    "services/ryzanstein/router/http/presence.py": (2, "both end with the call, which raises what the work raised"),
+    "services/ryzanstein/router/http/server.py": (1, "`start` and `live` raise what it ended with"),
+    "services/ryzanstein/router/journal/peers.py": (1, "ends with the call, which raises what it ended with"),
+    "services/ryzanstein/worker/ranks/group.py": (1, "its end is the group's, see `_on_unwatched`"),
+    "services/ryzanstein/worker/ranks/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
+}
+
+
+def _modules() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from (path for path in folder.rglob("*.py") if not {"benchmarks", "v1"} & set(path.relative_to(ROOT).parts))
+
+
+def _starts(path: Path) -> int:
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    names = (call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls)
+    return sum(name in STARTS for name in names)
+
+
+def test_no_module_starts_a_task_whose_end_could_be_missed() -> None:
+    """Use `Background.supervise` or `Background.once` of `ryzanstein.background`."""
+    found = Counter({str(path.relative_to(ROOT)): _starts(path) for path in _modules()})
+    assert {path: count for path, count in found.items() if count} == {path: count for path, (count, _) in ALLOWED.items()}
