@@ -64,6 +64,20 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
     assert rest.tokens() == stream.tokens()[:8]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_is_stopped_while_idle_is_replaced_before_a_request_needs_it(lossy, attempt, rank):
+    link, stub, _ = lossy
+    await link.run(attempt())
+    before = await stub.GetStatus(pb.GetStatusRequest())
+    beats = len(link.beats)
+    os.kill(before.ranks[rank].pid, signal.SIGSTOP)
+    await ready_again(link, beats)
+    after = await stub.GetStatus(pb.GetStatusRequest())
+    loss = after.recent_losses[-1]
+    assert (after.rank_restarts, loss.rank, loss.cause) == (before.rank_restarts + 1, rank, "RANK_STALLED")
+    assert not (await link.run(attempt())).failed
+
+
 async def test_a_frozen_agent_is_silent_and_its_ranks_survive_it(link, node, stub, attempt):
     """Silence is what the failure detector goes by; time that the agent lost is not held against the ranks."""
     restarts = (await stub.GetStatus(pb.GetStatusRequest())).rank_restarts

@@ -118,6 +118,45 @@ async def test_prompt_tokens_are_counted_as_a_generation_counts_them(stub, link,
     assert unknown.reason == "MODEL_NOT_FOUND"
 
 
+def operators(response: pb.ProfileResponse) -> set[str]:
+    """Of torch, that a trace has."""
+    names = {event.get("name", "") for event in json.loads(response.chrome_trace)["traceEvents"]}
+    return {name for name in names if name.startswith("aten::")}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_profile_that_is_given_up_half_way_leaves_nothing_to_the_next(stub, link, attempt, rank):
+    """The next is of the other rank, and of fewer steps: a trace of the first would come too early and be too long."""
+    handle = await link.submit(attempt(max_tokens=1900, ignore_eos=True))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Profile(pb.ProfileRequest(rank=rank, steps=100), timeout=0.2)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    pids = [status.pid for status in (await stub.GetStatus(pb.GetStatusRequest())).ranks]
+    for other in (1 - rank, rank):
+        trace = json.loads((await stub.Profile(pb.ProfileRequest(rank=other, steps=2), timeout=60)).chrome_trace)
+        computed = [event for event in trace["traceEvents"] if event.get("name", "").startswith("aten::")]
+        assert {event["pid"] for event in computed} == {pids[other]}
+        forwards = [event for event in computed if event["name"] == "aten::embedding"]
+        assert len(forwards) <= 4
+    await link.cancel(handle)
+
+
+async def test_of_two_profiles_at_once_one_is_refused(stub, link, attempt):
+    both = [asyncio.ensure_future(stub.Profile(pb.ProfileRequest(rank=rank, steps=3), timeout=60)) for rank in (0, 1)]
+    (second,), (first,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert (await refused(second)).reason == "PROFILE_RUNS"
+    await link.run(attempt(max_tokens=8, ignore_eos=True))
+    assert operators(await first)
+
+
+async def test_a_profile_that_was_asked_for_while_idle_records_the_work_that_comes(stub, link, attempt):
+    asked = asyncio.ensure_future(stub.Profile(pb.ProfileRequest(rank=1, steps=3), timeout=60))
+    await asyncio.sleep(0.3)
+    assert not asked.done()
+    await link.run(attempt(max_tokens=8, ignore_eos=True))
+    assert operators(await asked)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_profile_is_a_chrome_trace_of_the_ranks_steps(stub, link, attempt, rank):
     handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))

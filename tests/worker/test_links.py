@@ -5,7 +5,7 @@ import pytest
 from ryzanstein import errors
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Token, TokenLogprobs
+from ryzanstein.generation import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.worker.links import LinkBounds, RouterLink
 
 
@@ -42,7 +42,7 @@ async def test_nothing_is_sent_twice(link):
 
 async def test_log_probabilities_name_their_row(link):
     link.add_row(1, 0, 0, Token(1, "a"))
-    link.add_row(2, 0, 0, Token(2, "b", TokenLogprobs(-0.5, ((2, "b", -0.5), (3, "c", -1.5)))))
+    link.add_row(2, 0, 0, Token(2, "b", TokenLogprobs(-0.5, (TopLogprob(2, "b", -0.5), TopLogprob(3, "c", -1.5)))))
     output = (await next_frame(link.frames())).output
     assert list(output.logprob_row) == [1]
     assert [top.token_id for top in output.logprobs[0].top] == [2, 3]

@@ -156,7 +156,21 @@ async def test_log_probabilities_have_their_tokens_texts(world):
     (token_id,) = world.ids("Hello")[:1]
     world.running.on_step(step([(1, 0, token_id)], logprobs={0: (-0.25, [(token_id, -0.25)])}))
     (row,) = (await world.frame()).logprobs
-    assert (row.logprob, row.top[0].text) == (-0.25, world.model.token_text(token_id))
+    text = world.model.token_text(token_id)
+    assert (row.logprob, row.text, row.top[0].text) == (-0.25, text, text)
+    assert row.bytes == row.top[0].bytes == text.encode()
+
+
+async def test_a_token_that_is_part_of_a_character_and_a_special_one_have_their_own_bytes(world):
+    world.open(logprobs=1)
+    eos = next(iter(world.model.eos_token_ids))
+    parts = world.ids("\u00e4")
+    assert len(parts) == 2, "the demo model has no token of its own for it"
+    for token_id in (*parts, eos):
+        world.running.on_step(step([(1, 0, token_id)], logprobs={0: (-0.25, [(token_id, -0.25)])}))
+    rows = (await world.frame()).logprobs
+    assert [row.bytes for row in rows] == [row.top[0].bytes for row in rows] == [b"\xc3", b"\xa4", b""]
+    assert rows[2].text == world.model.token_text(eos) != ""
 
 
 async def test_a_router_that_does_not_read_loses_its_link_and_the_engine_goes_on(world):

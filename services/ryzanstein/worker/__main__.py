@@ -6,10 +6,10 @@ settings.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 
 import structlog
 import uvloop
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
+from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.rpc.server import RpcServer, terminated
@@ -58,32 +59,35 @@ async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry,
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            await _live(tasks, node, operations, telemetry, rpc)
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        await _live(node, operations, telemetry, rpc)
     finally:
         node.close_links()
         await rpc.stop(_LAST_FRAMES_S)
+        await telemetry.background.close()
     log.info("stopped")
 
 
-async def _live(tasks: asyncio.TaskGroup, node: Node, operations: Operations, telemetry: Telemetry, rpc: RpcServer) -> None:
+async def _live(node: Node, operations: Operations, telemetry: Telemetry, rpc: RpcServer) -> None:
     """Until SIGTERM or SIGINT and the drain after it: routers and orchestrator hear beats to the end."""
-    settings = node.settings
+    settings, background = node.settings, telemetry.background
+    background.watch_loop()
     model = _model(settings)
-    background = [tasks.create_task(node.run(rpc))]
+    tasks = [background.supervise("beats", partial(node.run, rpc), STOP)]
     if model is not None:
-        background.append(tasks.create_task(operations.load(model)))
+        tasks.append(background.supervise("first_model", partial(operations.load_first, model), STOP, finite=True))
     membership = Membership(settings.orchestrator, operations, telemetry) if settings.orchestrator else None
     if membership is not None:
-        background.append(tasks.create_task(membership.run()))
-    await terminated()
-    await operations.drain(settings.drain_grace_s, "the node stops")
-    for task in background:
+        tasks.append(background.supervise("membership", membership.run))
+    await background.until(_drained(operations, settings.drain_grace_s))
+    for task in tasks:
         task.cancel()
     if membership is not None:
         await membership.leave()
+
+
+async def _drained(operations: Operations, grace_s: float) -> None:
+    await terminated()
+    await operations.drain(grace_s, "the node stops")
 
 
 def _model(settings: WorkerSettings) -> ModelChoice | None:

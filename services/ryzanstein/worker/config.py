@@ -64,8 +64,9 @@ class WorkerSettings(ServiceSettings):
     stall_min_s: float = Field(2.0, gt=0, description="pending work that does not move for so long is a stall ...")
     stall_factor: float = Field(10.0, ge=1, description="... or for so many times the p99 step, whichever is longer")
     slow_factor: float = Field(4.0, gt=1, description="a rank that computes so many times as long as its peers is slow")
-    slow_warn_s: float = Field(5.0, gt=0, description="... and is named after so long")
-    slow_restart_s: float = Field(60.0, ge=0, description="... and its group is started again after so long; 0: never")
+    slow_warn_s: float = Field(5.0, gt=0, description="... and is named after so long of work")
+    slow_restart_s: float = Field(60.0, ge=0, description="... and its group is started again after so much; 0: never")
+    idle_check_s: float = Field(1.0, ge=0, le=60, description="how often idle ranks are asked if they are there; 0: never")
     watch_interval_s: float = Field(0.1, gt=0, le=1, description="how often the watchdog looks")
     stop_grace_s: float = Field(2.0, ge=0, description="from SIGTERM to SIGKILL for a rank")
     restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
@@ -121,6 +122,7 @@ class WorkerSettings(ServiceSettings):
             self.stop_grace_s,
             StallBounds(self.stall_min_s, self.stall_factor),
             SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
+            self.idle_check_s,
         )
 
     def recovery(self) -> RecoveryPolicy:

@@ -9,26 +9,30 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupEvents, RankGroup, RankLoss
 from ryzanstein.worker.ranks.messages import RankReady
 from ryzanstein.worker.ranks.recovery import Recovery, Rung
+from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.ranks.supervisor import Supervisor
 from ryzanstein.worker.telemetry import Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
 
+MODEL_REPLACED = "MODEL_REPLACED"
 NO_MODEL = "no model is loaded"
+UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
 
 
@@ -71,12 +75,14 @@ class ModelHost:
         *,
         on_change: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],
+        new_rank_server: NewRankServer = ForkServer,
     ) -> None:
         self._settings, self._events, self._telemetry = settings, events, telemetry
         self._on_change, self._on_gone = on_change, on_gone
+        self._new_rank_server = new_rank_server
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()
+        self._changes = asyncio.Event()
         self.state = NodeState.STARTING
         self.reason = NO_MODEL
         self.choice: ModelChoice | None = None
@@ -86,35 +92,51 @@ class ModelHost:
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
     async def load(self, choice: ModelChoice) -> None:
-        """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read."""
+        """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read.
+
+        One at a time. Whatever ends it before the ranks start, the state says so: a failure is FAILED, cancelled it is as after
+        `unload`.
+        """
         await self.unload()
         self.choice = choice
         self._become(NodeState.STARTING, f"loads {choice.name}")
         try:
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
-        except RyzansteinError as error:
-            self._become(NodeState.FAILED, error.message)
+            self._supervise(choice)
+        except asyncio.CancelledError:
+            await self.unload()
             raise
+        except Exception as error:
+            self._become(NodeState.FAILED, str(error) if isinstance(error, RyzansteinError) else repr(error))
+            raise
+
+    def _supervise(self, choice: ModelChoice) -> None:
         spec = self._settings.rank_spec(choice.path)
-        self._supervisor = Supervisor(spec, self._settings.group_bounds(), self._settings.recovery(), self, self._events)
-        # A context of its own: it outlives the call that asked for it, whose request id must not stand on its log lines.
-        self._supervision = asyncio.create_task(self._supervisor.run(), context=Context())
-        self._supervision.add_done_callback(self._on_unsupervised)
+        bounds, policy = self._settings.group_bounds(), self._settings.recovery()
+        self._supervisor = Supervisor(spec, bounds, policy, self, self._events, new_server=self._new_rank_server)
+        run, background = self._supervisor.run, self._telemetry.background
+        self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 
     async def unload(self) -> None:
         """Ends the ranks and forgets the model. Returns when their memory is free."""
-        self.serving = None  # first: nobody may look at ranks that are ending
+        # First: nobody may look at ranks that are ending, whether or not their end is waited for.
+        self.serving = self.choice = self.text = self._supervisor = None
         self._become(NodeState.STARTING, NO_MODEL)
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.wait([self._supervision])
-            self._supervision = self._supervisor = None
-        self.choice = self.text = self.serving = None
-        self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
+        try:
+            if (supervision := self._supervision) is not None:
+                supervision.cancel()
+                await asyncio.wait([supervision])
+                self._supervision = None
+        finally:
+            self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
-    async def settled(self) -> None:
-        """Returns when the ranks are ready. FAILED_PRECONDITION: the model cannot be served."""
-        await self._settled.wait()
+    async def settled(self, choice: ModelChoice) -> None:
+        """Returns when this model's ranks are ready. FAILED_PRECONDITION: it cannot be served, or it is not the node's model
+        any more."""
+        while self.choice == choice and self.state not in (NodeState.READY, NodeState.FAILED):
+            await self._changes.wait()
+        if self.choice != choice:
+            raise errors.failed_precondition(MODEL_REPLACED, f"{choice.name} was unloaded, or replaced, while it was loaded")
         if self.state is NodeState.FAILED:
             raise errors.failed_precondition("MODEL_REFUSED", self.reason)
 
@@ -126,6 +148,8 @@ class ModelHost:
         log.info("ranks ready", tp=len(ranks), num_blocks=lead.num_blocks, context_length=lead.context_length, **phases)
         if lead.without_kernels:
             log.warning("no kernels of our own", reason=lead.without_kernels)
+        if lead.company_matters:
+            log.warning("answers depend on their company", reason=lead.company_matters)
         self._become(NodeState.READY, "")
 
     def revive(self) -> None:
@@ -147,17 +171,15 @@ class ModelHost:
     def on_failed(self, reason: str) -> None:
         self._become(NodeState.FAILED, reason)
 
-    def _on_unsupervised(self, supervision: asyncio.Task[None]) -> None:
-        """No rank could even be spawned (no descriptors, no memory): nothing is retried in this process."""
-        if not supervision.cancelled() and (error := supervision.exception()) is not None:
-            log.error("supervision failed", error=repr(error))
-            self.on_failed(f"{type(error).__name__}: {error}")
+    def _on_unsupervised(self, error: Exception) -> None:
+        """No rank could even be spawned (no descriptors, no memory), or nobody has thought of it: it is tried again later."""
+        self.serving = None
+        self.on_failed(f"{type(error).__name__}: {error}")
+        self._on_gone(errors.unavailable("NODE_NOT_READY", f"nobody looks after the node's ranks: {self.reason}"), True)
 
     def _become(self, state: NodeState, reason: str) -> None:
         self.state, self.reason = state, reason
-        if state in (NodeState.READY, NodeState.FAILED):
-            self._settled.set()
-        else:
-            self._settled.clear()
+        self._changes.set()
+        self._changes = asyncio.Event()
         log.info("state", state=state.name, reason=reason)
         self._on_change()

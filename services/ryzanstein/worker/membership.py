@@ -40,7 +40,7 @@ class Member(Protocol):
 
 
 class Membership:
-    """`run` as a task; `leave` when the node stops by itself."""
+    """`run` as a task that is started again when it fails; `leave` when the node stops by itself."""
 
     def __init__(self, address: str, member: Member, telemetry: Telemetry) -> None:
         self._address = address

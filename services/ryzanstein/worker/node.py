@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import clock, errors
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt, ChatPrompt, Prompt, TextPrompt
@@ -24,9 +25,12 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
 from ryzanstein.worker.host import ModelHost, Serving
 from ryzanstein.worker.links import LinkBounds, RouterLink
+from ryzanstein.worker.profiling import Profiling
+from ryzanstein.worker.ranks.board import PROFILE
+from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupEvents
-from ryzanstein.worker.ranks.messages import ProfileTrace
 from ryzanstein.worker.ranks.recovery import Rung
+from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import NO_STATS, Telemetry
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -51,16 +55,22 @@ class Health(Protocol):
 class Node:
     """One per agent. `drains` holds the reasons for which new generations are refused; empty: none."""
 
-    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing) -> None:
+    def __init__(
+        self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing, new_rank_server: NewRankServer = ForkServer
+    ) -> None:
         self.settings = settings
         self.incarnation = uuid.uuid4().hex
         self.drains: set[str] = set()
         self.stats = NO_STATS
-        self.trace: asyncio.Future[ProfileTrace] | None = None
+        self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
-        events = GroupEvents(self._on_step, self._on_trace, lambda: len(self.running) > 0)
-        self.host = ModelHost(settings, events, telemetry, on_change=self.changed, on_gone=self._on_gone)
+        events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
+        self.host = ModelHost(
+            settings, events, telemetry, on_change=self.changed, on_gone=self._on_gone, new_rank_server=new_rank_server
+        )
+        self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         self._telemetry = telemetry
+        self.background = telemetry.background
         self._links: list[RouterLink] = []
         self._groups = count(1)
         self._beats = count(1)
@@ -127,15 +137,17 @@ class Node:
     def beat(self) -> Beat:
         """How the node is now."""
         serving, text = self.host.serving, self.host.text
+        ranks = serving.group.progress() if serving is not None else []
         return Beat(
             sequence=next(self._beats),
             state=self.state,
             model=text.name if text is not None else "",
             context_length=serving.context_length if serving is not None else 0,
             load=self._load(serving),
-            step=serving.group.progress()[0].step if serving is not None else 0,
+            step=ranks[0].step if ranks else 0,
             reason=self._reason(),
             time=time.time(),
+            profiling=any(rank.phase == PROFILE for rank in ranks),
         )
 
     async def run(self, health: Health) -> None:
@@ -150,7 +162,8 @@ class Node:
             if ready and not started:
                 await health.set_started()
                 started = True
-            busy = len(self.running) > 0
+            # What the beat said: a router expects the next one soon after one with work, whatever has ended since.
+            busy = len(self.running) > 0 or beat.load.running + beat.load.waiting > 0
             try:
                 async with asyncio.timeout(self.settings.beat_busy_s if busy else self.settings.beat_idle_s):
                     await self._nudge.wait()
@@ -186,6 +199,7 @@ class Node:
         serving = self._serving(attempt)
         if text is not self.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
+        self._check_room(attempt)  # again: others came while this one was tokenized, and none can from here on
         was_idle = len(self.running) == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
         submit = self.running.open(link, handle, attempt, asked, text)
@@ -199,13 +213,17 @@ class Node:
         self._serving(attempt)
         text = self.host.text
         assert text is not None
-        # The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there.
-        deadline, bound = attempt.request.deadline, 2 * self.settings.max_waiting + self.settings.max_sequences
+        deadline = attempt.request.deadline
         if deadline is not None and deadline <= clock.unix_s():
             raise errors.deadline_exceeded()
+        self._check_room(attempt)
+        return text
+
+    def _check_room(self, attempt: Attempt) -> None:
+        """The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there."""
+        bound = 2 * self.settings.max_waiting + self.settings.max_sequences
         if self.running.num_choices + attempt.request.sampling.n > bound:
             raise errors.queue_full(self.running.num_choices, bound)
-        return text
 
     def _serving(self, attempt: Attempt) -> Serving:
         """UNAVAILABLE when another node should be asked."""
@@ -243,17 +261,16 @@ class Node:
         if failed:
             self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
 
-    def _on_trace(self, trace: ProfileTrace) -> None:
-        if self.trace is not None and not self.trace.done():
-            self.trace.set_result(trace)
-
     def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
         """The ranks, and with them whatever they ran."""
         self.stats = NO_STATS
         self._telemetry.ranks_gone()
         self.running.fail_all(error, node_fault=node_fault)
-        if self.trace is not None and not self.trace.done():
-            self.trace.set_exception(error)
+        self.profiling.on_gone(error)
+
+
+def _log_pause(late_s: float) -> None:
+    log.warning("stood still, nobody is blamed for it", late_s=round(late_s, 3))
 
 
 def _num_chars(prompt: Prompt) -> int:

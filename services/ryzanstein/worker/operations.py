@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
 from ryzanstein import errors
 from ryzanstein.cluster import Beat, Deployment
 from ryzanstein.cluster import Node as NodeDescription
-from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.worker.host import ModelChoice
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.host import MODEL_REPLACED, ModelChoice
 from ryzanstein.worker.node import Node
-from ryzanstein.worker.ranks.messages import StartProfile
 
 log = structlog.get_logger(__name__)
 
 MAX_PROFILE_STEPS = 100
 DEFAULT_PROFILE_STEPS = 10
-PROFILE_TIMEOUT_S = 60.0
 _OPERATOR, _ORCHESTRATOR, _SWITCH = "an operator asked", "the orchestrator asked", "the model changes"
 
 
@@ -35,23 +34,56 @@ class Operations:
         self._deployment: Deployment | None = None
 
     async def load(self, choice: ModelChoice) -> None:
-        """Returns when the model is ready. FAILED_PRECONDITION while generations run, or when the model is refused."""
+        """Returns when the model is ready. FAILED_PRECONDITION while generations run, when the model is refused, or when
+        another one replaces it meanwhile.
+
+        What has begun goes on when the caller leaves: the node's state says how it ends.
+        """
         self._require_idle()
-        async with self._changing:
-            await self._node.host.load(choice)
-            await self._node.host.settled()
+        await self._change("load_model", lambda: self._node.host.load(choice))
+        await self._node.host.settled(choice)
+
+    async def load_first(self, choice: ModelChoice) -> None:
+        """At the start: as `load`, but an operator who replaces the model meanwhile is obeyed."""
+        try:
+            await self.load(choice)
+        except RyzansteinError as error:
+            if error.reason != MODEL_REPLACED:
+                raise
 
     async def unload(self, name: str) -> None:
-        """FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded."""
+        """FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded. As `load`, it ends once it has
+        begun."""
+        self._require_model(name)
+        self._require_idle()
+        await self._change("unload_model", lambda: self._unload(name))
+
+    async def _unload(self, name: str) -> None:
+        self._require_model(name)  # another one may have been loaded since the question
+        await self._node.host.unload()
+
+    async def _change(self, name: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One change of the model after the other. One that has not begun when its caller leaves never does."""
+        await self._changing.acquire()
+        await asyncio.shield(self._node.background.once(name, self._exclusively(change)))
+
+    async def _exclusively(self, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            self._require_idle()
+            await change()
+        finally:
+            self._changing.release()
+
+    def _require_model(self, name: str) -> None:
         choice = self._node.host.choice
         if choice is None or name not in ("", choice.name):
             raise errors.not_found("model", name)
-        self._require_idle()
-        async with self._changing:
-            await self._node.host.unload()
 
     async def drain(self, grace_s: float, reason: str = _OPERATOR) -> int:
-        """Refuses new generations; returns how many still run when all have ended or the grace has passed."""
+        """Refuses new generations; returns how many still run when all have ended or the grace has passed.
+
+        A caller that leaves changes nothing: the node drains until `undrain`.
+        """
         self._node.drains.add(reason)
         self._node.changed()
         log.info("drains", reason=reason, running=len(self._node.running), grace_s=grace_s)
@@ -79,20 +111,7 @@ class Operations:
             raise errors.invalid("steps", f"must be at most {MAX_PROFILE_STEPS}", steps)
         if node.host.serving is None:
             raise errors.failed_precondition("NODE_NOT_READY", node.host.reason)
-        if node.trace is not None:
-            raise errors.failed_precondition("PROFILE_RUNS", "another profile is being recorded")
-        node.trace = asyncio.get_running_loop().create_future()
-        node.host.serving.group.send(StartProfile(rank, steps or DEFAULT_PROFILE_STEPS))
-        try:
-            async with asyncio.timeout(PROFILE_TIMEOUT_S):
-                trace = (await node.trace).trace
-        except TimeoutError:
-            raise errors.deadline_exceeded(f"the node did not run {steps} steps in {PROFILE_TIMEOUT_S:g} s") from None
-        finally:
-            node.trace = None
-        if not trace:
-            raise RyzansteinError("the trace is too large, ask for fewer steps", Code.RESOURCE_EXHAUSTED, "TRACE_TOO_LARGE")
-        return trace
+        return await node.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
 
     def describe(self) -> NodeDescription:
         """The node as a member of its cluster."""
@@ -126,13 +145,13 @@ class Operations:
         self._deployment = deployment
         wanted = self._started_with if deployment is None else ModelChoice.at(deployment.path, deployment.model)
         if wanted is not None and wanted != self._node.host.choice:
-            self._switch = asyncio.create_task(self._change_over(wanted))
+            self._switch = self._node.background.once("change_over", self._change_over(wanted))
 
     async def _change_over(self, choice: ModelChoice) -> None:
         """Running generations finish first; what outlives the grace fails over."""
         log.info("changes over", model=choice.name, path=choice.path)
-        await self.drain(self._node.settings.drain_grace_s, _SWITCH)
         try:
+            await self.drain(self._node.settings.drain_grace_s, _SWITCH)
             async with self._changing:
                 await self._node.host.load(choice)
         except RyzansteinError as error:

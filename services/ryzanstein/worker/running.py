@@ -16,7 +16,7 @@ import structlog
 from opentelemetry.trace import Span
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs
+from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.links import RouterLink
@@ -194,10 +194,11 @@ class RunningGenerations:
         if not generation.first_token_s:
             self._accept(generation)
             self._first_token(generation)
+        told = None if logprobs is None else _logprobs(token_id, logprobs, choice.text, generation.model)
         text, choice.stopped = choice.text.push(token_id)
         if last and not choice.stopped:
             text += choice.text.flush()
-        token = Token(token_id, text, _logprobs(logprobs, generation.model))
+        token = Token(token_id, text, told)
         generation.link.add_row(generation.handle, number, choice.next_index, token)
         choice.next_index += 1
         if choice.stopped and not last:
@@ -251,7 +252,8 @@ def _resume(submit: SubmitGroup, number: int, model: TextModel) -> RunningChoice
     return RunningChoice(text, len(known), len(known), stopped, submit.finished[number])
 
 
-def _logprobs(raw: tuple[float, list[tuple[int, float]]] | None, model: TextModel) -> TokenLogprobs | None:
-    if raw is None:
-        return None
-    return TokenLogprobs(raw[0], tuple((token_id, model.token_text(token_id), value) for token_id, value in raw[1]))
+def _logprobs(token_id: int, raw: tuple[float, list[tuple[int, float]]], text: ChoiceText, model: TextModel) -> TokenLogprobs:
+    """Of the next token of a choice, before its text takes it."""
+    logprob, top = raw
+    likeliest = (TopLogprob(other, model.token_text(other), value, text.next_bytes(other)) for other, value in top)
+    return TokenLogprobs(logprob, tuple(likeliest), model.token_text(token_id), text.next_bytes(token_id))

@@ -44,11 +44,17 @@ class WorkerServicer(WorkerServiceServicer):
         hello = await _hello(requests)
         link = self._node.connect(name_from_wire(hello.router_id, "router_id"))
         ahead = ReadAhead()
-        reader = asyncio.create_task(_read(link, requests, self._silence_s(hello), ahead))
-        taker = asyncio.create_task(self._take_all(link, ahead))
+        reader = self._node.background.once("link_reader", self._read(link, requests, self._silence_s(hello), ahead))
+        taker = self._node.background.once("link_taker", self._take_all(link, ahead))
         try:
             settings, beat = self._node.settings, beat_to_wire(self._node.beat())
-            answer = pb.NodeHello(node_id=settings.node_id, incarnation=self._node.incarnation, beat=beat)
+            answer = pb.NodeHello(
+                node_id=settings.node_id,
+                incarnation=self._node.incarnation,
+                beat=beat,
+                beat_busy=_duration(settings.beat_busy_s),
+                beat_idle=_duration(settings.beat_idle_s),
+            )
             yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():
                 yield frame
@@ -62,6 +68,28 @@ class WorkerServicer(WorkerServiceServicer):
         if not hello.HasField("beat_interval"):
             return None
         return max(self._node.settings.router_silence_s, _BEATS_MISSED * hello.beat_interval.ToNanoseconds() / 1e9)
+
+    async def _read(
+        self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None, ahead: ReadAhead
+    ) -> None:
+        """Ends the link when the router ends its side or is silent for too long."""
+        with _ending(link):
+            try:
+                while (request := await self._within(silence_s, requests)) is not None:
+                    if not request.HasField("beat"):
+                        await ahead.put(request)
+                    elif request.beat.sequence:
+                        link.heard(request.beat.sequence)
+            except TimeoutError:
+                text = f"nothing came from router {link.router_id} for {silence_s:g} s"
+                raise errors.unavailable("ROUTER_SILENT", text) from None
+            link.close()
+
+    async def _within(self, silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
+        """The next request; None after the last. TimeoutError: none came in time, in which this agent itself ran."""
+        if silence_s is None:
+            return await anext(requests, None)
+        return await self._node.awake.within(silence_s, anext(requests, None))
 
     async def _take_all(self, link: RouterLink, ahead: ReadAhead) -> None:
         """One after the other: a cancel comes after its submit."""
@@ -133,23 +161,6 @@ class WorkerServicer(WorkerServiceServicer):
         return pb.ProfileResponse(chrome_trace=await self._operations.profile(request.rank, request.steps))
 
 
-async def _read(
-    link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None, ahead: ReadAhead
-) -> None:
-    """Ends the link when the router ends its side or is silent for too long."""
-    with _ending(link):
-        try:
-            while (request := await _within(silence_s, requests)) is not None:
-                if not request.HasField("beat"):
-                    await ahead.put(request)
-                elif request.beat.sequence:
-                    link.heard(request.beat.sequence)
-        except TimeoutError:
-            text = f"nothing came from router {link.router_id} for {silence_s:g} s"
-            raise errors.unavailable("ROUTER_SILENT", text) from None
-        link.close()
-
-
 @contextmanager
 def _ending(link: RouterLink) -> Iterator[None]:
     """An error ends the link: what breaks the protocol, and what should not be."""
@@ -160,12 +171,6 @@ def _ending(link: RouterLink) -> Iterator[None]:
     except Exception as error:
         link.close(errors.internal(f"{type(error).__name__} while reading"))
         raise
-
-
-async def _within(silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
-    """The next request; None after the last. TimeoutError: none came in time."""
-    async with asyncio.timeout(silence_s):
-        return await anext(requests, None)
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:

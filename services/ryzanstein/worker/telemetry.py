@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ryzanstein.background import Background
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
-from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
+from ryzanstein.metrics import LOOP_LAG_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import LossCause
@@ -24,6 +25,7 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
+        self.background = Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the state that the node is in.", "state")
         self.links = self._gauge("links", "Routers that are connected.")
         self.running = self._gauge("running", "Sequences that run.")
@@ -37,6 +39,7 @@ class Telemetry:
         )
 
         self.native_kernels = self._gauge("native_kernels", "1 where a rank computes with kernels of our own, else 0.", "rank")
+        self.row_invariant = self._gauge("row_invariant", "1 where logits do not depend on the other rows of a step.", "rank")
 
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
@@ -61,6 +64,7 @@ class Telemetry:
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
             self.orchestrator_losses.labels(cause)
 
+        self.loop_lag = self._histogram("loop_lag_seconds", "How late the agent's event loop is.", LOOP_LAG_BUCKETS)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
         self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")
         self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
@@ -91,6 +95,7 @@ class Telemetry:
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
+            self.row_invariant.labels(str(answer.rank)).set(not answer.company_matters)
             for cause in LossCause:  # so that `increase()` sees the first loss
                 self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 

@@ -14,13 +14,14 @@ from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, StepEvents
 from ryzanstein.worker.ranks import fork_server
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
-from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankReady, RankRefused
+from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, CheckRanks, RankReady, RankRefused
 
 STEP_S = 0.002
 
 
 class Step(msgspec.Struct, array_like=True):
     number: int
+    check: int = 0
 
 
 def run(_rank: int, fd: int) -> int:
@@ -69,6 +70,10 @@ def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None
                     duration = time.monotonic() - began
                     agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration, heard=heard))
             else:
+                if isinstance(message, CheckRanks):
+                    board.answer(message.number)
+                    for peer in peers:
+                        peer.send(Step(0, message.number))
                 stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, step)
                 agent.send(StepEvents(step, [], [], [], {}, [], [], stats, 0.0, heard=heard))
 
@@ -76,6 +81,9 @@ def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None
 def follow(lead_channel: RankChannel, board: RankBoard) -> None:
     while True:
         for step in lead_channel.wait():
+            if step.check:
+                board.answer(step.check)
+                continue
             compute(board, step.number)
             lead_channel.send(step)
             board.end()

@@ -3,6 +3,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,12 +48,16 @@ class Harness:
         self.submitted += 1
         group.send(SubmitGroup(self.submitted, list(prompt), SamplingParams(), max_tokens, [], [[]], [False]))
 
-    async def tokens(self, number: int) -> list[int]:
-        """Waits for so many tokens."""
-        async with asyncio.timeout(10):
-            while sum(len(step.token_ids) for step in self.steps) < number:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until it holds after a step's events."""
+        async with asyncio.timeout(20):
+            while not condition():
                 self.arrived.clear()
                 await self.arrived.wait()
+
+    async def tokens(self, number: int) -> list[int]:
+        """Waits for so many tokens."""
+        await self.until(lambda: sum(len(step.token_ids) for step in self.steps) >= number)
         return [token for step in self.steps for token in step.token_ids]
 
 
@@ -135,6 +141,41 @@ async def test_a_stopped_rank_is_found_also_when_all_that_ran_there_was_cancelle
     group.send(CancelGroup(1))
     loss = await asyncio.wait_for(group.lost, 10)
     assert (loss.rank, loss.cause) == (0, LossCause.STALLED)
+
+
+@pytest.mark.parametrize("worked", [True, False])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_a_rank_that_is_stopped_while_idle_is_found_without_any_work(harness, victim, worked):
+    bounds = replace(BOUNDS, idle_check_s=0.1)
+    group = harness.group(tp=3, bounds=bounds)
+    await group.start()
+    if worked:
+        harness.submit(group, 20)
+        await harness.tokens(20)
+    os.kill(group.progress()[victim].pid, signal.SIGSTOP)
+    loss = await asyncio.wait_for(group.lost, 10)
+    assert (loss.rank, loss.cause) == (victim, LossCause.STALLED)
+
+
+async def test_idle_ranks_that_answer_are_never_lost(harness):
+    group = harness.group(tp=3, bounds=replace(BOUNDS, idle_check_s=0.05))
+    await group.start()
+    await harness.until(lambda: group.progress()[2].answered >= 20)
+    assert not group.lost.done()
+
+
+async def test_messages_to_idle_ranks_do_not_change_what_a_step_is_expected_to_take(harness):
+    """They take no time: the p99 of many of them would call the next step a stall."""
+    bounds = GroupBounds(start_s=20, watch_interval_s=0.01, stall=StallBounds(min_s=0.01, factor=200.0))
+    group = harness.group(tp=1, bounds=bounds)
+    await group.start()
+    harness.submit(group, 5)
+    await harness.tokens(5)
+    bound_s = group._watchdog.bound_s(group.progress())
+    for _ in range(600):
+        group.send(CancelGroup(7))
+    await harness.until(lambda: len(harness.steps) == 605)
+    assert group._watchdog.bound_s(group.progress()) == bound_s > 0.2
 
 
 async def test_ranks_that_have_answered_owe_nothing(harness):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
-_COLLECTIVES_NS, _COMPUTE_NS = 9, 10  # the first words after the phase
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED = 9, 10, 11  # the first words after the phase
 IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
 
 
@@ -29,6 +30,7 @@ class RankProgress:
     `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the rank has spent in collectives so far, waits
     for its peers included; a collective that only queues work on a device counts for as long as queueing takes.
     `compute_s` is the rest of all steps up to their last collective: what ranks do alike, sampling on rank 0 excluded.
+    `answered` is the number of the agent's last question to idle ranks that it has answered.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class RankProgress:
     last_step_s: float
     collectives_s: float = 0.0
     compute_s: float = 0.0
+    answered: int = 0
 
     @property
     def in_step(self) -> bool:
@@ -85,6 +88,7 @@ class Board:
             words[_LAST_STEP_NS] / 1e9,
             words[_COLLECTIVES_NS] / 1e9,
             words[_COMPUTE_NS] / 1e9,
+            words[_ANSWERED],
         )
 
     def close(self) -> None:
@@ -92,14 +96,17 @@ class Board:
 
 
 class RankBoard:
-    """A rank's own slot. Collectives report to it: it is the model's `CollectiveProgress`."""
+    """A rank's own slot. Collectives report to it: it is the model's `CollectiveProgress`. `clock_ns` is monotonic."""
 
-    def __init__(self, fd: int, size: int, rank: int) -> None:
+    def __init__(
+        self, fd: int, size: int, rank: int, clock_ns: Callable[[], int] = time.monotonic_ns, pid: int | None = None
+    ) -> None:
+        self._clock_ns = clock_ns
         self._map = mmap.mmap(fd, board_bytes(size))
         slot = memoryview(self._map)[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
         self._phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES]
         self._words = slot.cast("Q")
-        self._words[_PID] = os.getpid()
+        self._words[_PID] = os.getpid() if pid is None else pid
         self._outer = b""
         self._collectives_before_ns = 0
         self.enter("start")
@@ -108,39 +115,50 @@ class RankBoard:
         """The rank goes over to another phase, for example "load"."""
         self._outer = _phase_bytes(phase)
         self._phase[:] = self._outer
-        self._words[_PROGRESS_NS] = time.monotonic_ns()
+        self._words[_PROGRESS_NS] = self._clock_ns()
 
     def begin_step(self, step: int, num_tokens: int) -> None:
         self._collectives_before_ns = self._words[_COLLECTIVES_NS]
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
-        self._words[_BEGUN_NS] = time.monotonic_ns()
+        self._words[_BEGUN_NS] = self._clock_ns()
         self.enter(FORWARD)
 
     def end_step(self) -> None:
         begun_ns = self._words[_BEGUN_NS]
-        self._words[_LAST_STEP_NS] = time.monotonic_ns() - begun_ns
+        self._words[_LAST_STEP_NS] = self._clock_ns() - begun_ns
         in_collectives_ns = self._words[_COLLECTIVES_NS] - self._collectives_before_ns
         self._words[_COMPUTE_NS] += max(0, self._words[_PROGRESS_NS] - begun_ns - in_collectives_ns)
         self._words[_BEGUN_NS] = 0
         self.enter(IDLE)
 
+    def answer(self, number: int) -> None:
+        """The rank is there: it was asked between two steps."""
+        self._words[_ANSWERED] = number
+        self._words[_PROGRESS_NS] = time.monotonic_ns()
+
     def begin(self, op: str) -> None:
         """The rank enters a collective; the name is cut at 16 characters."""
         self._phase[:] = _phase_bytes(op)
         self._words[_COLLECTIVE] += 1
-        self._words[_PROGRESS_NS] = time.monotonic_ns()
+        self._words[_PROGRESS_NS] = self._clock_ns()
 
     def end(self) -> None:
         """The rank has left the collective."""
         self._phase[:] = self._outer
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
         self._words[_PROGRESS_NS] = now_ns
 
     def rejoined(self) -> None:
         """All ranks count their collectives from 0 again, so that whoever is behind can be told."""
         self._words[_COLLECTIVE] = 0
+
+    def close(self) -> None:
+        """For who outlives its slot; a rank's ends with the process."""
+        self._phase.release()
+        self._words.release()
+        self._map.close()
 
 
 @lru_cache(maxsize=64)

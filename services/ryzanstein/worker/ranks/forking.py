@@ -17,7 +17,9 @@ import structlog
 from ryzanstein.worker.ranks import lifesign
 from ryzanstein.worker.ranks.fork_server import PACKET_BYTES, ForkRank, RankEnded, RankForked, ServerFailed, ServerMessage
 from ryzanstein.worker.ranks.lifesign import LifeSign
+from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
+from ryzanstein.worker.ranks.wiring import Wiring
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +75,10 @@ class ForkServer:
     @property
     def pid(self) -> int:
         return self._server.pid
+
+    def wire(self, spec: RankSpec) -> Wiring:
+        """The descriptors of a group of ranks that is to be forked."""
+        return Wiring(spec)
 
     async def fork(self, rank: int, fds: Sequence[int]) -> RankProcess:
         """A rank that has these descriptors under the same numbers, the first of them its channel to the agent, and no others

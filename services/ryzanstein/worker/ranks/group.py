@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -19,10 +19,12 @@ import structlog
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.board import Board, RankProgress
 from ryzanstein.worker.ranks.channel import AgentChannel
-from ryzanstein.worker.ranks.forking import ForkServer, ForkServerLost
+from ryzanstein.worker.ranks.forking import ForkServerLost
+from ryzanstein.worker.ranks.idleness import IdleChecks
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,
+    CheckRanks,
     ProfileTrace,
     RankCrashed,
     RankMessage,
@@ -30,10 +32,10 @@ from ryzanstein.worker.ranks.messages import (
     RankRefused,
     RankSpec,
 )
-from ryzanstein.worker.ranks.process import RankProcess, end, exit_text
+from ryzanstein.worker.ranks.process import end, exit_text
 from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness, SlowRank
+from ryzanstein.worker.ranks.source import ForkedRank, RankServer
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
-from ryzanstein.worker.ranks.wiring import Wiring
 
 log = structlog.get_logger(__name__)
 
@@ -75,13 +77,14 @@ class RanksRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds. Idle ranks are asked every `idle_check_s` whether they are there; 0: never."""
 
     start_s: float = 120.0
     watch_interval_s: float = 0.1
     stop_grace_s: float = 2.0
     stall: StallBounds = field(default_factory=StallBounds)
     slow: SlowBounds = field(default_factory=SlowBounds)
+    idle_check_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,16 @@ class GroupEvents:
 class RankGroup:
     """`lost` resolves to the first loss, also while it starts. The server is the caller's, and outlives the group."""
 
-    def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: ForkServer) -> None:
+    def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: RankServer) -> None:
         loop = asyncio.get_running_loop()
         self._spec, self._bounds, self._events, self._server = spec, bounds, events, server
-        self._processes: list[RankProcess] = []
+        self._processes: list[ForkedRank] = []
         self._channels: list[AgentChannel[RankMessage]] = []
-        self._wiring = Wiring(spec)
+        self._wiring = server.wire(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
         self._slowness = Slowness(bounds.slow)
+        self._checks = IdleChecks(bounds.idle_check_s)
         self._named_slow: int | None = None
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
@@ -127,6 +131,7 @@ class RankGroup:
         warm_up_s = max(answer.startup_phases.get("warm_up", 0.0) for answer in answers)
         self._watchdog.record(warm_up_s, self._spec.max_tokens_per_step)
         self._watch = asyncio.create_task(self._watch_progress())
+        self._watch.add_done_callback(self._on_unwatched)
         return answers
 
     def send(self, message: AgentMessage) -> None:
@@ -161,14 +166,14 @@ class RankGroup:
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank
-                process = await self._server.fork(rank, (wires.rank_end.fileno(), *wires.more_fds))
+                process = await self._server.fork(rank, wires.fds)
                 process.dying.add_done_callback(partial(self._on_dying, rank))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
         for wires in wiring.ranks:
             channel = AgentChannel[RankMessage](RankMessage, self._on_message, partial(self._on_closed, wires.start.rank))
             self._channels.append(channel)
-            await channel.open(wires.agent_end)
+            await wires.connect(channel)
             channel.send(wires.start)
 
     async def _answered(self) -> list[RankReady]:
@@ -200,8 +205,9 @@ class RankGroup:
 
     def _on_step(self, events: StepEvents) -> None:
         fed = events.stats.prefill_tokens + events.stats.decode_tokens
-        self._watchdog.record(events.step_s, fed - self._fed_tokens)
-        self._fed_tokens = fed
+        if fed > self._fed_tokens:
+            self._watchdog.record(events.step_s, fed - self._fed_tokens)
+            self._fed_tokens = fed
         self._heard = events.heard
         self._events.on_step(events)
 
@@ -260,15 +266,24 @@ class RankGroup:
         while not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
             now, ranks = time.monotonic(), self._board.read()
-            stall = self._watchdog.observe(now, ranks, pending=self._owes(), stopped=self._stopped)
+            owes = self._owes(ranks)
+            stall = self._watchdog.observe(now, ranks, pending=owes, stopped=self._stopped)
             if stall is not None:
                 self._lose(RankLoss(stall.rank, LossCause.STALLED, str(stall)))
+            elif self._checks.due(now, busy=owes or any(rank.in_step for rank in ranks)):
+                self.send(CheckRanks(self._checks.number))
             if (slow := self._slowness.observe(now, ranks)) is not None:
                 self._on_slow(slow)
 
-    def _owes(self) -> bool:
+    def _on_unwatched(self, watch: asyncio.Task[None]) -> None:
+        """Ranks that nobody watches do not serve on: the next group has a watchdog again."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            log.error("watchdog failed", exc_info=error)
+            self._lose(RankLoss(0, LossCause.DIED, f"the watchdog of the ranks failed: {error!r}"))
+
+    def _owes(self, ranks: Sequence[RankProgress]) -> bool:
         """Tokens, or an answer: a rank that hangs owes it also when all that ran there has been cancelled because of that."""
-        return self._events.pending() or self._heard < self._sent
+        return self._events.pending() or self._heard < self._sent or not self._checks.answered(ranks)
 
     def _on_slow(self, slow: SlowRank) -> None:
         """Named once; lost when it stays slow for very long."""

@@ -14,7 +14,7 @@ from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
-from ryzanstein.worker.ranks.messages import AgentMessage, RankCommand, RankSpec, StartProfile
+from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec, StartProfile
 from ryzanstein.worker.ranks.recorder import StepRecorder
 
 if TYPE_CHECKING:
@@ -28,27 +28,34 @@ class RankExecutor:
         self, runner: ModelRunner, board: RankBoard, peers: Sequence[RankChannel[RankCommand]], recorder: StepRecorder
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
-        self._wish: StartProfile | None = None
         self._epoch = 0
 
     def profile(self, wish: StartProfile) -> None:
-        """A rank records from the next step on."""
-        self._wish = wish
+        """A rank records from the next step on. Its profiler begins now: in a step all others would wait for it."""
+        self._tell(RankCommand(None, wish, self._epoch))
+        self._recorder.start(wish)
+
+    def deliver_profile(self) -> None:
+        """When everything else was said: writing one takes long."""
+        self._recorder.deliver()
+
+    def check(self, number: int) -> None:
+        """Answers, and asks the others."""
+        self._board.answer(number)
+        self._tell(RankCommand(None, None, self._epoch, number))
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         """ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
-        wish, self._wish = self._wish, None
         self._board.begin_step(plan.step, len(plan.token_ids))
-        self._tell(RankCommand(plan, wish, self._epoch))
-        self._recorder.start(wish)
+        self._tell(RankCommand(plan, epoch=self._epoch))
         try:
-            with self._recorder.step():
-                return self._runner.execute(plan, rows)
+            return self._runner.execute(plan, rows)
         except (OutOfMemory, PeerGaveUp) as error:
             shortage = str(error)
             self._give_up()
         finally:
             self._board.end_step()
+            self._recorder.stepped()
         raise OutOfMemory(shortage)
 
     def _give_up(self) -> None:
@@ -78,6 +85,7 @@ class Lead:
                 self._take(message)
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
             self._agent.send(msgspec.structs.replace(self._engine.step(), heard=self._heard))
+            self._executor.deliver_profile()
 
     def _take(self, message: AgentMessage) -> None:
         self._heard += 1
@@ -90,6 +98,8 @@ class Lead:
                 self._engine.finish(group, choice)
             case StartProfile():
                 self._executor.profile(message)
+            case CheckRanks(number):
+                self._executor.check(number)
 
 
 class Follower:
@@ -106,17 +116,24 @@ class Follower:
                 self._obey(command)
 
     def _obey(self, command: RankCommand) -> None:
-        if command.epoch > self._epoch:
+        if command.check:
+            self._board.answer(command.check)
+        elif command.profile is not None:
+            self._recorder.start(command.profile)
+        elif command.epoch > self._epoch:
             self._give_up()
         elif command.plan is not None and command.epoch == self._epoch:
-            self._board.begin_step(command.plan.step, len(command.plan.token_ids))
-            self._recorder.start(command.profile)
-            try:
-                with self._recorder.step():
-                    self._runner.execute(command.plan, [])
-            except (OutOfMemory, PeerGaveUp):
-                self._give_up()
-            self._board.end_step()
+            self._execute(command.plan)
+
+    def _execute(self, plan: StepPlan) -> None:
+        self._board.begin_step(plan.step, len(plan.token_ids))
+        try:
+            self._runner.execute(plan, [])
+        except (OutOfMemory, PeerGaveUp):
+            self._give_up()
+        self._board.end_step()
+        self._recorder.stepped()
+        self._recorder.deliver()
 
     def _give_up(self) -> None:
         """Leaves the step, so that nobody waits for this rank in vain; rank 0 decides what is tried next."""

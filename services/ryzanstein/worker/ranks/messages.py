@@ -60,19 +60,28 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """Record the torch profiler on one rank for so many steps; the trace comes back as ProfileTrace."""
+    """Record the torch profiler on one rank for so many steps; the trace comes back as ProfileTrace with the same number. What
+    is being recorded anywhere is given up; with 0 steps, nothing else."""
 
     rank: int
     steps: int
+    number: int = 0
 
 
-AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfile
+class CheckRanks(msgspec.Struct, tag=True, frozen=True):
+    """Asks idle ranks whether they are there: each writes the number on the board. Numbers grow from 1."""
+
+    number: int
+
+
+AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfile | CheckRanks
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
     """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up). Of the rank's
     memory what was resident when a phase ended, and the most that had been until then. `without_kernels`: why it
-    computes with torch's operators alone; empty where it has kernels of our own."""
+    computes with torch's operators alone; empty where it has kernels of our own. `company_matters`: why the bits of a row's
+    logits may depend on the other rows of its steps; empty where they do not."""
 
     rank: int
     context_length: int
@@ -83,6 +92,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     resident_bytes: dict[str, int] = {}
     peak_bytes: dict[str, int] = {}
     without_kernels: str = ""
+    company_matters: str = ""
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):
@@ -100,22 +110,25 @@ class RankCrashed(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
-    """A Chrome trace, JSON."""
+    """A Chrome trace, JSON; empty when it is too large, or with the `error` for which there is none."""
 
     rank: int
     trace: bytes
+    number: int = 0
+    error: str = ""
 
 
 RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells the others: a step, and with it that one of them records its profile from here on.
+    """What rank 0 tells the others: a step, or without one that a rank records its profile from here on.
 
-    `epoch` counts the steps that were given up. Without a plan it says that rank 0 has given one up; a plan of an epoch that a
-    rank has left already is void.
+    `epoch` counts the steps that were given up. Without anything else it says that rank 0 has given one up; a plan of an epoch
+    that a rank has left already is void. `check`: no step, an answer is wanted (see `CheckRanks`).
     """
 
     plan: StepPlan | None
     profile: StartProfile | None = None
     epoch: int = 0
+    check: int = 0

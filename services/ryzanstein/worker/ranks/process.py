@@ -16,6 +16,7 @@ import structlog
 from ryzanstein.worker.ranks.fork_server import exit_code
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.source import Endable
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +121,7 @@ def zombie_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(fields[-1])) if state == "Z" else None
 
 
-async def end(processes: Sequence[WatchedProcess], grace_s: float) -> None:
+async def end(processes: Sequence[Endable], grace_s: float) -> None:
     """SIGTERM, and SIGKILL to what runs after the grace; without grace SIGKILL at once. Returns when all have ended."""
     running = [process for process in processes if not process.exited.done()]
     if grace_s > 0 and running:
@@ -135,7 +136,7 @@ async def end(processes: Sequence[WatchedProcess], grace_s: float) -> None:
             log.error("process outlives SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
 
 
-def _signal(processes: Sequence[WatchedProcess], number: signal.Signals) -> None:
+def _signal(processes: Sequence[Endable], number: signal.Signals) -> None:
     for process in processes:
         process.send_signal(number)
 

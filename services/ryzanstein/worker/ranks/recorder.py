@@ -1,4 +1,9 @@
-"""Records torch's profiler over some steps of this rank, when the agent asks for it."""
+"""Records torch's profiler over some steps of this rank, when the agent asks for it.
+
+The profiler begins and writes between steps, with the board saying so: it may take seconds, which are no stall and no step's.
+It is `torch.autograd.profiler`, for the newer `torch.profiler` imports the whole of inductor as it begins: 70 MB and, at a
+rank's niceness on busy cores, several seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +11,73 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ryzanstein.worker.ranks.board import FORWARD, PROFILE, RankBoard
+from ryzanstein.worker.ranks.board import IDLE, PROFILE, RankBoard
 from ryzanstein.worker.ranks.messages import ProfileTrace, StartProfile
-
-if TYPE_CHECKING:
-    from torch.profiler import profile
 
 MAX_TRACE_BYTES = 15 * 2**20
 
 
 class StepRecorder:
-    """Wrap each step in `step`. `send` gets the trace after the last one; empty when it is larger than MAX_TRACE_BYTES."""
+    """`start` between steps, `stepped` after each, `deliver` when nobody waits for this rank. `send` gets the trace after the
+    last step; empty when it is larger than MAX_TRACE_BYTES, or with what went wrong: a profile never costs a rank."""
 
     def __init__(self, rank: int, board: RankBoard, send: Callable[[ProfileTrace], None]) -> None:
         self._rank = rank
         self._board = board
         self._send = send
-        self._profile: profile | None = None
+        self._wish = StartProfile(rank, 0)
+        self._profile: Any = None  # torch's profiler is untyped
         self._steps_left = 0
 
-    def start(self, wish: StartProfile | None) -> None:
-        """From the next step on, if the wish is for this rank. One recording at a time."""
-        if wish is None or wish.rank != self._rank or self._profile is not None:
-            return
-        from torch.profiler import profile
+    def start(self, wish: StartProfile) -> None:
+        """Whatever this rank records is given up for a new wish, which may be for another rank, or for none."""
+        with self._between_steps(wish):
+            if self._profile is not None:
+                self._end()
+            if wish.rank == self._rank and wish.steps:
+                self._wish, self._steps_left = wish, wish.steps
+                self._profile = _begun()
 
-        # The profiler's own start and end may take seconds, which the watchdog must not take for a stall.
-        self._board.enter(PROFILE)
-        self._profile, self._steps_left = profile(), wish.steps
-        self._profile.start()
-        self._board.enter(FORWARD)
+    def stepped(self) -> None:
+        """The rank has run a step."""
+        self._steps_left -= 1
+
+    def deliver(self) -> None:
+        """Sends the trace if the last step has been recorded."""
+        if self._profile is None or self._steps_left > 0:
+            return
+        with self._between_steps(self._wish):
+            self._send(ProfileTrace(self._rank, _chrome_trace(self._end()), self._wish.number))
+
+    def _end(self) -> Any:
+        """The profiler, stopped."""
+        recorded, self._profile = self._profile, None
+        recorded.__exit__(None, None, None)
+        return recorded
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        yield
-        if self._profile is not None:
-            self._steps_left -= 1
-            if self._steps_left == 0:
-                self._board.enter(PROFILE)
-                self._profile.stop()
-                self._send(ProfileTrace(self._rank, _chrome_trace(self._profile)))
-                self._profile = None
+    def _between_steps(self, wish: StartProfile) -> Iterator[None]:
+        self._board.enter(PROFILE)
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self._send(ProfileTrace(self._rank, b"", wish.number, f"{type(error).__name__}: {error}"[:1024]))
+        finally:
+            self._board.enter(IDLE)
 
 
-def _chrome_trace(recorded: profile) -> bytes:
+def _begun() -> Any:
+    import torch
+    from torch.autograd import profiler
+
+    on_device: Any = torch.cuda.is_initialized  # untyped, too
+    begun: Any = profiler.profile(use_device="cuda" if on_device() else None, use_kineto=True)
+    return begun.__enter__()
+
+
+def _chrome_trace(recorded: Any) -> bytes:
     """Through a file, because the profiler writes only to paths; by renaming, so a memfd's path does not do."""
     with tempfile.TemporaryDirectory(prefix="ryzanstein-trace-") as folder:
         path = Path(folder) / "trace.json"

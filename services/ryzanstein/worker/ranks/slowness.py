@@ -2,6 +2,9 @@
 
 Tensor-parallel ranks do equal work between collectives, so their computing times compare directly, whatever the model or the
 batch. A slow rank stalls nothing, no detector of stalls sees it, and every token of the node is late.
+
+Only time in steps counts against a rank. Time without steps forgets, slowly: after a pause caches are cold and pages away, and
+first seconds that are slow for that must not add up.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from ryzanstein.worker.ranks.board import RankProgress
 
 _WINDOW_S = 1.0
 _WINDOW_STEPS = 4
+# Of a second without a step. A rank that is slow whenever it works is found while steps take more than a tenth of the time.
+_FORGOTTEN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SlowBounds:
     """A rank that computes `factor` times as long as the median of the others, and `gap_s` longer per step, is slow. After
-    `warn_s` of that it is named; after `restart_s` its group is started again, 0: never."""
+    `warn_s` in such steps it is named; after `restart_s` its group is started again, 0: never."""
 
     factor: float = 4.0
     gap_s: float = 0.0005
@@ -29,14 +34,14 @@ class SlowBounds:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """It computes `ratio` times as long as its peers, and has for `slow_s` of the time in which there was work."""
+    """It computes `ratio` times as long as its peers, and has for `slow_s` of the time that steps took lately."""
 
     rank: int
     ratio: float
     slow_s: float
 
     def __str__(self) -> str:
-        return f"rank {self.rank} computes {self.ratio:.1f} times as long as its peers, for {self.slow_s:.0f} s"
+        return f"rank {self.rank} computes {self.ratio:.1f} times as long as its peers, for {self.slow_s:.0f} s of work"
 
 
 class Slowness:
@@ -62,22 +67,33 @@ class Slowness:
         computed = [
             (rank.compute_s - before.compute_s) / num for rank, before, num in zip(ranks, self._before, steps, strict=True)
         ]
-        window_s, self._before, self._since = now - self._since, ranks, now
-        return self._judge(computed, window_s)
+        passed_s, busy_s = now - self._since, _busy_s(self._before, ranks)
+        self._before, self._since = ranks, now
+        self._slow_s = max(0.0, self._slow_s - _FORGOTTEN_S * max(0.0, passed_s - busy_s))
+        return self._judge(computed, min(busy_s, passed_s))
 
-    def _judge(self, computed: list[float], window_s: float) -> SlowRank | None:
+    def _judge(self, computed: list[float], busy_s: float) -> SlowRank | None:
         others = [median(computed[:i] + computed[i + 1 :]) for i in range(len(computed))]
         self.ratios = {i: own / max(other, 1e-6) for i, (own, other) in enumerate(zip(computed, others, strict=True))}
         worst = max(self.ratios, key=lambda rank: self.ratios[rank])
         is_slow = self.ratios[worst] >= self._bounds.factor and computed[worst] - others[worst] >= self._bounds.gap_s
         if not is_slow:
             # One good second does not acquit a rank that was slow for many.
-            self._slow_s = max(0.0, self._slow_s - 2 * window_s)
+            self._slow_s = max(0.0, self._slow_s - 2 * busy_s)
             return None
-        self._slow_s = self._slow_s + window_s if worst == self._slow else window_s
+        self._slow_s = self._slow_s + busy_s if worst == self._slow else busy_s
         self._slow = worst
         return SlowRank(worst, self.ratios[worst], self._slow_s) if self._slow_s >= self._bounds.warn_s else None
 
     def is_too_long(self, slow: SlowRank) -> bool:
         """Whether starting the group again is worth it."""
         return 0 < self._bounds.restart_s <= slow.slow_s
+
+
+def _busy_s(before: Sequence[RankProgress], ranks: Sequence[RankProgress]) -> float:
+    """How long steps took in between: every rank is in them all, computing or waiting for its peers."""
+    return max(_in_steps_s(rank) - _in_steps_s(earlier) for rank, earlier in zip(ranks, before, strict=True))
+
+
+def _in_steps_s(rank: RankProgress) -> float:
+    return rank.compute_s + rank.collectives_s

@@ -19,6 +19,7 @@ from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, R
 from ryzanstein.worker.ranks.messages import RankReady, RankSpec
 from ryzanstein.worker.ranks.process import thread_environment
 from ryzanstein.worker.ranks.recovery import Ladder, Recovery, RecoveryPolicy, Rung
+from ryzanstein.worker.ranks.source import NewRankServer, RankServer
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +52,14 @@ class Supervisor:
         events: GroupEvents,
         *,
         command: Sequence[str] = RANK_COMMAND,
+        new_server: NewRankServer = ForkServer,
     ) -> None:
         self._spec, self._bounds = spec, bounds
         self._listener, self._events, self._command = listener, events, command
+        self._make_server = new_server
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
-        self._server: ForkServer | None = None
+        self._server: RankServer | None = None
         self._came_up = False
 
     def revive(self) -> None:
@@ -91,8 +94,8 @@ class Supervisor:
                 self._server = self._new_server()  # before the pause, so that it imports meanwhile
             await self._pause(recovery.pause_s)
 
-    def _new_server(self) -> ForkServer:
-        return ForkServer(self._command, thread_environment(self._spec), self._spec.nice)
+    def _new_server(self) -> RankServer:
+        return self._make_server(self._command, thread_environment(self._spec), self._spec.nice)
 
     async def _close_server(self) -> None:
         if self._server is not None:

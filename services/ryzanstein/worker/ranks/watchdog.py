@@ -109,8 +109,12 @@ class Watchdog:
 
 
 def _diagnose(ranks: Sequence[RankProgress], stopped: Collection[int], stalled_s: float) -> Stall:
-    """The rank that is behind: fewest collectives; among equals one that is stopped, then the one that moved first."""
-    behind = min(ranks, key=lambda r: (r.step, r.collective, r.rank not in stopped, r.progress_s))
+    """The rank that is behind. Within a step: fewest collectives; among equals one that is stopped, then the one that moved
+    first. Between steps: one that is stopped, then the first that has not answered: rank 0 passes on work and questions."""
+    if any(rank.in_step for rank in ranks):
+        behind = min(ranks, key=lambda r: (r.step, r.collective, r.rank not in stopped, r.progress_s))
+    else:
+        behind = min(ranks, key=lambda r: (r.rank not in stopped, r.answered, r.rank))
     waiting = [r for r in ranks if r.rank != behind.rank and r.in_step]
     furthest = max(waiting, key=lambda r: (r.step, r.collective), default=None)
     return Stall(

@@ -13,7 +13,8 @@ from types import TracebackType
 
 from ryzanstein.worker.model.segment import segment_bytes
 from ryzanstein.worker.ranks.board import board_bytes
-from ryzanstein.worker.ranks.messages import RankSpec, StartRank
+from ryzanstein.worker.ranks.channel import AgentChannel
+from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,15 @@ class RankWires:
     rank_end: socket.socket
     more_fds: tuple[int, ...]
     start: StartRank
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What the rank inherits, its channel to the agent first."""
+        return (self.rank_end.fileno(), *self.more_fds)
+
+    async def connect(self, channel: AgentChannel[RankMessage]) -> None:
+        """Gives the agent's end to its channel."""
+        await channel.open(self.agent_end)
 
 
 class Wiring:

@@ -1,0 +1,79 @@
+"""Where ranks come from, as a group and its supervisor need it: processes of a fork server, or a simulation of them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from ryzanstein.worker.ranks.channel import AgentChannel
+from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
+
+
+class Endable(Protocol):
+    """What runs until it is told to end; see `process.WatchedProcess`."""
+
+    exited: asyncio.Future[int]
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: signal.Signals) -> None: ...
+
+
+class ForkedRank(Endable, Protocol):
+    """One rank; see `process.RankProcess`."""
+
+    dying: asyncio.Future[None]
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def resident_bytes(self) -> int: ...
+
+
+class Wires(Protocol):
+    """One rank's; see `wiring.RankWires`."""
+
+    @property
+    def start(self) -> StartRank: ...
+
+    @property
+    def fds(self) -> tuple[int, ...]: ...
+
+    async def connect(self, channel: AgentChannel[RankMessage]) -> None: ...
+
+
+class GroupWiring(Protocol):
+    """A group's; see `wiring.Wiring`."""
+
+    board_fd: int
+
+    @property
+    def ranks(self) -> Sequence[Wires]: ...
+
+    def __enter__(self) -> GroupWiring: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class RankServer(Protocol):
+    """See `forking.ForkServer`."""
+
+    lost: asyncio.Future[str]
+
+    def wire(self, spec: RankSpec) -> GroupWiring: ...
+
+    async def fork(self, rank: int, fds: Sequence[int]) -> ForkedRank: ...
+
+    async def close(self) -> None: ...
+
+
+NewRankServer = Callable[[Sequence[str], Mapping[str, str], int], RankServer]
+"""Command, environment and niceness, as `forking.ForkServer` takes them."""
