@@ -1,6 +1,6 @@
 """What each routing policy costs and keeps: the simulation behind ADR-003, with the router's own choosers.
 
-    .venv/bin/python benchmarks/routing.py [--sessions 10000] [--nodes 4 100] [--seed 1] [--json]
+    .venv/bin/python benchmarks/routing.py [--sessions 10000] [--nodes 4 100] [--policy bounded] [--seed 1] [--json]
 
 10,000 conversations within an hour, those of one user beginning alike; users have Zipf-distributed numbers of them. Every turn
 sends the whole history. Nodes have a finite cache each, least recently used out, half again what the conversations that go on
@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import get_args
 
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
@@ -153,7 +154,9 @@ class Cluster:
         self._advance(turn.at)
         chooser = self._draw.choice(self._routers)
         request = _request(turn, self.case.key, last_node)
-        node = chooser.candidates(list(self.views.values()), "m", chooser.wish(request))[0]
+        ranking = chooser.rank(list(self.views.values()), "m", chooser.wish(request))
+        node = ranking.node_ids[0]
+        chooser.place(ranking, node)
         heapq.heappush(self._running, (turn.at + ANSWER_S * turn.answer_tokens / ANSWER_TOKENS, node))
         self._run(node, 1)
         return node
@@ -271,13 +274,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 100])
+    parser.add_argument("--policy", nargs="+", choices=get_args(PolicyName), default=get_args(PolicyName))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     turns = conversations(arguments.sessions, arguments.seed)
     rows = []
     with ProcessPoolExecutor() as pool:
-        for row in pool.map(partial(measure, turns=turns, seed=arguments.seed), cases(arguments.nodes)):
+        wanted = [case for case in cases(arguments.nodes) if case.policy in arguments.policy]
+        for row in pool.map(partial(measure, turns=turns, seed=arguments.seed), wanted):
             rows.append(row)
             if not arguments.json:
                 print(_line(row), flush=True)

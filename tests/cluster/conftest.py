@@ -137,6 +137,10 @@ class Harness:
         lines = self.cluster.services[name].log_path.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
+    @staticmethod
+    def new_answer() -> Answer:
+        return Answer()
+
     def start_again(self, node_id: str) -> None:
         """Starts a killed node and does not wait for it: the others can be killed meanwhile."""
         self.cluster.services[node_id].kill()
@@ -183,6 +187,12 @@ def stormy() -> Iterator[Harness]:
 def pair() -> Iterator[Harness]:
     """Two nodes of two ranks each, for tests that kill ranks, routers and the orchestrator."""
     yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2))
+
+
+@pytest.fixture(scope="module")
+def lone() -> Iterator[Harness]:
+    """One node of two ranks, for tests that leave no other to go to."""
+    yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=1, tp=2))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
@@ -36,6 +36,10 @@ def token_id(choice: int, index: int) -> int:
 
 def token_text(choice: int, index: int) -> str:
     return f"{choice}.{index} "
+
+
+RANK_LOST = RyzansteinError("rank 0 died", Code.UNAVAILABLE, "RANK_LOST", {"rank": "0"})
+NOT_READY = RyzansteinError("recovers", Code.UNAVAILABLE, "NODE_NOT_READY")
 
 
 class DiedError(Exception):
@@ -87,6 +91,9 @@ class ScriptedNode(WorkerServiceServicer):
     """Attempts that reach this index stand still there, while the node works for the others."""
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
+    context_length: int = CONTEXT_LENGTH
+    ranks_lost: bool = False
+    """What runs fails as the node's fault, what comes is refused, and the node recovers until this is turned off."""
     default_tokens: int = 16
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
@@ -172,9 +179,9 @@ class ScriptedNode(WorkerServiceServicer):
         self._beats += 1
         return worker.Beat(
             sequence=self._beats,
-            state=worker.NodeState.ValueType(self.state),
+            state=worker.NODE_STATE_RECOVERING if self.ranks_lost else worker.NodeState.ValueType(self.state),
             model=self.model,
-            context_length=CONTEXT_LENGTH,
+            context_length=self.context_length,
             load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
         )
@@ -206,10 +213,14 @@ class ScriptedNode(WorkerServiceServicer):
             output.finished.add(handle=9999, reason=1)
             output.failed.add(handle=9999, code=13)
         for run in list(running.values()):
+            if self.ranks_lost:
+                error = RANK_LOST if run.handle in known else NOT_READY
+                self._fail(output, running.pop(run.handle), error, error is RANK_LOST)
+                continue
             if run.handle not in known:
                 known.add(run.handle)
                 if self.refuse is not None:
-                    self._fail(output, running.pop(run.handle))
+                    self._fail(output, running.pop(run.handle), self.refuse, self.refuse_node_fault)
                     continue
                 output.accepted.add(handle=run.handle, prompt_tokens=7)
             self._rows(output, run)
@@ -217,18 +228,17 @@ class ScriptedNode(WorkerServiceServicer):
                 del running[run.handle]
         return output
 
-    def _fail(self, output: worker.StepOutput, run: Running) -> None:
-        assert self.refuse is not None
+    def _fail(self, output: worker.StepOutput, run: Running, error: RyzansteinError, node_fault: bool) -> None:
         failed = output.failed.add(
             handle=run.handle,
-            code=self.refuse.code,
-            reason=self.refuse.reason,
-            message=self.refuse.message,
-            metadata=dict(self.refuse.metadata),
-            node_fault=self.refuse_node_fault,
+            code=error.code,
+            reason=error.reason,
+            message=error.message,
+            metadata=dict(error.metadata),
+            node_fault=node_fault,
         )
-        if self.refuse.retry_after_s is not None:
-            failed.retry_delay.FromNanoseconds(int(self.refuse.retry_after_s * 1e9))
+        if error.retry_after_s is not None:
+            failed.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
 
     def _rows(self, output: worker.StepOutput, run: Running) -> None:
         end = run.attempt.request.sampling.max_tokens or self.default_tokens

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.router.detector import MAX_UNANSWERED, BeatDetector, Echoes, Intervals, Progress, Thresholds
+from ryzanstein.router.detector import MAX_UNANSWERED, BeatDetector, BeatIntervals, Echoes, Intervals, Progress, Thresholds
 
 THRESHOLDS = Thresholds()
 
@@ -97,6 +97,18 @@ def test_one_long_freeze_does_not_make_the_next_one_look_usual() -> None:
 
 def test_phi_of_an_impossible_silence_is_infinite() -> None:
     assert Intervals(0.05, 0.05).phi(100.0) == math.inf
+
+
+def test_a_profiler_that_begins_or_writes_is_no_stall() -> None:
+    progress = Progress(THRESHOLDS)
+    for i in range(10):
+        progress.beat(i, i, True)
+    usual_s = progress.stalled_at - 9
+    for i in range(10, 40):
+        progress.beat(i, 9, True, profiling=True)
+        assert progress.stalled_at > i + 1
+    progress.beat(40, 10, True)
+    assert progress.stalled_at - 40 == pytest.approx(usual_s, rel=0.1)
 
 
 def test_pending_work_that_does_not_move_is_a_stall_and_idleness_is_not() -> None:
@@ -233,3 +245,11 @@ def test_answers_are_rarely_missed_on_a_busy_machine() -> None:
         alarms += answer > echoes.suspect_at
         echoes.answered(answer, number)
     assert alarms / 20_000 < 0.001
+
+
+def test_a_node_that_beats_seldom_as_it_said_is_not_suspect() -> None:
+    said = BeatDetector(THRESHOLDS, 0.0, BeatIntervals(working_s=0.05, idle_s=2.0))
+    unsaid = BeatDetector(THRESHOLDS, 0.0)
+    for detector in (said, unsaid):
+        detector.beat(0.0, working=False)
+    assert said.suspect_at > 2.0 > unsaid.dead_at

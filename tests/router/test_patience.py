@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.link import NodeLink
@@ -52,8 +53,8 @@ class Deaf:
     def link_changed(self, link: NodeLink) -> None: ...
 
 
-def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
-    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf())
+async def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
     first = Placement(link, "a", 1, "acme", 0)
     Placement(link, "a", 2, "other", 0).began()
     Placement(link, "a", 3, "acme", 1).began()
@@ -62,8 +63,8 @@ def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
     assert first.overtaken
 
 
-def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
-    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf())
+async def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
     for handle in range(1, 10_000):
         Placement(link, "a", handle, f"tenant {handle}", 0).began()
     assert len(link.newest_begun) <= 4096

@@ -149,6 +149,47 @@ async def test_members_come_and_go_and_fixed_nodes_stay(scripted: ScriptedOrches
     await until(lambda: told.addresses == {"fixed:1"})
 
 
+async def test_a_node_in_a_state_of_newer_nodes_is_a_member_and_the_view_is_followed_on(
+    scripted: ScriptedOrchestrator, followed: Any, until: Any
+) -> None:
+    told, _ = followed
+    await until(lambda: bool(scripted.watches))
+    newer = node("a")
+    newer.state = 17  # type: ignore[assignment]
+    scripted.say(joined(2, newer))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97"})
+    scripted.say(joined(3, node("b")))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97", "127.0.0.1:98"})
+    assert scripted.num_watches == 1
+    newer.node_id, newer.address = "c", "127.0.0.1:99"
+    scripted.nodes = [newer]
+    scripted.say(None)
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:99"})
+
+
+async def test_a_view_that_fails_is_followed_again_and_misses_nothing(
+    scripted: ScriptedOrchestrator, until: Any, tmp_path: Path
+) -> None:
+    telemetry = Telemetry()
+
+    class Failing(Told):
+        def follow(self, addresses: Any, draining: Any = ()) -> None:
+            super().follow(addresses, draining)
+            if self.times == 2:
+                raise KeyError("nobody has thought of this")
+
+    told = Failing()
+    view = ClusterView("r", [], told, ViewCache(tmp_path / "view.json"), telemetry)
+    await view.start()
+    scripted.nodes = [node("a")]
+    telemetry.background.supervise("view", lambda: view.run(f"127.0.0.1:{scripted.port}"))
+    await until(lambda: told.times == 3)
+    assert told.addresses == {"127.0.0.1:97"}
+    labels = {"task": "view", "outcome": "failed"}
+    assert telemetry.registry.get_sample_value("ryzanstein_router_background_task_ends_total", labels) == 1
+    await telemetry.background.close()
+
+
 async def test_a_change_of_load_alone_is_no_news(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
     told, _ = followed
     await until(lambda: bool(scripted.watches))

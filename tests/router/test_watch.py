@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.watch import DEAF, SILENCE, Level, Watch
@@ -17,7 +20,7 @@ IDLE = Beat(state=NodeState.READY)
 
 async def beating(levels: list[tuple[Level, str]]) -> Watch:
     """A watch after a second of punctual beats."""
-    watch = Watch(Thresholds(dead_phi=12.0, grace_s=60.0), lambda level, cause: levels.append((level, cause)))
+    watch = Watch(Thresholds(dead_phi=12.0, grace_s=60.0), lambda level, cause: levels.append((level, cause)), AwakeClock())
     watch.start()
     for _ in range(20):
         watch.beat(WORKING)
@@ -56,7 +59,7 @@ async def test_silence_is_told_within_a_second_and_its_end_at_once() -> None:
 
 async def hearing(levels: list[tuple[Level, str]], thresholds: Thresholds) -> Watch:
     """A watch of a node that works, and answered a few beats."""
-    watch = Watch(thresholds, lambda level, cause: levels.append((level, cause)))
+    watch = Watch(thresholds, lambda level, cause: levels.append((level, cause)), AwakeClock())
     watch.start()
     for sequence in range(1, 21):
         watch.beat(WORKING)
@@ -127,11 +130,33 @@ async def test_an_answer_that_is_read_late_and_behind_other_frames_because_this_
 
 async def test_a_node_that_never_answers_is_judged_by_its_beats_alone() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = Watch(Thresholds(grace_s=0.0), lambda level, cause: levels.append((level, cause)))
+    watch = Watch(Thresholds(grace_s=0.0), lambda level, cause: levels.append((level, cause)), AwakeClock())
     watch.start()
     for sequence in range(1, 60):
         watch.asked(sequence)
         watch.beat(WORKING)
         await asyncio.sleep(0.02)
     assert levels == []
+    watch.close()
+
+
+async def test_an_answer_behind_what_a_node_sent_while_this_router_stood_still_is_no_deafness() -> None:
+    """The node sent thousands of frames meanwhile; they are read on time, and the answer comes after all of them."""
+    levels: list[tuple[Level, str]] = []
+    watch = await hearing(levels, Thresholds(grace_s=60.0))
+    time.sleep(1.0)  # noqa: ASYNC251 - nothing of this process runs
+    watch.asked(21)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 3.0
+    for step in count(1):
+        watch.beat(replace(WORKING, step=step))
+        watch.frame()
+        await asyncio.sleep(0.02)
+        if loop.time() > until:
+            break
+    assert [cause for _, cause in levels if cause == DEAF] == []
+    watch.answered(21)
+    watch.asked(22)
+    await beat_until(watch, levels, len(levels) + 1)
+    assert levels[-1] == (Level.SUSPECT, DEAF), "once the answers are read, they are waited for as ever"
     watch.close()

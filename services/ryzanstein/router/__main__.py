@@ -11,6 +11,7 @@ import contextlib
 import gc
 import sqlite3
 import sys
+from functools import partial
 
 import structlog
 import uvloop
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
+from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
@@ -33,6 +35,7 @@ log = structlog.get_logger(__name__)
 async def serve(settings: RouterSettings) -> None:
     """Runs a router until SIGTERM or SIGINT. OSError, sqlite3.Error, RyzansteinError: it cannot start."""
     async with assembled(settings) as router:
+        router.telemetry.background.watch_loop()
         metrics = MetricsServer(router.telemetry.registry, settings.host, settings.metrics_port)
         try:
             await _serve_faces(router, settings, metrics.port)
@@ -43,20 +46,24 @@ async def serve(settings: RouterSettings) -> None:
 
 async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: int) -> None:
     rpc = grpc_face(router, settings)
+    background = router.telemetry.background
     http = HttpServer(create_app(router.core, router.telemetry), settings.host, settings.http_port)
     await rpc.start()
     let_find(router, settings, rpc.port)
     if settings.http:
         await http.start()
+        background.supervise("http", http.live, STOP, finite=True)
     log.info(
         "serving", host=settings.host, grpc_port=rpc.port, http_port=http.port, http=settings.http, metrics_port=metrics_port
     )
     await rpc.set_started()
-    readiness = asyncio.create_task(_keep_readiness(router, rpc))
-    await terminated()
-    readiness.cancel()
-    log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
-    await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
+    readiness = background.supervise("readiness", partial(_keep_readiness, router, rpc), STOP)
+    try:
+        await background.until(terminated())
+    finally:
+        readiness.cancel()
+        log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
+        await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
@@ -94,6 +101,9 @@ def main() -> int:
             uvloop.run(serve(settings))
     except (OSError, sqlite3.Error, RyzansteinError) as error:
         log.error("cannot serve", error=str(error))
+        return 1
+    except Exception:
+        log.exception("failed")
         return 1
     return 0
 

@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
+import structlog
+
+from ryzanstein.awake import AwakeClock
 from ryzanstein.router.admission import Limits
 from ryzanstein.router.call import Calls
 from ryzanstein.router.choosing import make_chooser
@@ -41,6 +44,8 @@ from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 
+log = structlog.get_logger(__name__)
+
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
@@ -65,14 +70,20 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         # In a thread: it sends what is left and waits for that.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
-        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry)
+        awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
+        stack.callback(awake.close)
+        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry, awake)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         journal = await stack.enter_async_context(open_journal(settings))
         # Another one after each start: a process that comes back has not the generations of the one before.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
         claimed = Claimed(
-            sessions, owner_id, settings.claim_ttl_s, _nobody_is_gone if journal is None else journal.peers.is_gone
+            sessions,
+            owner_id,
+            settings.claim_ttl_s,
+            _nobody_is_gone if journal is None else journal.peers.is_gone,
+            telemetry.background,
         )
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
@@ -113,12 +124,16 @@ async def _following(settings: RouterSettings, router_id: str, links: Links, tel
         yield
         return
     await view.start()
-    task = asyncio.create_task(view.run(settings.orchestrator))
+    task = telemetry.background.supervise("view", partial(view.run, settings.orchestrator))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _log_pause(late_s: float) -> None:
+    log.warning("stood still, nobody is blamed for it", late_s=round(late_s, 3))
 
 
 async def _nobody_is_gone(owner_id: str) -> bool:

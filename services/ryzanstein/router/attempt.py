@@ -25,6 +25,8 @@ NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
 REQUEST_FAULT = "request_fault"
 NO_PROGRESS = "no_progress"
+# The node says that it cannot run such a request, which another node has accepted or may be able to run.
+REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,15 @@ class Lost:
     at: float
     error: RyzansteinError | None = None
 
+    @property
+    def reason(self) -> str:
+        """What the node said; empty: nothing."""
+        return "" if self.error is None else self.error.reason
+
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request itself is wrong; no node would run it."""
+    """The node says that the request is wrong. Whether that ends the generation is the runner's to say."""
 
     run: AttemptRun
     error: RyzansteinError
@@ -164,6 +171,16 @@ class AttemptRun:
     def lost(self, cause: str, at: float) -> None:
         self._log.fence(self.attempt)
         self._tell(Lost(self, cause, at))
+
+    @property
+    def let_in(self) -> bool:
+        """Its node has let it in."""
+        return self._prompt_tokens is not None
+
+    @property
+    def fruitful(self) -> bool:
+        """It has brought something new."""
+        return self._begun
 
     @property
     def suspect(self) -> bool:

@@ -16,6 +16,7 @@ from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
 from ryzanstein.router.journal.peers import OWNER
+from ryzanstein.router.request_key import keyed
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
 from ryzanstein.tracing import Tracing, traceparent
@@ -35,15 +36,16 @@ class Call:
     """Of a call from another router: whom it means."""
     tenant: str = ""
 
-    def complete(self, request: GenerationRequest) -> GenerationRequest:
-        """INVALID_ARGUMENT when the tenant has no valid name."""
-        return replace(
+    def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
+        """`key`: the message's own `request_id`. INVALID_ARGUMENT when it is no key, or the tenant has no valid name."""
+        completed = replace(
             request,
             request_id=self.request_id,
             traceparent=self.traceparent,
             deadline=self.deadline,
             tenant=valid_tenant(self.tenant, request.user),
         )
+        return keyed(completed, key, "request_id")
 
 
 class Calls:

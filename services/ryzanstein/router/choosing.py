@@ -18,7 +18,7 @@ def make_chooser(settings: RouterSettings, router_id: str, telemetry: Telemetry)
 
 
 def _bounds(settings: RouterSettings) -> Bounds:
-    return Bounds(settings.queue_bound, settings.load_bound, settings.load_floor, settings.prefix_entries)
+    return Bounds(settings.queue_bound, settings.load_bound, settings.bound_floor, settings.prefix_entries)
 
 
 def _balance(settings: RouterSettings) -> BalanceSettings:

@@ -63,7 +63,8 @@ class RouterSettings(ServiceSettings):
     )
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
     load_window_s: float = Field(900.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
-    load_floor: int = Field(32, ge=1, description="requests in the window below which a node is never too full")
+    load_floor: int = Field(32, ge=1, description="requests a node in the window below which evenness is not judged")
+    bound_floor: int = Field(16, ge=1, description="requests in the window below which a node is never too full")
     load_bound: float = Field(1.04, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
     imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
     imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
@@ -79,8 +80,8 @@ class RouterSettings(ServiceSettings):
 
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
-    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
-    max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token")
+    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without any node before NO_NODES")
+    max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row that may fail of the request")
     accept_s: float = Field(5.0, gt=0, description="until a node has accepted what it was sent")
     attempt_silence_s: float = Field(
         20.0, gt=0, description="until an attempt brings a token on a node that works for others; longer with a queue"

@@ -92,18 +92,25 @@ class Connection:
         self.end(LINK_LOST)
 
     async def _write(self, pulse: Pulse) -> None:
-        # The stream's end is the reader's to notice: a failed write only stops the writing.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                unsent = await self._next(self._last_beat + pulse.beat_interval_s)
-                # First, and not behind a prompt that may take long.
-                if time.monotonic() >= self._last_beat + pulse.beat_interval_s:
-                    await self._beat(pulse)
-                if unsent is not None:
-                    frame, written = unsent
-                    await self._call.write(frame)
-                    if written is not None:
-                        written(time.monotonic())
+        try:
+            await self._write_all(pulse)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream's end is the reader's to notice: a failed write only stops the writing
+        except Exception:
+            log.exception("frame not written")
+            self.end(PROTOCOL)
+
+    async def _write_all(self, pulse: Pulse) -> None:
+        while True:
+            unsent = await self._next(self._last_beat + pulse.beat_interval_s)
+            # First, and not behind a prompt that may take long.
+            if time.monotonic() >= self._last_beat + pulse.beat_interval_s:
+                await self._beat(pulse)
+            if unsent is not None:
+                frame, written = unsent
+                await self._call.write(frame)
+                if written is not None:
+                    written(time.monotonic())
 
     async def _next(self, until: float) -> tuple[worker.ConnectRequest, _Written | None] | None:
         """The next frame; None when there was none until then."""

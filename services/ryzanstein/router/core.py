@@ -24,7 +24,8 @@ class Core(Protocol):
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         """Admits, journals and starts a generation; returns its generation id. It goes on without a reader for the
         re-attach window (30 s after the last reader left), then it is cancelled. `resumable` False: its client will not
-        come back for it, so it need not outlive this router."""
+        come back for it, so it need not outlive this router. A request whose key another generation has is not started: that
+        one's id is returned, FAILED_PRECONDITION when it has another body; with a key every generation is resumable."""
         ...
 
     def follow(

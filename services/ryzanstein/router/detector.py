@@ -19,6 +19,8 @@ WINDOW = 100
 LONGEST_RATIO = 8.0
 # From a beat of this router to the node's answer, before any was measured. Eight times as long is the longest that is learnt.
 ROUND_TRIP_S = 0.2
+# Answers lie behind all that a node sent while this router stood still: tokens of many generations, perhaps.
+BACKLOG_S = 5.0
 # More unanswered beats say nothing new: what counts is the oldest.
 MAX_UNANSWERED = 64
 _STANDARD = NormalDist()
@@ -39,6 +41,14 @@ class Thresholds:
     grace_s: float = 0.5
     stall_s: float = 2.0
     stall_steps: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BeatIntervals:
+    """How often a node says that it beats, in seconds: what is expected before any beat was seen."""
+
+    working_s: float = WORKING_INTERVAL_S
+    idle_s: float = IDLE_INTERVAL_S
 
 
 class Intervals:
@@ -86,11 +96,12 @@ class Intervals:
 class BeatDetector:
     """Judges one link's silence. All times come from one monotonic clock in seconds."""
 
-    def __init__(self, thresholds: Thresholds, now: float) -> None:
+    def __init__(self, thresholds: Thresholds, now: float, intervals: BeatIntervals | None = None) -> None:
+        expected = intervals or BeatIntervals()
         self._thresholds = thresholds
         self._rates = {
-            True: Intervals(WORKING_INTERVAL_S, thresholds.jitter_s),
-            False: Intervals(IDLE_INTERVAL_S, thresholds.jitter_s),
+            True: Intervals(expected.working_s, thresholds.jitter_s),
+            False: Intervals(expected.idle_s, thresholds.jitter_s),
         }
         self._working = False
         self._last_beat: float | None = None
@@ -135,6 +146,7 @@ class Echoes:
         self._newest = 0
         self._answered_at: float | None = None
         self._measured_at = -math.inf
+        self._excused = False
         self._last_s = 0.0
 
     def asked(self, now: float, sequence: int) -> None:
@@ -149,7 +161,16 @@ class Echoes:
             return
         self._answered_at = now
         while self._unanswered and self._unanswered[0][0] <= sequence:
-            self._measure(self._unanswered.popleft()[1], now)
+            asked_at = self._unanswered.popleft()[1]
+            if not self._excused:
+                self._measure(asked_at, now)
+        self._excused = False
+
+    def excuse(self, now: float) -> None:
+        """This router stood still: until it has read the next answer, it has not read what waits in its socket. How long that
+        takes is no round trip."""
+        if self._answered_at is not None:
+            self._answered_at, self._excused = now + BACKLOG_S, True
 
     def _measure(self, asked_at: float, now: float) -> None:
         """One at a time, as in RFC 6298: what was asked during a pause does not make that pause count several times."""
@@ -187,11 +208,11 @@ class Progress:
         self._moved_at: float | None = None
         self._step_s = 0.0
 
-    def beat(self, now: float, step: int, pending: bool) -> None:
-        """`step` counts the engine's steps; `pending`: sequences run or wait."""
+    def beat(self, now: float, step: int, pending: bool, *, profiling: bool = False) -> None:
+        """`step` counts the engine's steps; `pending`: sequences run or wait; `profiling`: the node says why nothing moves."""
         if not pending:
             self._moved_at = None
-        elif self._moved_at is None:
+        elif self._moved_at is None or profiling:
             self._moved_at = now
         elif step > self._step:
             self._step_s += 0.2 * ((now - self._moved_at) / (step - self._step) - self._step_s)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Usage
+from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Message, Started, Usage
 from ryzanstein.router.token_log import TokenLog
 
 MAX_DELTA_TOKENS = 512
@@ -40,6 +40,10 @@ class Generation:
         self.generation_id = generation_id
         self.request = request
         self.epoch = epoch
+        self.next_attempt = 0
+        self.said: tuple[Message, ...] = ()
+        """Its session's turn; empty without a session."""
+        self.was_read = False
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.ended: list[Finished] = []
@@ -49,7 +53,7 @@ class Generation:
         self.first_token_at: float | None = None
         self.last_token_at = self.submitted_at
         self._observer = observer
-        self._readers: set[asyncio.Event] = set()
+        self._readers: dict[asyncio.Event, None] = {}
         self._finished_tokens = 0
         self._cached = 0
 
@@ -77,7 +81,8 @@ class Generation:
         self._cached = max(self._cached, cached_prompt_tokens)
         prompt_tokens = 0 if self.started is None else self.started.prompt_tokens
         usage = Usage(prompt_tokens, self._finished_tokens, self._cached)
-        self.ended.append(Finished(choice, self.log.choices[choice].reason or FinishReason.CANCELLED, usage))
+        reason = self.log.choices[choice].reason
+        self.ended.append(Finished(choice, FinishReason.CANCELLED if reason is None else reason, usage))
         self.wake()
 
     def settle(self, error: RyzansteinError | None = None) -> None:
@@ -89,6 +94,17 @@ class Generation:
         self.settled = True
         self.wake()
 
+    @property
+    def resumable(self) -> bool:
+        """It has failed with an error that asks its readers to try again. The first one is told; who comes then starts it
+        anew, where it ended."""
+        return self.was_read and self.error is not None and self.error.retry_after_s is not None
+
+    def resume(self) -> None:
+        """It is about to run again. Readers that were not told its error yet are not told it any more."""
+        self.error = None
+        self.settled = False
+
     def wake(self) -> None:
         if self._readers:
             self._observer.has_news(self._readers)
@@ -96,8 +112,9 @@ class Generation:
     async def follow(self, from_index: Mapping[int, int]) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
         cursor = _Cursor(self, from_index)
+        self.was_read = True
         news = asyncio.Event()
-        self._readers.add(news)
+        self._readers[news] = None
         self._observer.readers_changed(self)
         try:
             while not cursor.done:
@@ -110,7 +127,7 @@ class Generation:
                 if not cursor.done:
                     await news.wait()
         finally:
-            self._readers.discard(news)
+            self._readers.pop(news, None)
             self._observer.readers_changed(self)
 
 

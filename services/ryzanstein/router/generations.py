@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from ryzanstein import errors
+from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.wakes import Wakes
@@ -26,18 +27,20 @@ class Generations:
         cancel: Callable[[Generation], None],
         on_forgotten: Callable[[Generation], None],
         telemetry: Telemetry,
+        *,
+        awake: AwakeClock,
     ) -> None:
         self._window_s = window_s
         self._max_retained_tokens = max_retained_tokens
         self._cancel = cancel
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
-        self._loop = asyncio.get_running_loop()
+        self._awake = awake
         self._wakes = Wakes()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, AwakeTimer] = {}
         self._waiting: Counter[str] = Counter()
 
     def waiting(self, model: str) -> int:
@@ -70,7 +73,8 @@ class Generations:
         if (timer := self._timers.pop(generation_id, None)) is not None:
             timer.cancel()
         if not generation.num_readers:
-            self._timers[generation_id] = self._loop.call_later(self._window_s, self._expire, generation)
+            # While this router stands still nobody can come back to it.
+            self._timers[generation_id] = self._awake.call_at(self._awake.now() + self._window_s, self._expire, generation)
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
         self._wakes.add(readers)
@@ -96,6 +100,15 @@ class Generations:
         while self._retained_tokens > self._max_retained_tokens:
             self._telemetry.evicted.inc()
             self._forget(next(iter(self._retained)))
+        self._telemetry.retained.set(len(self._retained))
+
+    def resumed(self, generation: Generation) -> None:
+        """One that had ended runs again."""
+        self._telemetry.running.inc()
+        if generation.started is None:
+            self._waiting[generation.request.model] += 1
+            self._telemetry.waiting.inc()
+        self._retained_tokens -= self._retained.pop(generation.generation_id, 0)
         self._telemetry.retained.set(len(self._retained))
 
     def drop(self, generation: Generation) -> None:

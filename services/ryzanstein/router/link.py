@@ -15,11 +15,12 @@ import grpc
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.generation import Attempt
 from ryzanstein.router.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.delivery import AttemptSink, deliver
-from ryzanstein.router.detector import Thresholds
+from ryzanstein.router.detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, Thresholds
 from ryzanstein.router.watch import Level, Watch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
@@ -28,10 +29,13 @@ from ryzanstein.wire import beat_from_wire, submit_now
 log = structlog.get_logger(__name__)
 
 NODE_STATE = "node_state"
+UNLOADED = "unloaded"
 CLOSED = "closed"
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
-_SERVING = (NodeState.READY, NodeState.DRAINING)
+# A state without a name here is no loss: what the node loses it says of each generation.
+_SHORTEST_BEAT_S, _LONGEST_BEAT_S = 0.001, 10.0
+_SERVING = (NodeState.READY, NodeState.DRAINING, NodeState.UNSPECIFIED)
 
 
 class LinkObserver(Protocol):
@@ -59,7 +63,7 @@ class LinkObserver(Protocol):
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
 
-    def __init__(self, address: str, router_id: str, thresholds: Thresholds, observer: LinkObserver) -> None:
+    def __init__(self, address: str, router_id: str, thresholds: Thresholds, observer: LinkObserver, awake: AwakeClock) -> None:
         self.address = address
         self.node_id = ""
         self.beat = Beat()
@@ -71,6 +75,7 @@ class NodeLink:
         self._router_id = router_id
         self._thresholds = thresholds
         self._observer = observer
+        self._awake = awake
         self._connection: Connection | None = None
         self._watch: Watch | None = None
         self._sinks: dict[int, AttemptSink] = {}
@@ -150,8 +155,8 @@ class NodeLink:
             if connection is None:
                 return False
             cause = CLOSED
-            self._up(connection)
             try:
+                self._up(connection)
                 cause = await connection.serve(self._receive, self)
             finally:
                 self._down(cause)
@@ -162,7 +167,7 @@ class NodeLink:
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self._connection = connection
-        self._watch = Watch(self._thresholds, self._on_level)
+        self._watch = Watch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
         self.beat = beat_from_wire(hello.beat)
         self._watch.beat(self.beat)
@@ -210,7 +215,7 @@ class NodeLink:
             # A node that lost its ranks lost what ran on them, whether or not it says so for each generation.
             for handle in self._sinks:
                 self._tell_cancelled(handle)
-            self._lose_all(NODE_STATE)
+            self._lose_all(UNLOADED if beat.state is NodeState.STARTING else NODE_STATE)
 
     def _tell_cancelled(self, handle: int) -> None:
         if self._connection is not None:
@@ -226,3 +231,14 @@ class NodeLink:
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)
         self._observer.link_changed(self)
+
+
+def _intervals(hello: worker.NodeHello) -> BeatIntervals:
+    """As the node says, within what a node may be set to; an older one says nothing."""
+    busy_s = hello.beat_busy.seconds + hello.beat_busy.nanos / 1e9 if hello.HasField("beat_busy") else WORKING_INTERVAL_S
+    idle_s = hello.beat_idle.seconds + hello.beat_idle.nanos / 1e9 if hello.HasField("beat_idle") else IDLE_INTERVAL_S
+    return BeatIntervals(_within(busy_s), _within(idle_s))
+
+
+def _within(interval_s: float) -> float:
+    return min(max(interval_s, _SHORTEST_BEAT_S), _LONGEST_BEAT_S)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import structlog
 
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation import Attempt, GenerationRequest
 from ryzanstein.router.breaker import Breaker, BreakerState
-from ryzanstein.router.choose import Affinity, Chooser, NodeView, is_usable
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.delivery import AttemptSink
 from ryzanstein.router.detector import Thresholds
@@ -62,8 +63,11 @@ class Placement:
 class Links:
     """The links of a router. `follow` membership; `close` in the end."""
 
-    def __init__(self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry) -> None:
+    def __init__(
+        self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry, awake: AwakeClock
+    ) -> None:
         self.router_id = router_id
+        self.awake = awake
         self._thresholds = thresholds
         self._chooser = chooser
         self._telemetry = telemetry
@@ -81,7 +85,7 @@ class Links:
         """Links exactly these addresses; links to others end when their stream does. `draining`: node ids."""
         self._draining = frozenset(draining)
         known = {link.address: link for link, task in self._tasks.items() if not task.done()}
-        for address in addresses:
+        for address in sorted(addresses):
             link = known.pop(address, None)
             if link is None:
                 self._open(address)
@@ -94,8 +98,8 @@ class Links:
         self._notify()
 
     def _open(self, address: str) -> None:
-        link = NodeLink(address, self.router_id, self._thresholds, self)
-        task = self._loop.create_task(link.run())
+        link = NodeLink(address, self.router_id, self._thresholds, self, self.awake)
+        task = self._telemetry.background.supervise("link", link.run, finite=True)
         self._tasks[link] = task
         task.add_done_callback(lambda task: self._gone(link, task))
 
@@ -168,12 +172,32 @@ class Links:
         """What the request wants to stay near."""
         return self._chooser.wish(request)
 
-    def candidates(self, model: str, wish: Affinity, excluded: Collection[str]) -> list[str]:
-        """Node ids, the best first, of which the first one is to be given an attempt now. Empty when no node can take it.
+    def rank(self, model: str, wish: Affinity, excluded: Collection[str]) -> Ranking:
+        """The nodes that could take it, the best first. A member without a link counts too: a key still belongs to it."""
+        return self._chooser.rank([self._view(link) for link in self._nodes.values()], model, wish, excluded)
 
-        A member without a link counts too: a key still belongs to it.
-        """
-        return self._chooser.candidates([self._view(link) for link in self._nodes.values()], model, wish, excluded)
+    def place(self, ranking: Ranking, node_id: str) -> None:
+        """The node is given an attempt now."""
+        self._chooser.place(ranking, node_id)
+
+    def could_serve(self, model: str, excluded: Collection[str]) -> bool:
+        """Some node could take an attempt by and by: it serves the model, and nothing is known against it but that it is full,
+        or that somebody else probes it just now. Nothing is placed."""
+        return any(link.node_id not in excluded for link in self._serving(model))
+
+    def has_larger_context(self, model: str, node_id: str, excluded: Collection[str]) -> bool:
+        """Such a node with a larger context than this one."""
+        known = self._nodes.get(node_id)
+        least = 0 if known is None else known.beat.context_length
+        return any(link.node_id not in excluded and link.beat.context_length > least for link in self._serving(model))
+
+    def _serving(self, model: str) -> Iterator[NodeLink]:
+        """Their breakers may be half-open."""
+        for node_id, link in self._nodes.items():
+            ready = link.connected and link.beat.state is NodeState.READY and link.beat.model == model
+            wanted = not link.suspected and node_id not in self._draining
+            if ready and wanted and self._breakers[node_id].state is not BreakerState.OPEN:
+                yield link
 
     def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
         """Sends an attempt to a node of the last snapshot."""
@@ -247,7 +271,8 @@ class Links:
 
     def link_down(self, link: NodeLink, cause: str) -> None:
         if cause != CLOSED:
-            if (breaker := self._breakers.get(link.node_id)) is not None:
+            # Who slept blames nobody: the node may have given this router up meanwhile, or gRPC the connection.
+            if (breaker := self._breakers.get(link.node_id)) is not None and not self.awake.lately_paused:
                 breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()
             self._losses.add(link.node_id, cause, link.inflight)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -15,8 +15,8 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import ChatPrompt, FinishReason, GenerationEvent, GenerationRequest, Prompt
-from ryzanstein.router.admission import Admission, Limits
+from ryzanstein.generation import ChatPrompt, FinishReason, GenerationEvent, GenerationRequest, Message, Prompt
+from ryzanstein.router.admission import Admission, Limits, Place
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.generations import Generations
@@ -24,6 +24,7 @@ from ryzanstein.router.hedge_budget import HedgeBudget, HedgePolicy
 from ryzanstein.router.journal.encoding import decode_request, has_settled, restore
 from ryzanstein.router.journal.journal import Record
 from ryzanstein.router.journal.peers import moved
+from ryzanstein.router.key_ring import KeyRing, SharedKeys, UnsharedKeys
 from ryzanstein.router.links import Links
 from ryzanstein.router.placing import RunnerPolicy
 from ryzanstein.router.recording import Recorder, Unrecorded
@@ -34,6 +35,8 @@ from ryzanstein.router.token_count import count_prompt_tokens
 from ryzanstein.tracing import Tracing, traceparent
 
 log = structlog.get_logger(__name__)
+
+Life = Coroutine[None, None, RyzansteinError | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class RouterCore:
         tracing: Tracing,
         *,
         recorder: Recorder | None = None,
+        keys: SharedKeys | None = None,
     ) -> None:
         self._links = links
         self._turns = turns
@@ -70,8 +74,14 @@ class RouterCore:
         self._tracing = tracing
         self._admission = Admission(policy.limits, telemetry)
         self._recorder = recorder if recorder is not None else Unrecorded()
+        self._keys = KeyRing(keys if keys is not None else UnsharedKeys(), telemetry)
         self._generations = Generations(
-            policy.reattach_window_s, policy.max_retained_tokens, self._stop, self._recorder.forgotten, telemetry
+            policy.reattach_window_s,
+            policy.max_retained_tokens,
+            self._stop,
+            self._forgotten,
+            telemetry,
+            awake=links.awake,
         )
         self._moved: set[Generation] = set()
         self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
@@ -93,24 +103,48 @@ class RouterCore:
         request.sampling.validate()
         self._admission.check_size(request.prompt)
         generation_id = uuid.uuid4().hex
-        request, turn = await self._turns.open(request, generation_id)
+        if request.key is None:
+            await self._start(generation_id, request, resumable)
+            return generation_id
+        deadline = self._deadline(request)
+        holder_id = await self._keys.claim(request.key, generation_id, deadline - clock.unix_s())
+        if holder_id == generation_id:
+            await self._start(generation_id, replace(request, deadline=deadline), True)
+        return holder_id
+
+    async def _start(self, generation_id: str, request: GenerationRequest, resumable: bool) -> None:
         try:
-            request = self._completed(request)
-            self._admission.check_room(len(self._running), self._generations.waiting(request.model), request.tenant)
-            if turn is not None:
-                await turn.ensure(request.model)
-            generation = self._launch(generation_id, request, turn, resumable)
+            place = self._admission.enter(request.tenant)
+            try:
+                generation = await self._begun(generation_id, request, place, resumable)
+            except BaseException:
+                place.leave()
+                raise
         except BaseException:
-            if turn is not None:
-                turn.release()
+            self._keys.free(generation_id)
             raise
+        self._keys.begun(generation_id)
         # While the node begins: whoever knows the id must find the generation at another router.
         try:
             await self._recorder.flushed(generation)
         except asyncio.CancelledError:
-            self._stop(generation)
+            if request.key is None:  # nobody can come back for it
+                self._stop(generation)
             raise
-        return generation_id
+
+    async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
+        """The place is the generation's from then on."""
+        request, turn = await self._turns.open(request, generation_id)
+        try:
+            request = self._completed(request)
+            place.wait_for(request.model, self._generations.waiting(request.model))
+            if turn is not None:
+                await turn.ensure(request.model)
+            return self._launch(generation_id, request, turn, place, resumable)
+        except BaseException:
+            if turn is not None:
+                turn.release()
+            raise
 
     async def follow(
         self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = ""
@@ -119,6 +153,8 @@ class RouterCore:
         generation = self._generations.get(generation_id)
         if generation.started is not None:
             self._telemetry.reattached.inc()
+        if generation.resumable:
+            self._resume(generation)
         async with aclosing(generation.follow(from_index or {})) as events:
             async for event in events:
                 yield event
@@ -134,26 +170,31 @@ class RouterCore:
         """A generation that can be read here."""
         return self._generations.find(generation_id)
 
-    def check_room(self) -> None:
-        """QUEUE_FULL when this router runs as many generations as it may."""
-        self._admission.check_running(len(self._running))
+    def reserve(self) -> Place:
+        """Room for a generation that is to be adopted. QUEUE_FULL when this router runs as many as it may."""
+        return self._admission.enter_unnamed()
 
-    async def adopt(self, generation_id: str, record: Record) -> Generation:
-        """Goes on with a generation that another router had, where the record ends."""
+    async def adopt(self, generation_id: str, record: Record, place: Place) -> Generation:
+        """Goes on with a generation that another router had, where the record ends. The place is its own from then on."""
         request, new_messages = decode_request(record.request)
         settled = has_settled(record.batches)
-        turn = None
-        if request.session_id and isinstance(request.prompt, ChatPrompt) and not settled:
-            said = request.prompt.messages[-new_messages:]
+        turn, said = None, _said(request, new_messages)
+        if said and not settled:
             turn = await self._turns.resume(request.session_id, generation_id, said)
         generation = Generation(generation_id, request, self._generations, record.epoch)
+        # Whoever read it elsewhere was told how it ended.
+        generation.said, generation.was_read = said, True
         self._generations.add(generation)
         settled = restore(generation, record.batches)
         self._recorder.added(generation, new_messages)
+        if request.key is not None and _may_go_on(generation.error):
+            self._keys.adopted(request.key, generation_id)
         if settled:
             self._generations.ended(generation)
+            place.leave()
         else:
-            self._run(generation, turn)
+            place.belongs_to(request.tenant)
+            self._run(generation, turn, place, self._live(generation, turn))
         return generation
 
     def moved(self, generation: Generation) -> None:
@@ -174,6 +215,7 @@ class RouterCore:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._generations.close()
+        await self._keys.close()
 
     def _completed(self, request: GenerationRequest) -> GenerationRequest:
         """With model, seed and deadline, which a client may leave out."""
@@ -182,8 +224,11 @@ class RouterCore:
             request,
             model=self._model(request.model),
             sampling=replace(request.sampling, seed=seed),
-            deadline=request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s,
+            deadline=self._deadline(request),
         )
+
+    def _deadline(self, request: GenerationRequest) -> float:
+        return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s
 
     def _model(self, name: str) -> str:
         """NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND."""
@@ -199,29 +244,75 @@ class RouterCore:
             raise errors.invalid("model", f"must be given, the cluster serves {', '.join(sorted(known))}"[:256])
         return next(iter(known))
 
-    def _launch(self, generation_id: str, request: GenerationRequest, turn: Turn | None, resumable: bool) -> Generation:
+    def _launch(
+        self, generation_id: str, request: GenerationRequest, turn: Turn | None, place: Place, resumable: bool
+    ) -> Generation:
         generation = Generation(generation_id, request, self._generations)
         self._generations.add(generation)
+        place.launched()
+        if turn is not None:
+            generation.said = turn.said
         if resumable:
-            self._recorder.added(generation, 0 if turn is None else len(turn.said))
-        self._run(generation, turn)
+            self._recorder.added(generation, len(generation.said))
+        self._run(generation, turn, place, self._live(generation, turn))
         return generation
 
-    def _run(self, generation: Generation, turn: Turn | None) -> None:
+    def _resume(self, generation: Generation) -> None:
+        """Runs it again, from where it ended to its deadline. QUEUE_FULL: not now; the window to come back begins anew."""
+        self._generations.readers_changed(generation)
+        place = self._place_again(generation)
+        generation.resume()
+        self._generations.resumed(generation)
+        self._recorder.resumed(generation)
+        self._telemetry.resumed.inc()
+        self._run(generation, None, place, self._live_again(generation))
+
+    def _place_again(self, generation: Generation) -> Place:
+        """As a new request has it: also its tenant's share counts, and the line when no node has accepted it yet."""
+        request = generation.request
+        place = self._admission.enter(request.tenant)
+        try:
+            if generation.started is None:
+                place.wait_for(request.model, self._generations.waiting(request.model))
+        except BaseException:
+            place.leave()
+            raise
+        place.launched()
+        return place
+
+    def _run(self, generation: Generation, turn: Turn | None, place: Place, life: Life) -> None:
         request = generation.request
         span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
-        task = asyncio.get_running_loop().create_task(self._live(generation, turn))
+        task = self._telemetry.background.once("generation", life)
         self._running[generation] = task
-        self._admission.enter(request.tenant)
 
         def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
+            place.leave()
             self._wind_up(generation, turn, task)
             tokens = generation.log.num_tokens
             span.set_attributes({"ryzanstein.generation_id": generation.generation_id, "ryzanstein.tokens": tokens})
             span.end()
 
         task.add_done_callback(ended)
+
+    async def _live_again(self, generation: Generation) -> RyzansteinError | None:
+        """With its session claimed anew, which somebody else may have meanwhile: SESSION_BUSY."""
+        request, turn = generation.request, None
+        if clock.unix_s() >= (request.deadline or 0.0):
+            return errors.deadline_exceeded()
+        try:
+            if generation.said:
+                turn = await self._turns.again(request.session_id, generation.generation_id, generation.said)
+            return await self._live(generation, turn)
+        except RyzansteinError as error:
+            return error
+        except Exception:
+            log.exception("generation not resumed", generation_id=generation.generation_id)
+            return errors.internal(f"internal error, generation {generation.generation_id}")
+        finally:
+            if turn is not None:
+                turn.release()
 
     async def _live(self, generation: Generation, turn: Turn | None) -> RyzansteinError | None:
         """Runs the generation to its end; returns what it failed with."""
@@ -246,10 +337,14 @@ class RouterCore:
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
         """Runs however the generation ended, also when it was cancelled before its first step."""
         del self._running[generation]
-        self._admission.leave(generation.request.tenant)
         if turn is not None:
             turn.release()
         error, outcome = self._outcome(generation, task)
+        if outcome == "moved":
+            self._keys.passed_on(generation.generation_id)
+        elif not _may_go_on(error):
+            # Before anybody hears of it: who tries again at once must find the key free.
+            self._keys.free(generation.generation_id)
         if outcome == "cancelled":
             for choice in generation.log.cancel():
                 generation.end_choice(choice)
@@ -269,7 +364,7 @@ class RouterCore:
             return moved(generation.generation_id), "moved"
         if task.cancelled():
             return None, "cancelled"
-        error = task.result()
+        error = errors.internal(f"internal error, generation {generation.generation_id}") if task.exception() else task.result()
         return error, "complete" if error is None else error.code.name.lower()
 
     def _measure(self, generation: Generation, outcome: str) -> None:
@@ -283,14 +378,30 @@ class RouterCore:
             mean_s = (generation.last_token_at - first_at) / (generation.log.num_tokens - 1)
             self._telemetry.per_token.labels(model).observe(mean_s)
 
+    def _forgotten(self, generation: Generation) -> None:
+        self._keys.free(generation.generation_id)
+        self._recorder.forgotten(generation)
+
     def _stop(self, generation: Generation) -> None:
         if (task := self._running.get(generation)) is not None:
             task.cancel()
 
 
+def _may_go_on(error: RyzansteinError | None) -> bool:
+    """What ended so can still be answered, or resumed, under its key; anything else would run beside it and be stored too."""
+    return error is None or error.retry_after_s is not None
+
+
+def _said(request: GenerationRequest, new_messages: int) -> tuple[Message, ...]:
+    """The last messages of a request, which make its session's turn."""
+    if not request.session_id or not isinstance(request.prompt, ChatPrompt) or not new_messages:
+        return ()
+    return request.prompt.messages[-new_messages:]
+
+
 async def _commit(generation: Generation, turn: Turn) -> None:
     """The session keeps the first answer; one that was cancelled is no answer."""
     answer = generation.log.choices[0]
-    if answer.reason in (FinishReason.STOP, FinishReason.LENGTH):
+    if answer.reason not in (None, FinishReason.CANCELLED):
         node_id = answer.nodes[-1][1] if answer.nodes else ""
         await turn.commit("".join(token.text for token in answer.tokens), generation.request.model, node_id)

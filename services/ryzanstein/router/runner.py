@@ -19,6 +19,7 @@ from ryzanstein.router.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,
     NODE_FAULT,
+    REFUSED,
     REQUEST_FAULT,
     AttemptEvent,
     AttemptRun,
@@ -66,8 +67,8 @@ class Runner:
         self._telemetry = telemetry
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
-        # Higher than every attempt of the routers that had the generation before.
-        self._next_attempt = generation.epoch << _EPOCH_SHIFT
+        # Higher than every attempt of the routers that had the generation before, and of earlier runs here.
+        generation.next_attempt = max(generation.next_attempt, generation.epoch << _EPOCH_SHIFT)
         self._looking: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -98,7 +99,8 @@ class Runner:
     def _look(self) -> None:
         """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
         patience, now = self._patience, time.monotonic()
-        left_s = {run: patience.left_s(run.quiet, now) for run in self._runs}
+        awake = self._links.awake
+        left_s = {run: patience.left_s(run.quiet, now - awake.slept_since(run.quiet.since)) for run in self._runs}
         for run in [run for run, left in left_s.items() if left <= 0]:
             run.alarm()
         again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
@@ -115,8 +117,7 @@ class Runner:
             case Lost():
                 await self._on_lost(event)
             case Rejected(run, error):
-                self._breaker_worked(run.node_id)
-                raise error
+                await self._on_lost(Lost(run, REFUSED, time.monotonic(), error))
             case Complete(run):
                 run.release()
                 self._runs.pop(run)
@@ -148,6 +149,7 @@ class Runner:
     async def _on_lost(self, lost: Lost) -> None:
         reroute = self._runs.pop(lost.run)
         self._blame(lost)
+        self._placing.note(lost)
         if not self._runs:
             self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run.node_id, lost.at))
             return
@@ -168,7 +170,7 @@ class Runner:
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT):
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:
@@ -197,8 +199,9 @@ class Runner:
 
     def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:
         generation = self._generation
-        number = self._next_attempt
-        self._next_attempt += 1
+        self._placing.placed(node_id)
+        number = generation.next_attempt
+        generation.next_attempt += 1
         run = AttemptRun(generation, number, node_id, self._telemetry, self._events.put_nowait)
         if reroute is not None:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)

@@ -2,7 +2,8 @@
 
 A client that goes away detaches from its stream; the generation runs on for the re-attach window, because a lost connection
 looks the same as a cancelled one. Metadata `x-cancel-on-disconnect: true` asks for the opposite. A unary call whose client is
-gone has nobody to re-attach: its generation is cancelled.
+gone has nobody to re-attach: its generation is cancelled. Neither holds for a request with a key: whoever sends it again joins
+the generation, and another caller may have done so already.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
-            return (await self._answer(call, chat_from_wire(request))).chat_response()
+            return (await self._answer(call.complete(chat_from_wire(request), request.request_id))).chat_response()
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
-            return (await self._answer(call, complete_from_wire(request))).complete_response()
+            return (await self._answer(call.complete(complete_from_wire(request), request.request_id))).complete_response()
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
     ) -> AsyncIterator[inference.StreamChatResponse]:
         with self._calls.call("StreamChat", context) as call:
-            async with contextlib.aclosing(self._stream(call, chat_from_wire(request.chat))) as events:
+            asked = call.complete(chat_from_wire(request.chat), request.chat.request_id)
+            async with contextlib.aclosing(self._stream(call, asked)) as events:
                 async for event in events:
                     yield inference.StreamChatResponse(event=event_to_wire(event))
 
@@ -55,7 +57,8 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference.StreamCompleteRequest, context: _Context
     ) -> AsyncIterator[inference.StreamCompleteResponse]:
         with self._calls.call("StreamComplete", context) as call:
-            async with contextlib.aclosing(self._stream(call, complete_from_wire(request.complete))) as events:
+            asked = call.complete(complete_from_wire(request.complete), request.complete.request_id)
+            async with contextlib.aclosing(self._stream(call, asked)) as events:
                 async for event in events:
                     yield inference.StreamCompleteResponse(event=event_to_wire(event))
 
@@ -93,23 +96,25 @@ class InferenceServicer(InferenceServiceServicer):
             model = name_from_wire(request.model, "model")
             return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request)))
 
-    async def _answer(self, call: Call, request: GenerationRequest) -> Answer:
-        generation_id = await self._core.submit(call.complete(request), resumable=False)
+    async def _answer(self, request: GenerationRequest) -> Answer:
+        generation_id = await self._core.submit(request, resumable=False)
         try:
             async with contextlib.aclosing(self._core.follow(generation_id)) as events:
                 return await Answer().read(events)
         except asyncio.CancelledError:
-            await self._cancel(generation_id)
+            if request.key is None:
+                await self._cancel(generation_id)
             raise
 
     async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        generation_id = await self._core.submit(call.complete(request), resumable=not call.cancel_on_disconnect)
+        ends_with_stream = call.cancel_on_disconnect and request.key is None
+        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         try:
             async with contextlib.aclosing(self._core.follow(generation_id)) as events:
                 async for event in events:
                     yield event
         except (asyncio.CancelledError, GeneratorExit):
-            if call.cancel_on_disconnect:
+            if ends_with_stream:
                 await self._cancel(generation_id)
             raise
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from ryzanstein.background import Background
 from ryzanstein.metrics import (
     DURATION_BUCKETS,
+    LOOP_LAG_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
     new_registry,
@@ -14,16 +18,18 @@ from ryzanstein.metrics import (
 # Counters that alerts look at exist from the start: `increase()` of a series whose first value is 1 does not see that 1.
 LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
-FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure")
+FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
 
 
 class Telemetry:
-    """The router's metrics, built once and passed on. Labels are bounded: names of models and nodes, codes, causes."""
+    """The router's metrics, built once and passed on, and its background tasks, whose ends are counted. Labels are bounded:
+    names of models and nodes, codes, causes."""
 
     def __init__(self) -> None:
         self.registry = registry = new_registry()
+        self.background = Background("router", registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=registry)
@@ -42,15 +48,17 @@ class Telemetry:
         self.evicted = counter("generations_evicted", "Ended generations forgotten early for want of room")
         self.abandoned = counter("generations_abandoned", "Generations cancelled because no reader came back")
         self.reattached = counter("generations_reattached", "Readers that joined a begun generation")
+        self.resumed = counter("generations_resumed", "Ended generations that ran again because their client came back")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
         self.refused = counter("refused", "Requests refused by admission", "reason")
+        self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by what became of them", "outcome")
         self.first_token = histogram("time_to_first_token", "Submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model")
         self.per_token = histogram(
             "time_per_output_token", "Mean time of a token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
         )
         self.duration = histogram("generation_duration", "Submit to end", DURATION_BUCKETS, "model")
-        self.failovers = counter("failovers", "Generations that moved to another node", "cause")
+        self.failovers = _known(counter("failovers", "Generations that moved to another node", "cause"), FAILOVER_CAUSES)
         self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
         self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
@@ -79,10 +87,8 @@ class Telemetry:
         self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
         self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
         self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
+        self.loop_lag = histogram("loop_lag", "How late this process's event loop is", LOOP_LAG_BUCKETS)
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
-
-        for cause in FAILOVER_CAUSES:
-            self.failovers.labels(cause)
 
     def know_node(self, node_id: str) -> None:
         """A node is linked: its counters exist before the first loss."""
@@ -97,3 +103,10 @@ class Telemetry:
         """Drops the states of a node that is gone; what it did stays counted."""
         for metric in (self.link_up, self.breaker, self.suspected, self.clock_skew):
             metric.remove(node_id)
+
+
+def _known(counted: Counter, labels: Iterable[str]) -> Counter:
+    """With a value for each label, so that `increase()` sees the first one."""
+    for label in labels:
+        counted.labels(label)
+    return counted

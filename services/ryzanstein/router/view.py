@@ -136,6 +136,6 @@ class ClusterView:
         """False when that is no news: most deltas only change a load."""
         if (addresses, draining) == self._told:
             return False
-        self._told = addresses, draining
         self._membership.follow(addresses, draining)
+        self._told = addresses, draining
         return True

@@ -31,7 +31,7 @@ class ViewCache:
             return frozenset(str(address) for address in addresses)
         except FileNotFoundError:
             return frozenset()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("cached view not readable", path=str(self._path), error=str(error))
             return frozenset()
 

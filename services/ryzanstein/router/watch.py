@@ -5,19 +5,17 @@ One timer per link, set to when the next level would be reached if nothing came:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 
+from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.cluster import Beat
-from ryzanstein.router.detector import BeatDetector, Echoes, Progress, Thresholds
+from ryzanstein.router.detector import BeatDetector, BeatIntervals, Echoes, Progress, Thresholds
 
 SILENCE = "silence"
 STALL = "stall"
 # Its beats come, and it answers none of ours.
 DEAF = "deaf"
-# A timer that fires so late says that this router was paused, and that the node's beats may lie unread in its sockets.
-_LATE_S = 0.05
 # Beats that have arrived need this process to run before it knows of them. So it looks several times, and on a machine whose
 # cores are taken those looks take as much longer as everything else here does.
 _LOOKS = 3
@@ -33,17 +31,26 @@ class Level(IntEnum):
 
 
 class Watch:
-    """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it."""
+    """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it.
 
-    def __init__(self, thresholds: Thresholds, on_level: Callable[[Level, str], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._beats = BeatDetector(thresholds, self._loop.time())
+    Silence is measured in time in which this router ran.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        on_level: Callable[[Level, str], None],
+        awake: AwakeClock,
+        intervals: BeatIntervals | None = None,
+    ) -> None:
+        self._awake = awake
+        self._beats = BeatDetector(thresholds, awake.now(), intervals)
         self._progress = Progress(thresholds)
         self._echoes = Echoes(thresholds)
         self._on_level = on_level
-        self._timer: asyncio.TimerHandle | None = None
-        self._excused = False
+        self._timer: AwakeTimer | None = None
         self._looking = False
+        self._pauses = awake.pauses
         self.level = Level.FINE
         self.cause = ""
 
@@ -58,41 +65,40 @@ class Watch:
     @property
     def punctual(self) -> bool:
         """Nothing is late yet, let alone suspect."""
-        return self.level is Level.FINE and self._beats.phi(self._loop.time()) < _LATE_PHI
+        return self.level is Level.FINE and self._beats.phi(self._awake.now()) < _LATE_PHI
 
     def beat(self, beat: Beat) -> None:
-        now = self._loop.time()
+        now = self._awake.now()
         working = beat.load.running + beat.load.waiting > 0
         self._beats.beat(now, working)
-        self._progress.beat(now, beat.step, working)
+        self._progress.beat(now, beat.step, working, profiling=beat.profiling)
         self._alive()
 
     def frame(self) -> None:
         """Something other than a beat arrived."""
-        self._beats.sign(self._loop.time())
+        self._beats.sign(self._awake.now())
         if self.level is not Level.FINE:
             self._alive()
 
     def asked(self, sequence: int) -> None:
         """A beat of this router is on its way."""
-        self._echoes.asked(self._loop.time(), sequence)
+        self._echoes.asked(self._awake.now(), sequence)
         self._hasten()
 
     def answered(self, sequence: int) -> None:
         """The node has heard it."""
-        self._echoes.answered(self._loop.time(), sequence)
+        self._echoes.answered(self._awake.now(), sequence)
         self._alive()
 
     def _alive(self) -> None:
         """Trust returns at once; suspicion is the timer's, which looks twice: the answer may lie behind what was just read."""
-        self._excused = False
-        if self._verdict(self._loop.time())[0] < self.level:
+        if self._verdict(self._awake.now())[0] < self.level:
             self._judge()
         self._hasten()
 
     def _hasten(self) -> None:
         # A second look keeps its time: whatever comes meanwhile would put it off for ever.
-        if self._timer is not None and not self._looking and self._next_change() < self._timer.when():
+        if self._timer is not None and not self._looking and self._next_change() < self._timer.when:
             self._arm(self._next_change())
 
     def _next_change(self) -> float:
@@ -107,15 +113,10 @@ class Watch:
     def _arm(self, at: float, looks: int = 0) -> None:
         self.close()
         self._looking = False
-        self._timer = self._loop.call_at(at, self._fire, at, looks)
+        self._timer = self._awake.call_at(at, self._fire, looks)
 
-    def _fire(self, due: float, looks: int) -> None:
-        now = self._loop.time()
-        late = now - due
-        if late > _LATE_S and not self._excused:
-            self._excused = True
-            self._look_again(now + min(late, 4 * _LATE_S), 0)
-            return
+    def _fire(self, looks: int) -> None:
+        now = self._awake.now()
         if self._verdict(now)[0] > self.level and looks < _LOOKS:
             self._look_again(now + _LOOK_AGAIN_S, looks + 1)
             return
@@ -124,13 +125,16 @@ class Watch:
             self._arm(max(self._next_change(), now + 0.001))
 
     def _judge(self) -> None:
-        now = self._loop.time()
+        now = self._awake.now()
         level, cause = self._verdict(now)
         if level is not self.level:
             self.level, self.cause = level, cause
             self._on_level(level, cause)
 
     def _verdict(self, now: float) -> tuple[Level, str]:
+        if self._awake.pauses != self._pauses:
+            self._pauses = self._awake.pauses
+            self._echoes.excuse(now)
         if now >= self._beats.dead_at:
             return Level.DEAD, SILENCE
         if now >= self._echoes.dead_at:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from ryzanstein.router.choose import BalanceSettings, Bounds, Chooser, Imbalance, Outcome, PolicyChoice, PolicyName
+from ryzanstein.router.choose import (
+    Affinity,
+    BalanceSettings,
+    Bounds,
+    Chooser,
+    Imbalance,
+    NodeView,
+    Outcome,
+    PolicyChoice,
+    PolicyName,
+)
 
 
 @dataclass
@@ -41,11 +51,21 @@ class Heard:
         self.switches.append(policy)
 
 
+class PlacingChooser(Chooser):
+    """Gives each request to the first node of its ranking."""
+
+    def candidates(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> list[str]:
+        ranking = self.rank(nodes, model, wish, excluded)
+        if ranking.node_ids:
+            self.place(ranking, ranking.node_ids[0])
+        return list(ranking.node_ids)
+
+
 @dataclass
 class Desk:
     """A chooser under test."""
 
-    chooser: Chooser
+    chooser: PlacingChooser
     clock: Clock
     heard: Heard
 
@@ -62,6 +82,6 @@ def make_desk(clock: Clock) -> Callable[..., Desk]:
     def make(policy: PolicyName = "affinity", settings: BalanceSettings | None = None, **bounds: Any) -> Desk:
         heard = Heard()
         choice = PolicyChoice(policy, bounds=Bounds(**bounds))
-        return Desk(Chooser(choice, settings or BalanceSettings(), heard, clock), clock, heard)
+        return Desk(PlacingChooser(choice, settings or BalanceSettings(), heard, clock), clock, heard)
 
     return make

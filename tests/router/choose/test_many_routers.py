@@ -30,7 +30,9 @@ def router(policy: PolicyName, clock: Callable[[], float] = time.monotonic) -> C
 
     def choose(members: dict[str, int], key: bytes) -> list[str]:
         views = [NodeView(node, "m", NodeState.READY, Load(capacity=size)) for node, size in members.items()]
-        return chooser.candidates(views, "m", Affinity(key, True))
+        ranking = chooser.rank(views, "m", Affinity(key, True))
+        chooser.place(ranking, ranking.node_ids[0])
+        return list(ranking.node_ids)
 
     return choose
 

@@ -132,7 +132,7 @@ def request(*texts: str) -> GenerationRequest:
 
 def test_prefix_follows_the_longest_beginning_that_was_placed(make_desk: Any) -> None:
     """A popular template has the same key for all; the conversations behind it are told apart, turn after turn."""
-    chooser = make_desk("prefix", floor=1).chooser
+    chooser = make_desk("prefix", bound_floor=1).chooser
     template = "You will summarize the following article. " * 40
     articles = [f"Article {i}. " * 400 for i in range(40)]
     first = [chooser.candidates(nodes(), "m", chooser.wish(request(template + text)))[0] for text in articles]
@@ -182,6 +182,38 @@ def test_it_is_counted_why_a_request_did_not_go_to_its_keys_node(make_desk: Any)
         assert (chosen == primary) is (outcome is Outcome.PRIMARY)
         assert chosen in (primary, backup)
         assert desk.heard.outcomes == {outcome: 1}
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_asking_who_would_be_the_backup_is_no_placement(make_desk: Any, policy: PolicyName) -> None:
+    members, asked, unasked = nodes(2), make_desk(policy), make_desk(policy)
+    for number in range(400):
+        for _ in range(5):
+            asked.chooser.rank(members, "m", session(number % 40), ("n0",))
+        assert asked.chooser.candidates(members, "m", session(number)) == unasked.chooser.candidates(
+            members, "m", session(number)
+        )
+    assert asked.heard.outcomes == unasked.heard.outcomes
+    assert asked.heard.outcomes.total() == 400
+
+
+def test_questions_move_no_requests_to_the_other_node(make_desk: Any) -> None:
+    chooser = make_desk("bounded").chooser
+    counts: Counter[str] = Counter()
+    for _ in range(2000):
+        chooser.rank(nodes(2), "m", session(1), ("n0",))
+    for number in range(400):
+        counts[chooser.candidates(nodes(2), "m", session(number))[0]] += 1
+    assert max(counts.values()) < 230
+
+
+def test_a_node_is_bounded_from_its_own_floor_on_and_judged_from_another(make_desk: Any) -> None:
+    """Three routers see a third of the traffic each: a bound that waits for as much as a judgement comes late."""
+    desk = make_desk("bounded")
+    only = [number for number in range(200) if ranked(session(number).key, ["n0", "n1", "n2", "n3"])[0] == "n0"]
+    counts = Counter(desk.chooser.candidates(nodes(), "m", session(number))[0] for number in only[:40])
+    assert counts["n0"] < 25
+    assert desk.heard.alarms in ([], [False])
 
 
 def test_the_settings_name_the_valid_policies_when_one_is_unknown() -> None:

@@ -22,6 +22,7 @@ from ryzanstein.generation import (
     TextPrompt,
     Token,
     TokenLogprobs,
+    TopLogprob,
     Usage,
 )
 from ryzanstein.router.core import ServedModel
@@ -187,7 +188,7 @@ def _words(prompt: Prompt) -> list[str]:
 def _token(index: int, text: str, logprobs: int | None) -> Token:
     if logprobs is None:
         return Token(index, text)
-    top = ((index, text, -0.5), (index + 1, "alternative", float("-inf")))
+    top = (TopLogprob(index, text, -0.5), TopLogprob(index + 1, "alternative", float("-inf")))
     return Token(index, text, TokenLogprobs(-0.5, top[:logprobs]))
 
 

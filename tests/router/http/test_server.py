@@ -59,5 +59,25 @@ async def test_what_runs_longer_than_the_grace_is_cut_off(app):
         assert isinstance(failure, httpx.TransportError) or failure.status_code == 500
 
 
+async def test_a_server_that_ends_by_itself_says_so_and_can_still_be_stopped(app, monkeypatch):
+    async def breaks(*_: object) -> None:
+        raise ValueError("nobody has thought of this")
+
+    server = HttpServer(app, "127.0.0.1", 0)
+    await server.start()
+    monkeypatch.setattr(server._server, "on_tick", breaks)
+    with pytest.raises(ValueError, match="nobody has thought"):
+        await asyncio.wait_for(server.live(), 10)
+    await asyncio.wait_for(server.stop(1), 10)
+
+
+async def test_a_server_that_is_stopped_has_not_ended_by_itself(app):
+    server = HttpServer(app, "127.0.0.1", 0)
+    await server.start()
+    living = asyncio.create_task(server.live())
+    await server.stop(1)
+    await asyncio.wait_for(living, 10)
+
+
 async def test_stopping_what_never_started_is_nothing(app):
     await HttpServer(app, "127.0.0.1", 0).stop(1)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError, no_nodes
 from ryzanstein.generation import (
     ChatPrompt,
     FinishReason,
     GenerationRequest,
     Message,
+    RequestKey,
     Role,
     SamplingParams,
     TextPrompt,
     Token,
     TokenLogprobs,
     TokenPrompt,
+    TopLogprob,
 )
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, decode_request, encode_request, has_settled, restore
@@ -42,7 +45,7 @@ def empty(epoch: int = 0) -> Generation:
 
 
 def token(choice: int, index: int) -> Token:
-    logprobs = TokenLogprobs(-0.5, ((index, "t", -0.5),)) if choice == 1 else None
+    logprobs = TokenLogprobs(-0.5, (TopLogprob(index, "t", -0.5, b"t\xf0"),), "t", b"t\xf0") if choice == 1 else None
     return Token(1000 * choice + index, "" if index % 3 else f"é{index}", logprobs)
 
 
@@ -134,6 +137,30 @@ def test_an_error_comes_back_with_all_that_it_says() -> None:
     assert vars(restored.error) == vars(error)
 
 
+def test_what_comes_after_an_end_says_that_it_was_resumed() -> None:
+    generation = empty()
+    generation.start("node-0", 7)
+    node = Node(generation, 0, [5, 0, 9])
+    node.step(0)
+    writer = BatchWriter(generation)
+    generation.settle(no_nodes("m", "none"))
+    batches = [writer.next_batch()]
+    writer.written()
+    ended = empty(1)
+    assert restore(ended, tuple(batches))
+    assert ended.error is not None
+    assert ended.error.reason == "NO_NODES"
+    generation.resume()
+    node.run()
+    batches.append(writer.next_batch())
+    resumed = empty(1)
+    assert not has_settled(batches)
+    assert not restore(resumed, tuple(batches))
+    assert resumed.error is None
+    assert not resumed.settled
+    assert_same(resumed, generation)
+
+
 def test_an_end_whose_tokens_are_missing_is_not_believed() -> None:
     generation = empty()
     generation.start("node-0", 7)
@@ -166,6 +193,7 @@ def test_a_request_comes_back_as_it_was() -> None:
         request = GenerationRequest(
             "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
         )
+        request = replace(request, key=RequestKey("k", b"\0body"))
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         assert decode_request(encode_request(generation, 2)) == (request, 2)

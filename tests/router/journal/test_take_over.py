@@ -261,22 +261,94 @@ async def test_what_nobody_comes_back_for_expires_everywhere(
     assert len(node.submits) == 1
 
 
-async def test_a_generation_that_failed_fails_the_same_way_elsewhere(node: Any, start_routers: Any, new_client: Any) -> None:
-    first, second = await start_routers(2, node, failover_wait_s=0.1)
+async def test_a_generation_that_failed_for_good_fails_the_same_way_elsewhere(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, max_fruitless_attempts=1)
     client = new_client()
-    await client.ask(first, TOKENS, until_tokens=5)
+    node.freeze_at = 0
+    await client.ask(first, TOKENS, until_tokens=0)
     await node.die()
     error = await failure_of(client.come_back(first))
     await asyncio.sleep(0.2)  # its end is on record by then
     await first.kill()
     again = await failure_of(client.come_back(second))
-    assert (error.code, error.reason, error.retry_after_s) == (Code.UNAVAILABLE, "NO_NODES", 1.0)
-    assert (again.code, again.reason, again.message, again.retry_after_s) == (
-        error.code,
-        error.reason,
-        error.message,
-        error.retry_after_s,
-    )
+    assert (error.code, error.reason, error.retry_after_s) == (Code.INTERNAL, "ATTEMPTS_EXHAUSTED", None)
+    assert (again.code, again.reason, again.message) == (error.code, error.reason, error.message)
+    assert again.retry_after_s is None
+
+
+async def test_what_ended_for_want_of_nodes_goes_on_at_another_router(node: Any, start_routers: Any, new_client: Any) -> None:
+    first, second = await start_routers(2, node, failover_wait_s=0.2)
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=5)
+    await node.die()
+    assert (await failure_of(client.come_back(first))).reason == "NO_NODES"
+    assert (await failure_of(client.come_back(second))).reason == "NO_NODES", "its owner has tried again"
+    await asyncio.sleep(0.2)  # its end is on record by then
+    await first.kill()
+    await node.start()
+    await linked(second)
+    await client.come_back(second)
+    assert client.seen.tokens == {0: whole()}
+
+
+async def test_what_was_resumed_goes_on_at_another_router_when_its_own_dies_then(
+    node: Any, start_routers: Any, new_client: Any
+) -> None:
+    first, second = await start_routers(2, node, failover_wait_s=0.2)
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=5)
+    await node.die()
+    assert (await failure_of(client.come_back(first))).reason == "NO_NODES"
+    await asyncio.sleep(0.2)  # its end is on record by then
+    await node.start()
+    await linked(first)
+    await client.come_back(first, until_tokens=client.seen.num_tokens + 10)
+    await asyncio.sleep(0.2)
+    await first.kill()
+    await linked(second)
+    await client.come_back(second)
+    assert client.seen.tokens == {0: whole()}
+    assert (await second.value("generations_total", outcome="unavailable")) == 0
+
+
+async def linked(router: Any) -> None:
+    async with asyncio.timeout(20):
+        while not await router.value("link_up"):  # noqa: ASYNC110 - a process tells its metrics when asked
+            await asyncio.sleep(0.05)
+
+
+async def test_an_event_stream_that_ended_for_want_of_nodes_is_resumed_with_its_last_event_id(
+    node: Any, start_routers: Any
+) -> None:
+    (router,) = await start_routers(1, node, failover_wait_s=0.2)
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": TOKENS}
+    seen, last_id, response_id = "", "", ""
+
+    def take(line: str) -> None:
+        nonlocal seen, last_id, response_id
+        if line.startswith("id: "):
+            last_id = line[4:]
+        elif line.startswith('data: {"id"'):
+            chunk = httpx.Response(200, text=line[6:]).json()
+            response_id = chunk["id"]
+            seen += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+    node.die_at = 9
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with http.stream("POST", f"{router.http_url}/v1/chat/completions", json=body) as response:
+            lines = [line async for line in response.aiter_lines()]
+        assert "event: error" in lines
+        for line in lines:
+            take(line)
+        await node.start()
+        await linked(router)
+        url = f"{router.http_url}/v1/generations/{response_id}/events"
+        async with http.stream("GET", url, headers={"Last-Event-ID": last_id}) as response:
+            async for line in response.aiter_lines():
+                take(line)
+    assert seen == text(0)
 
 
 async def test_server_sent_events_go_on_at_another_router(node: Any, start_routers: Any) -> None:

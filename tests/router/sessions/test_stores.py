@@ -20,6 +20,7 @@ from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.sqlite import SqliteSessions
 from ryzanstein.router.sessions.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.telemetry import Telemetry
 
 Opener = Callable[..., Awaitable[SessionStore]]
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
@@ -197,7 +198,7 @@ async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener) -> No
         asked.append(owner)
         return owner == "dead"
 
-    claimed = Claimed(store, "me", 60.0, is_gone)
+    claimed = Claimed(store, "me", 60.0, is_gone, Telemetry().background)
     await claimed.claim("dead's", "h")
     await claimed.claim("mine, not given back", "h")
     await refused_as_busy(claimed.claim("living's", "h"))

@@ -6,7 +6,7 @@ Every router comes to the same order from the same key and members, without a sh
 from ryzanstein.router.choose.affinity import Affinity, affinity
 from ryzanstein.router.choose.balance import Thresholds
 from ryzanstein.router.choose.chooser import Chooser
-from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, Outcome
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, Outcome, Ranking
 from ryzanstein.router.choose.node_view import NodeView, is_usable
 from ryzanstein.router.choose.policies import Bounds, PolicyChoice, PolicyName
 from ryzanstein.router.choose.recent_load import Imbalance
@@ -23,6 +23,7 @@ __all__ = [
     "Outcome",
     "PolicyChoice",
     "PolicyName",
+    "Ranking",
     "Thresholds",
     "affinity",
     "is_usable",

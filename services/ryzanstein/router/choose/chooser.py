@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from ryzanstein.generation import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
-from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ModelRouting
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ModelRouting, Ranking
 from ryzanstein.router.choose.node_view import NodeView
 from ryzanstein.router.choose.policies import PolicyChoice
 
@@ -32,12 +32,14 @@ class Chooser:
         """What the request wants to stay near, under its model's policy."""
         return self._routing(request.model).policy.wish(request)
 
-    def candidates(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> list[str]:
-        """Node ids, the best first: the primary, its backup, and the rest. Empty when no node can take the request.
+    def rank(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> Ranking:
+        """The primary, its backup, and the rest; nobody when no node can take the request. `excluded` have failed it, or run it
+        already. It may be asked any number of times: only `place` counts."""
+        return self._routing(model).rank(wish, [node for node in nodes if node.model == model], excluded)
 
-        The first one counts as given the request. `excluded` have failed it, or run it already.
-        """
-        return self._routing(model).choose(wish, [node for node in nodes if node.model == model], excluded)
+    def place(self, ranking: Ranking, node_id: str) -> None:
+        """The request was given to this node of the ranking."""
+        self._routing(ranking.model).place(ranking, node_id)
 
     def _routing(self, model: str) -> ModelRouting:
         """Models are few: a request comes here with the name of one that a node serves."""

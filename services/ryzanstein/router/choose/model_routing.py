@@ -54,6 +54,23 @@ class BalanceSettings:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The answer to a question, which changes nothing: `node_ids`, the best first, and what a placement counts by. `ranked`:
+    all that the policy ranked, whether or not they can take the request."""
+
+    model: str
+    node_ids: tuple[str, ...]
+    wish: Affinity
+    excluded: Collection[str]
+    ranked: tuple[str, ...]
+    usable: Sequence[NodeView]
+
+    @property
+    def able(self) -> frozenset[str]:
+        return frozenset(node.node_id for node in self.usable)
+
+
 class ModelRouting:
     """One model's policy, and the load that it made."""
 
@@ -76,38 +93,44 @@ class ModelRouting:
         self._clock = clock
         self._judge_at = clock() + _JUDGED_EVERY_S
 
-    def choose(self, wish: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> list[str]:
-        """Node ids, the best first; the first one counts as given the request. Empty when nobody can take it."""
+    def rank(self, wish: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
+        """Without a node id when nobody can take it."""
         usable = [node for node in members if is_usable(node, self._model)]
         for load in (self._placed, self._wanted):
             load.see(members, usable)
         able = {node.node_id for node in usable}
         ranked = self.policy.rank(wish, members if self.policy.keyed else usable)
         takers = [node for node in ranked if node.node_id in able and node.node_id not in excluded]
-        ordered = [node.node_id for node in pick(self.policy, wish, takers, self._placed)]
-        if ordered:
-            self._count(wish, ordered[0], [node.node_id for node in ranked], able, excluded)
-            self._judge(usable)
-        return ordered
+        ordered = tuple(node.node_id for node in pick(self.policy, wish, takers, self._placed))
+        return Ranking(self._model, ordered, wish, excluded, tuple(node.node_id for node in ranked), usable)
 
-    def _count(self, wish: Affinity, chosen: str, ranked: list[str], able: Collection[str], excluded: Collection[str]) -> None:
+    def place(self, ranking: Ranking, chosen: str) -> None:
+        """A node of the ranking was given the request."""
         self._placed.placed(chosen)
-        self.policy.placed(wish, chosen)
-        if not excluded:
-            wanted = next(node_id for node_id in ranked if node_id in able) if self.policy.keyed else chosen
-            self._wanted.placed(wanted)
-        self._observer.chosen(self._model, self.name, self._outcome(wish, chosen, ranked[0], able, excluded))
+        self.policy.placed(ranking.wish, chosen)
+        if not ranking.excluded:
+            self._wanted.placed(self._wanted_node(ranking, chosen))
+        self._observer.chosen(self._model, self.name, self._outcome(ranking, chosen))
+        self._judge(ranking.usable)
 
-    def _outcome(self, wish: Affinity, chosen: str, primary: str, able: Collection[str], excluded: Collection[str]) -> Outcome:
+    def _wanted_node(self, ranking: Ranking, chosen: str) -> str:
+        """Where affinity alone would have sent it."""
+        if not self.policy.keyed:
+            return chosen
+        able = ranking.able
+        return next(node_id for node_id in ranking.ranked if node_id in able)
+
+    def _outcome(self, ranking: Ranking, chosen: str) -> Outcome:
+        primary = ranking.ranked[0]
         if not self.policy.keyed:
             return Outcome.BALANCED
         if chosen == primary:
             return Outcome.PRIMARY
-        if self.policy.homing and chosen == wish.home:
+        if self.policy.homing and chosen == ranking.wish.home:
             return Outcome.HOME
-        if primary in excluded:
+        if primary in ranking.excluded:
             return Outcome.EXCLUDED
-        return Outcome.OVERFLOWED if primary in able else Outcome.UNUSABLE
+        return Outcome.OVERFLOWED if primary in ranking.able else Outcome.UNUSABLE
 
     def _judge(self, usable: Sequence[NodeView]) -> None:
         if self._clock() < self._judge_at:

@@ -17,11 +17,12 @@ PolicyName = Literal["affinity", "bounded", "weighted", "prefix", "least_loaded"
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the policies keep to: `queue_bound` sequences may wait on a session's node; within the window a node may carry
-    `load_bound` times its fair share once it has had `floor` requests; `prefix_entries` beginnings are remembered a model."""
+    `load_bound` times its fair share once it has had `bound_floor` requests; `prefix_entries` beginnings are remembered a
+    model."""
 
     queue_bound: int = 32
     load_bound: float = 1.04
-    floor: int = 32
+    bound_floor: int = 16
     prefix_entries: int = 65_536
 
 
@@ -40,7 +41,7 @@ class PolicyChoice:
     def make(self, name: PolicyName) -> Policy:
         """A policy with a state of its own, where it has any."""
         queue = QueueLimit(self.bounds.queue_bound)
-        recent = RecentLimit(self.bounds.load_bound, self.bounds.floor)
+        recent = RecentLimit(self.bounds.load_bound, self.bounds.bound_floor)
         match name:
             case "affinity":
                 return Sticky(name, rendezvous, queue)

@@ -5,8 +5,8 @@
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /healthz, /readyz                          the process lives; it has a node to send requests to
 
-Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, traceparent, Last-Event-ID. Headers written:
-X-Request-Id, X-Ryzanstein-Node, Retry-After.
+Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key, traceparent, Last-Event-ID.
+Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
 """
 
 from __future__ import annotations

@@ -5,29 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ryzanstein.generation import FinishReason, Token, Usage
+from ryzanstein.generation import FinishReason, Usage
+from ryzanstein.router.http.alignment import LogprobRow
 
 # OpenAI writes this for a token that is all but impossible; JSON has no infinity.
 _LOWEST_LOGPROB = -9999.0
-_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
+_FINISH = {
+    FinishReason.UNSPECIFIED: "stop",  # the node says that it is the end, for a reason that OpenAI's clients know no better
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+}
 
 
 class Dialect(Protocol):
-    """Writes choices, of a whole answer and of chunks of a stream. `offset` is where the text begins in its choice."""
+    """Writes choices, of a whole answer and of chunks of a stream. `rows`: log probabilities, if any were asked for."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
-    def answer(self, choice: int, tokens: Sequence[Token], reason: FinishReason) -> dict[str, Any]: ...
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """What a stream sends before a choice's first token, if anything."""
         ...
 
-    def delta(self, choice: int, tokens: Sequence[Token], offset: int) -> dict[str, Any]: ...
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
 
-    def ending(self, choice: int, reason: FinishReason) -> dict[str, Any]: ...
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        """The last of a choice; `rows` that a stop string cut."""
+        ...
 
 
 class ChatDialect:
@@ -37,22 +45,22 @@ class ChatDialect:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def answer(self, choice: int, tokens: Sequence[Token], reason: FinishReason) -> dict[str, Any]:
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": text_of(tokens), "refusal": None},
-            "logprobs": _chat_logprobs(tokens),
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": _chat_logprobs(rows),
             "finish_reason": _FINISH[reason],
         }
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-        return {**_chunk(choice, {"content": text_of(tokens)}), "logprobs": _chat_logprobs(tokens)}
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, {"content": text}), "logprobs": _chat_logprobs(rows)}
 
-    def ending(self, choice: int, reason: FinishReason) -> dict[str, Any]:
-        return {**_chunk(choice, {}), "finish_reason": _FINISH[reason]}
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, {}), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
 
 
 class CompletionDialect:
@@ -62,26 +70,22 @@ class CompletionDialect:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def answer(self, choice: int, tokens: Sequence[Token], reason: FinishReason) -> dict[str, Any]:
-        return {**self.delta(choice, tokens, 0), "finish_reason": _FINISH[reason]}
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        return {**self.delta(choice, text, rows), "finish_reason": _FINISH[reason]}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, choice: int, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
         return {
             "index": choice,
-            "text": text_of(tokens),
-            "logprobs": _completion_logprobs(tokens, offset),
+            "text": text,
+            "logprobs": _completion_logprobs(rows),
             "finish_reason": None,
         }
 
-    def ending(self, choice: int, reason: FinishReason) -> dict[str, Any]:
-        return {**self.delta(choice, (), 0), "finish_reason": _FINISH[reason]}
-
-
-def text_of(tokens: Sequence[Token]) -> str:
-    return "".join(token.text for token in tokens)
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**self.delta(choice, "", rows), "finish_reason": _FINISH[reason]}
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -97,42 +101,28 @@ def _chunk(choice: int, delta: dict[str, str]) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
+def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     content = [
         {
-            **_logprob(_own_text(token), token.logprobs.logprob),
-            "top_logprobs": [_logprob(text, logprob) for _, text, logprob in token.logprobs.top],
+            **_logprob(row.text, row.logprobs.logprob, row.kept),
+            "top_logprobs": [_logprob(top.text, top.logprob, top.token_bytes) for top in row.logprobs.top],
         }
-        for token in tokens
-        if token.logprobs is not None
+        for row in rows
     ]
     return {"content": content, "refusal": None} if content else None
 
 
-def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": list(text.encode("utf-8", "replace"))}
+def _logprob(text: str, logprob: float, token_bytes: bytes | None) -> dict[str, Any]:
+    of_token = text.encode("utf-8", "replace") if token_bytes is None else token_bytes
+    return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": list(of_token)}
 
 
-def _completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-    rows = [(token, token.logprobs) for token in tokens if token.logprobs is not None]
+def _completion_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     if not rows:
         return None
-    offsets = []
-    for token, _ in rows:
-        offsets.append(offset)
-        offset += len(token.text)
     return {
-        "tokens": [_own_text(token) for token, _ in rows],
-        "token_logprobs": [max(row.logprob, _LOWEST_LOGPROB) for _, row in rows],
-        "top_logprobs": [{text: max(value, _LOWEST_LOGPROB) for _, text, value in row.top} for _, row in rows],
-        "text_offset": offsets,
+        "tokens": [row.text for row in rows],
+        "token_logprobs": [max(row.logprobs.logprob, _LOWEST_LOGPROB) for row in rows],
+        "top_logprobs": [{top.text: max(top.logprob, _LOWEST_LOGPROB) for top in row.logprobs.top} for row in rows],
+        "text_offset": [row.offset for row in rows],
     }
-
-
-def _own_text(token: Token) -> str:
-    """The token's own string where it is among the likeliest; its share of the text can be less while characters are open."""
-    if token.logprobs is not None:
-        for token_id, text, _ in token.logprobs.top:
-            if token_id == token.token_id:
-                return text
-    return token.text

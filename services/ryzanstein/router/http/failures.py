@@ -33,6 +33,8 @@ _STATUS = MappingProxyType(
         Code.UNAUTHENTICATED: 401,
     }
 )
+# Where one status of gRPC is several of HTTP: draft-ietf-httpapi-idempotency-key-header, 2.7.
+_STATUS_OF_REASON = MappingProxyType({"IDEMPOTENCY_MISMATCH": 422})
 _TYPES = MappingProxyType(
     {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "request_cancelled"}
 )
@@ -71,7 +73,7 @@ def failure_from_error(error: RyzansteinError) -> Failure:
         # Finer than whole seconds; OpenAI's clients prefer it.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
     return Failure(
-        status=_STATUS.get(error.code, 500),
+        status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,
         param=error.violations[0].field.removeprefix("sampling.") if error.violations else _missing(error),
         code=_CODES.get(error.reason, error.reason.lower()),

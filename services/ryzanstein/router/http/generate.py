@@ -1,7 +1,8 @@
 """From a request to its answer: submit, then collect the whole or stream it.
 
 A client that goes away from a plain request, or before it was told the generation's id, has no way back: its generation is
-cancelled. One that goes away from a stream is only detached and may come back, see `attach`.
+cancelled. One that goes away from a stream is only detached and may come back, see `attach`; so is one with an
+Idempotency-Key, which comes back by sending its request again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Token, Usage
 from ryzanstein.router.core import Core
+from ryzanstein.router.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.http.cursor import Cursor
 from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
 from ryzanstein.router.http.gate import HttpLimits, call_of
@@ -64,7 +66,7 @@ class Generations:
     async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
         """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
         generation_id = await self._core.submit(request, resumable=False)
-        async with self._cancelled_if_left(generation_id):
+        async with self._cancelled_if_left(request, generation_id):
             answer = await while_connected(http.receive, self._collect(generation_id))
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
@@ -72,7 +74,7 @@ class Generations:
     async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
         """The answer as events; an error before the first is an error of the request."""
         generation_id = await self._core.submit(request)
-        async with self._cancelled_if_left(generation_id):
+        async with self._cancelled_if_left(request, generation_id):
             return await self._open(http, generation_id, dialect, Cursor(), include_usage)
 
     async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
@@ -85,7 +87,8 @@ class Generations:
     async def _open(
         self, http: Request, generation_id: str, dialect: Dialect, cursor: Cursor, include_usage: bool
     ) -> EventStreamResponse:
-        events = self._follow(generation_id, cursor)
+        wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+        events: Events = self._core.follow(generation_id, wanted)
         try:
             started = await while_connected(http.receive, _first(events))
         except BaseException:
@@ -97,22 +100,32 @@ class Generations:
 
     async def _collect(self, generation_id: str) -> _Answer:
         answer = _Answer()
-        async with aclosing(self._follow(generation_id, Cursor())) as events:
+        async with aclosing(self._core.follow(generation_id, {})) as events:
             async for event in events:
                 answer.add(event)
         return answer
 
     @asynccontextmanager
-    async def _cancelled_if_left(self, generation_id: str) -> AsyncIterator[None]:
+    async def _cancelled_if_left(self, request: GenerationRequest, generation_id: str) -> AsyncIterator[None]:
         try:
             yield
         except ClientLeft:
-            with suppress(RyzansteinError):
-                await self._core.cancel(generation_id)
+            if request.key is None:
+                with suppress(RyzansteinError):
+                    await self._core.cancel(generation_id)
             raise
 
-    def _follow(self, generation_id: str, cursor: Cursor) -> Events:
-        return self._core.follow(generation_id, cursor.from_index)
+    async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
+        """The first token wanted of each choice. Log probabilities are written beside the text from its beginning on, so there
+        the tokens that the reader has seen come once more, for the writer alone."""
+        seen = cursor.from_index
+        if not any(seen.values()):
+            return seen
+        async with aclosing(self._core.follow(generation_id, {})) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    return {} if event.tokens[0].logprobs is not None else seen
+        return seen
 
 
 async def _first(events: Events) -> Started:
@@ -131,6 +144,16 @@ def _body(answer: _Answer, dialect: Dialect) -> dict[str, Any]:
         "created": int(time.time()),
         "model": answer.started.model,
         "system_fingerprint": None,
-        "choices": [dialect.answer(choice, answer.tokens[choice], reason) for choice, reason in sorted(answer.reasons.items())],
+        "choices": [
+            dialect.answer(choice, *_aligned(answer.tokens[choice]), reason)
+            for choice, reason in sorted(answer.reasons.items())
+        ],
         "usage": usage_body(answer.usage),
     }
+
+
+def _aligned(tokens: list[Token]) -> tuple[str, list[LogprobRow]]:
+    """The text of a choice, and its log probabilities beside it."""
+    alignment = Alignment()
+    rows = [row for token in tokens for row in alignment.push(token)]
+    return "".join(token.text for token in tokens), [*rows, *alignment.end()]

@@ -31,6 +31,7 @@ from ryzanstein.router.http.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
+from ryzanstein.router.request_key import HEADER, key_of_header, keyed
 
 # "developer" is what newer OpenAI clients call the system's role.
 _ROLES = {
@@ -52,7 +53,7 @@ def chat_request(body: ChatCompletionRequest, headers: Mapping[str, str], reques
     prompt = ChatPrompt(tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)))
     sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
     request = _request(body, prompt, sampling, headers, request_id)
-    return replace(request, session_id=_session_id(body, headers))
+    return _keyed(replace(request, session_id=_session_id(body, headers)), headers)
 
 
 def completion_request(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> GenerationRequest:
@@ -60,7 +61,7 @@ def completion_request(body: CompletionRequest, headers: Mapping[str, str], requ
     refuse_unsupported(body)
     max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_params(body, max_tokens, body.logprobs)
-    return _request(body, _completion_prompt(body), sampling, headers, request_id)
+    return _keyed(_request(body, _completion_prompt(body), sampling, headers, request_id), headers)
 
 
 def _request(
@@ -83,6 +84,10 @@ def _request(
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
+
+
+def _keyed(request: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
+    return keyed(request, key_of_header(headers.get(HEADER)), HEADER)
 
 
 def _message(message: ChatMessage, path: str) -> Message:

@@ -45,11 +45,27 @@ class HttpServer:
         """Binds and serves. OSError: the port is taken."""
         listener = self._bind()
         self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._serving = asyncio.create_task(self._serve(listener))
         while not self._server.started:
             await asyncio.sleep(0.005)
             if self._serving.done():
                 self._serving.result()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """However it ends, nobody connects to a server that does not answer."""
+        try:
+            await self._server.serve(sockets=[listener])
+        finally:
+            for server in getattr(self._server, "servers", ()):
+                server.close()
+            listener.close()
+
+    async def live(self) -> None:
+        """Returns when the server has stopped because it was asked to. RuntimeError, or its own error: it ended by itself."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+            if not self._server.should_exit:
+                raise RuntimeError("the HTTP server ended")
 
     async def stop(self, grace_s: float) -> None:
         """No new connections; running requests have `grace_s` to end, then they are cancelled."""
@@ -57,7 +73,7 @@ class HttpServer:
             return
         self._config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
-        await self._serving
+        await asyncio.wait([self._serving])  # what it ended with `live` has said
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

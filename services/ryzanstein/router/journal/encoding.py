@@ -8,7 +8,7 @@ from dataclasses import replace
 from google.rpc import status_pb2
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, Started, Token
+from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, RequestKey, Started, Token
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
@@ -25,6 +25,8 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     journalled = pb.JournalRequest(
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
+    if request.key is not None:
+        journalled.key, journalled.key_body = request.key.name, request.key.body
     return journalled.SerializeToString()
 
 
@@ -33,6 +35,8 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
     journalled = pb.JournalRequest.FromString(data)
     request = attempt_from_wire(journalled.submit).request
     request = replace(request, session_id=journalled.session_id, user=journalled.user, last_node=journalled.last_node)
+    if journalled.key:
+        request = replace(request, key=RequestKey(journalled.key, journalled.key_body))
     return request, journalled.new_messages
 
 
@@ -121,10 +125,11 @@ def has_settled(batches: Sequence[bytes]) -> bool:
 
 
 def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
-    """Puts what a journal has into an empty generation; returns whether it had ended for good.
+    """Puts what a journal has into an empty generation; returns whether it had ended.
 
-    A generation that had failed is settled with its error.
+    A generation that had failed is settled with its error; one that was resumed after that has not ended.
     """
+    batch = pb.JournalBatch()
     for data in batches:
         batch = pb.JournalBatch.FromString(data)
         if batch.HasField("started"):
@@ -134,9 +139,9 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         for end in batch.ends:
             if generation.log.restore_end(end.choice, end.num_tokens, FinishReason(end.reason)):
                 generation.end_choice(end.choice, end.cached_prompt_tokens)
-        if batch.settled and (batch.error or generation.log.complete):
-            generation.settle(_error(batch.error))
-            return True
+    if batch.settled and (batch.error or generation.log.complete):
+        generation.settle(_error(batch.error))
+        return True
     return False
 
 

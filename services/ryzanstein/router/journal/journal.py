@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+# From the claim of a key to the opening of its generation: the session's claim and history lie between.
+KEY_HOLD_S = 5.0
+
 
 class JournalUnavailableError(Exception):
     """The store does not answer, or not in time."""
@@ -51,6 +54,16 @@ class Append:
     request: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """A generation that has a client's key. `body`: a digest of the request that it was claimed with. `begun`: the generation
+    is in the journal."""
+
+    generation_id: str
+    body: bytes
+    begun: bool = False
+
+
 class Outcome(Enum):
     """What became of an append."""
 
@@ -79,6 +92,15 @@ class Journal(Protocol):
 
     async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
         """The generation with epoch + 1, its new owner's. None: its epoch is not `epoch` any more, or it is gone."""
+        ...
+
+    async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        """The key is this generation's: None. Otherwise whose it is: another generation's that is in the journal, or that
+        claimed it less than `KEY_HOLD_S` ago and may yet be opened. The claim is forgotten after `keep_s` at the latest."""
+        ...
+
+    async def free_key(self, key: str, generation_id: str) -> None:
+        """Nobody's, if it is still this generation's."""
         ...
 
     async def renew(self, owner: Owner) -> None:

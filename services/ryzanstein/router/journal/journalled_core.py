@@ -10,15 +10,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.background import Background
+from ryzanstein.backoff import Backoff
 from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
 from ryzanstein.router.core import ServedModel
 from ryzanstein.router.generation_state import Generation
-from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
-from ryzanstein.router.journal.lease import keep_lease
+from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner, Record
+from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, Outage
 from ryzanstein.router.journal.peers import RESTARTED, OwnerLostError, Peers, moved
 from ryzanstein.router.journal.reader import PassedReader
@@ -54,6 +57,7 @@ class JournalledCore:
         lease_s: float,
         metrics: JournalMetrics,
         outage: Outage,
+        background: Background,
     ) -> None:
         self._core = core
         self._journal = journal
@@ -61,6 +65,7 @@ class JournalledCore:
         self._lease_s = lease_s
         self._metrics = metrics
         self._outage = outage
+        self._background = background
         self._peers = peers
         self._owner = Owner(owner_id, "")
         self._lease: asyncio.Task[None] | None = None
@@ -70,7 +75,12 @@ class JournalledCore:
         """From now on other routers find this one, at host:port of its gRPC face."""
         self._owner = owner = Owner(self._owner.owner_id, address)
         self._recorder.start(owner, self._core.moved)
-        self._lease = asyncio.get_running_loop().create_task(keep_lease(self._journal, owner, self._lease_s, self._outage))
+        self._lease = self._background.supervise(
+            LEASE_KEEPER,
+            partial(keep_lease, self._journal, owner, self._lease_s, self._outage),
+            Backoff(longest_s=self._lease_s / 3),
+            on_end=lambda _: self._outage.broke(LEASE_KEEPER),
+        )
 
     async def close(self) -> None:
         """What still runs is left to other routers."""
@@ -188,7 +198,7 @@ class JournalledCore:
         """None: another router was faster. Of several readers here one takes, and goes on if it leaves meanwhile."""
         task = self._taking.get(generation_id)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._take_over(generation_id, head, cause))
+            task = self._background.once("take_over", self._take_over(generation_id, head, cause))
             self._taking[generation_id] = task
             task.add_done_callback(lambda task: self._took(generation_id, task))
         return await asyncio.shield(task)
@@ -199,15 +209,16 @@ class JournalledCore:
             log.warning("generation not taken over", generation_id=generation_id, error=str(error))
 
     async def _take_over(self, generation_id: str, head: Head, cause: str) -> Generation | None:
-        self._core.check_room()
+        place = self._core.reserve()
         try:
-            record = await self._journal.take(generation_id, head.epoch, self._owner)
-        except JournalUnavailableError as error:
-            self._outage.begin(error)
-            raise _unavailable(generation_id) from error
-        if record is None:
-            return None
-        generation = await self._core.adopt(generation_id, record)
+            record = await self._taken(generation_id, head)
+            if record is None:
+                place.leave()
+                return None
+            generation = await self._core.adopt(generation_id, record, place)
+        except BaseException:
+            place.leave()
+            raise
         self._metrics.taken_over.labels(cause).inc()
         log.warning(
             "generation taken over",
@@ -218,6 +229,13 @@ class JournalledCore:
             tokens=generation.log.num_tokens,
         )
         return generation
+
+    async def _taken(self, generation_id: str, head: Head) -> Record | None:
+        try:
+            return await self._journal.take(generation_id, head.epoch, self._owner)
+        except JournalUnavailableError as error:
+            self._outage.begin(error)
+            raise _unavailable(generation_id) from error
 
 
 def _unavailable(generation_id: str) -> errors.RyzansteinError:

@@ -7,6 +7,7 @@ import asyncio
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, Owner
 from ryzanstein.router.journal.metrics import Outage
 
+LEASE_KEEPER = "journal_lease"
 _RETRY_S = 0.25
 
 
@@ -19,5 +20,5 @@ async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: Out
             outage.begin(error)
             await asyncio.sleep(_RETRY_S)
         else:
-            outage.end()
+            outage.end(LEASE_KEEPER)
             await asyncio.sleep(lease_s / 3)

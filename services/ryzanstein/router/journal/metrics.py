@@ -26,25 +26,37 @@ class JournalMetrics:
         self.relayed = counter("generations_relayed", "Readers and cancels passed on to the router that has the generation")
         self.outages = counter("journal_outages", "Times that the journal's store stopped answering")
         self.bytes = counter("journal_bytes", "Bytes appended to the journal")
-        self.up = Gauge("ryzanstein_router_journal_up", "1: the journal's store answers", registry=registry)
+        self.up = Gauge("ryzanstein_router_journal_up", "1: the journal is written and the lease is kept", registry=registry)
         self.lag = Gauge("ryzanstein_router_journal_lag_tokens", "Tokens that are not in the journal yet", registry=registry)
         self.flush = Histogram(
             "ryzanstein_router_journal_flush_seconds", "Time of a write to the store", registry=registry, buckets=_FLUSH_BUCKETS
         )
+        self.unwritable = counter("journal_unwritable", "Generations that cannot be put into the journal")
         self.up.set(1)
 
 
 class Outage:
-    """Whether the store answers; says so once when it stops and once when it is back."""
+    """Whether the store answers, and whether those who use it work; says so once when that stops and once when it is
+    back.
+
+    Users are known by the names of their tasks. One that failed is broken until it has used the store again, whatever others
+    do.
+    """
 
     def __init__(self, metrics: JournalMetrics) -> None:
         self._metrics = metrics
         self._since: float | None = None
         self._over = asyncio.Event()
+        self._broken: set[str] = set()
 
     @property
     def lasts(self) -> bool:
-        return self._since is not None
+        return self._since is not None or bool(self._broken)
+
+    def broke(self, user: str) -> None:
+        """Its task ended by an error that it does not know."""
+        self._broken.add(user)
+        self._metrics.up.set(0)
 
     def begin(self, error: Exception) -> None:
         if self._since is None:
@@ -54,12 +66,19 @@ class Outage:
             self._metrics.up.set(0)
             log.warning("journal out of reach; generations go on in memory", error=str(error))
 
-    def end(self) -> None:
+    def end(self, user: str) -> None:
+        """The store has answered this user."""
         if self._since is not None:
             log.info("journal back", after_s=round(time.monotonic() - self._since, 3))
             self._since = None
             self._over.set()
-            self._metrics.up.set(1)
+        self.mended(user)
+
+    def mended(self, user: str) -> None:
+        """Its task has done all that was to do."""
+        self._broken.discard(user)
+        if self._since is None:
+            self._metrics.up.set(not self._broken)
 
     async def over(self, timeout_s: float) -> None:
         """Returns when the store answers again, whoever noticed, or after the time."""

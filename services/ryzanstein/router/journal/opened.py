@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.journal.journal import Journal
 from ryzanstein.router.journal.journalled_core import JournalledCore
+from ryzanstein.router.journal.keys import JournalKeys
 from ryzanstein.router.journal.metrics import JournalMetrics, Outage
 from ryzanstein.router.journal.peers import Peers
 from ryzanstein.router.journal.recorder import JournalRecorder, Pace
@@ -41,12 +42,14 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
 def journalled_core(
     opened: OpenJournal, settings: RouterSettings, owner_id: str, telemetry: Telemetry, make_core: Callable[..., RouterCore]
 ) -> JournalledCore:
-    """`make_core` takes the `recorder`."""
+    """`make_core` takes the `recorder` and the `keys`."""
     metrics = JournalMetrics(telemetry.registry)
     outage = Outage(metrics)
-    recorder = JournalRecorder(opened.journal, Pace(settings.journal_flush_s, _retention_s(settings)), metrics, outage)
+    recorder = JournalRecorder(
+        opened.journal, Pace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
+    )
     return JournalledCore(
-        make_core(recorder=recorder),
+        make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage)),
         opened.journal,
         recorder=recorder,
         peers=opened.peers,
@@ -54,6 +57,7 @@ def journalled_core(
         lease_s=settings.lease_s,
         metrics=metrics,
         outage=outage,
+        background=telemetry.background,
     )
 
 

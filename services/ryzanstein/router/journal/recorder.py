@@ -12,12 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+import structlog
+
+from ryzanstein.background import Background
+from ryzanstein.backoff import Backoff
 from ryzanstein.router.generation_state import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
 from ryzanstein.router.journal.journal import Append, Journal, JournalUnavailableError, Outcome, Owner
 from ryzanstein.router.journal.metrics import JournalMetrics, Outage
 
+log = structlog.get_logger(__name__)
+
+RECORDER = "journal_recorder"
 MAX_APPENDS = 256
 MAX_WRITE_BYTES = 2**20
 MAX_WAIT_S = 0.25
@@ -47,16 +55,18 @@ class _Entry:
 class JournalRecorder:
     """Implements `Recorder`. `start` it when the owner's address is known, `close` it in the end."""
 
-    def __init__(self, journal: Journal, pace: Pace, metrics: JournalMetrics, outage: Outage) -> None:
+    def __init__(self, journal: Journal, pace: Pace, metrics: JournalMetrics, outage: Outage, background: Background) -> None:
         self._journal = journal
         self._pace = pace
         self._metrics = metrics
         self._outage = outage
+        self._background = background
         self._owner: Owner | None = None
         self._on_moved: Callable[[Generation], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._entries: dict[str, _Entry] = {}
+        self._settled: dict[str, _Entry] = {}
         self._epochs: dict[str, int] = {}
         self._urgent: dict[str, _Entry] = {}
         self._removals: dict[str, int] = {}
@@ -67,7 +77,8 @@ class JournalRecorder:
     def start(self, owner: Owner, on_moved: Callable[[Generation], None]) -> None:
         """`on_moved` hears of each generation that another router has taken."""
         self._owner, self._on_moved = owner, on_moved
-        self._task = asyncio.get_running_loop().create_task(self._run(owner))
+        backoff = Backoff(self._pace.flush_s, _LONGEST_BACKOFF_S)
+        self._task = self._background.supervise(RECORDER, partial(self._run, owner), backoff, on_end=self._broke)
 
     def added(self, generation: Generation, new_messages: int) -> None:
         """A new generation, or one that was taken over: that is in the journal already."""
@@ -75,9 +86,10 @@ class JournalRecorder:
             return
         known = generation.epoch > 0
         self._epochs[generation.generation_id] = generation.epoch
-        if known and generation.settled:
-            return
         entry = _Entry(BatchWriter(generation, known=known), new_messages, known, time.monotonic())
+        if known and generation.settled:
+            self._settled[generation.generation_id] = entry
+            return
         self._entries[generation.generation_id] = entry
         if not known:
             self._hurry(generation.generation_id, entry)
@@ -86,9 +98,18 @@ class JournalRecorder:
         if (entry := self._entries.get(generation.generation_id)) is not None:
             self._hurry(generation.generation_id, entry)
 
+    def resumed(self, generation: Generation) -> None:
+        """What it gets from now on comes after its end: the journal's last word counts."""
+        if (entry := self._settled.pop(generation.generation_id, None)) is not None:
+            entry.suspect = True  # nobody has touched it since it ended: it may have expired
+            self._entries[generation.generation_id] = entry
+        elif (entry := self._entries.get(generation.generation_id)) is not None:
+            entry.settling = False  # its end may be on its way to the store
+
     def forgotten(self, generation: Generation) -> None:
         """Nobody shall read it any more."""
         generation_id = generation.generation_id
+        self._settled.pop(generation_id, None)
         self._entries.pop(generation_id, None)
         self._urgent.pop(generation_id, None)
         epoch = self._epochs.pop(generation_id, None)
@@ -119,8 +140,12 @@ class JournalRecorder:
         if self._task is not None and self._owner is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await self._write(self._owner, list(self._entries.values()))
+            try:
+                await self._write(self._owner, list(self._entries.values()))
+            except Exception:
+                log.exception("generations not handed over", generations=len(self._entries))
         self._entries.clear()
+        self._settled.clear()
 
     def _hurry(self, generation_id: str, entry: _Entry) -> None:
         self._urgent[generation_id] = entry
@@ -155,7 +180,9 @@ class JournalRecorder:
         urgent, self._urgent = self._urgent, {}
         entries = [entry for entry in self._entries.values() if self._due(entry)] if sweep else list(urgent.values())
         try:
-            return await self._write(owner, entries) and (not sweep or await self._remove())
+            if done := await self._write(owner, entries) and (not sweep or await self._remove()):
+                self._outage.mended(RECORDER)
+            return done
         finally:
             for waiter in waiters:
                 if not waiter.done():
@@ -174,7 +201,7 @@ class JournalRecorder:
             except JournalUnavailableError as error:
                 self._fail(error)
                 return False
-            self._outage.end()
+            self._outage.end(RECORDER)
             for entry, outcome in zip(some, outcomes, strict=True):
                 self._conclude(entry, outcome)
         return True
@@ -185,20 +212,37 @@ class JournalRecorder:
         appends: list[Append] = []
         num_bytes = 0
         while left and len(some) < MAX_APPENDS and num_bytes < MAX_WRITE_BYTES:
-            some.append(left.pop())
-            appends.append(append := self._append(some[-1]))
-            num_bytes += len(append.batch) + len(append.request or b"")
+            entry = left.pop()
+            if (append := self._append(entry)) is not None:
+                some.append(entry)
+                appends.append(append)
+                num_bytes += len(append.batch) + len(append.request or b"")
         self._metrics.bytes.inc(num_bytes)
         return some, appends
 
-    def _append(self, entry: _Entry) -> Append:
+    def _append(self, entry: _Entry) -> Append | None:
+        """None: it cannot be written down. It goes on in memory alone and keeps no other out of the journal."""
         generation = entry.writer.generation
         entry.settling = generation.settled
-        request = None if entry.opened else encode_request(generation, entry.new_messages)
-        return Append(generation.generation_id, generation.epoch, entry.writer.next_batch(), request)
+        try:
+            request = None if entry.opened else encode_request(generation, entry.new_messages)
+            return Append(generation.generation_id, generation.epoch, entry.writer.next_batch(), request)
+        except Exception:
+            log.exception("generation cannot be journalled", generation_id=generation.generation_id)
+            self._metrics.unwritable.inc()
+            self._entries.pop(generation.generation_id, None)
+            return None
+
+    def _broke(self, error: Exception) -> None:
+        """Nobody knows what of the last write was done."""
+        self._outage.broke(RECORDER)
+        self._suspect_all()
 
     def _fail(self, error: JournalUnavailableError) -> None:
         self._outage.begin(error)
+        self._suspect_all()
+
+    def _suspect_all(self) -> None:
         for entry in self._entries.values():
             entry.suspect = True
 
@@ -222,7 +266,7 @@ class JournalRecorder:
         entry.writer.written()
         entry.opened, entry.suspect, entry.written_at = True, False, time.monotonic()
         if entry.settling:
-            del self._entries[generation_id]
+            self._settled[generation_id] = self._entries.pop(generation_id)
 
     def _overslept(self, entry: _Entry) -> bool:
         """This router was stopped for so long that another one may have taken, finished and forgotten the generation."""
@@ -237,6 +281,7 @@ class JournalRecorder:
         except JournalUnavailableError as error:
             self._fail(error)
             return False
+        self._outage.end(RECORDER)
         for generation_id, _ in removals:
             del self._removals[generation_id]
         return True

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
-from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableError, Outcome, Owner, Record
+from ryzanstein.router.journal.journal import (
+    KEY_HOLD_S,
+    Append,
+    Head,
+    JournalUnavailableError,
+    KeyClaim,
+    Outcome,
+    Owner,
+    Record,
+)
 from ryzanstein.router.redis_client import redis_failures
 
 _OUTCOMES = (Outcome.WRITTEN, Outcome.FENCED, Outcome.MISSING)
@@ -55,6 +64,24 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[1])
 return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1)}
 """
+# ARGV: generation, body, how long a claim holds before its generation is opened, how long it is kept, what heads begin with.
+# Which head is asked for is not known before: that is why these are not keys of a cluster.
+_CLAIM_KEY = """
+local held = redis.call('HMGET', KEYS[1], 'generation_id', 'body', 'kept_ms')
+if held[1] and held[1] ~= ARGV[1] then
+    local begun = redis.call('EXISTS', ARGV[5] .. held[1])
+    if begun == 1 or tonumber(held[3]) - redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+        return {held[1], held[2], begun}
+    end
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'generation_id', ARGV[1], 'body', ARGV[2], 'kept_ms', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return false
+"""
+_FREE_KEY = """
+if redis.call('HGET', KEYS[1], 'generation_id') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
 _Result = TypeVar("_Result")
 
 
@@ -70,6 +97,8 @@ class RedisJournal:
         self._write_script = self._redis.register_script(_WRITE)
         self._remove_script = self._redis.register_script(_REMOVE)
         self._take_script = self._redis.register_script(_TAKE)
+        self._claim_key_script = self._redis.register_script(_CLAIM_KEY)
+        self._free_key_script = self._redis.register_script(_FREE_KEY)
 
     async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
         keys = [key for append in appends for key in self._keys(append.generation_id)]
@@ -93,6 +122,15 @@ class RedisJournal:
         taken = await _asked(self._take_script(self._keys(generation_id), args))
         return None if taken is None else Record(epoch + 1, taken[0], tuple(taken[1]))
 
+    async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        times = (int(1000 * KEY_HOLD_S), int(1000 * max(keep_s, KEY_HOLD_S)))
+        args = (claim.generation_id, claim.body, *times, f"{self._prefix}generation:")
+        held = await _asked(self._claim_key_script([self._key(key)], args))
+        return None if held is None else KeyClaim(held[0].decode(), held[1], bool(held[2]))
+
+    async def free_key(self, key: str, generation_id: str) -> None:
+        await _asked(self._free_key_script([self._key(key)], [generation_id]))
+
     async def renew(self, owner: Owner) -> None:
         await _asked(self._redis.set(self._lease(owner.owner_id), owner.address, px=self._lease_ms))
 
@@ -108,6 +146,9 @@ class RedisJournal:
 
     def _keys(self, generation_id: str) -> tuple[str, str]:
         return f"{self._prefix}generation:{generation_id}", f"{self._prefix}batches:{generation_id}"
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}key:{key}"
 
     def _lease(self, owner_id: str) -> str:
         return f"{self._prefix}lease:{owner_id}"

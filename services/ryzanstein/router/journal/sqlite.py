@@ -21,7 +21,16 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein.router import write_ahead
-from ryzanstein.router.journal.journal import Append, Head, JournalUnavailableError, Outcome, Owner, Record
+from ryzanstein.router.journal.journal import (
+    KEY_HOLD_S,
+    Append,
+    Head,
+    JournalUnavailableError,
+    KeyClaim,
+    Outcome,
+    Owner,
+    Record,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +45,12 @@ CREATE TABLE batches (number INTEGER NOT NULL, batch BLOB NOT NULL);
 CREATE INDEX batches_by_number ON batches (number);
 CREATE TABLE leases (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE boot (boot_id TEXT NOT NULL);
+"""
+# Beside the schema: a router of an earlier version that shares the file neither knows nor misses it.
+_KEYS = """
+CREATE TABLE IF NOT EXISTS keys (
+    key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
+) WITHOUT ROWID
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BUSY_S = 1.0
@@ -74,6 +89,12 @@ class SqliteJournal:
 
     async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
         return await self._run(lambda: self._take(generation_id, epoch, owner))
+
+    async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        return await self._run(lambda: self._claim_key(key, claim, keep_s))
+
+    async def free_key(self, key: str, generation_id: str) -> None:
+        await self._run(lambda: self._free_key(key, generation_id))
 
     async def renew(self, owner: Owner) -> None:
         await self._run(lambda: self._renew(owner))
@@ -173,12 +194,31 @@ class SqliteJournal:
             batches = tuple(batch for (batch,) in db.execute(query, number))
         return Record(epoch + 1, request, batches)
 
+    def _claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        now = time.monotonic()
+        query = (
+            "SELECT keys.generation_id, body, generations.expires > :now AS begun FROM keys LEFT JOIN generations"
+            " USING (generation_id) WHERE key = :key AND generation_id != :own AND (begun OR held > :now)"
+        )
+        with self._transaction() as db:
+            row = db.execute(query, {"key": key, "own": claim.generation_id, "now": now}).fetchone()
+            if row is not None:
+                return KeyClaim(row[0], row[1], bool(row[2]))
+            values = (key, claim.generation_id, claim.body, now + KEY_HOLD_S, now + max(keep_s, KEY_HOLD_S))
+            db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", values)
+        return None
+
+    def _free_key(self, key: str, generation_id: str) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM keys WHERE key = ? AND generation_id = ?", (key, generation_id))
+
     def _renew(self, owner: Owner) -> None:
         now = time.monotonic()
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
             _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
+            db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
 
     def _find(self, owner_id: str) -> Owner | None:
         query = "SELECT address FROM leases WHERE owner_id = ? AND expires > ?"
@@ -224,6 +264,7 @@ def _connected(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)
+        db.execute(_KEYS)
         db.execute("COMMIT")
     except BaseException:
         db.close()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import Context
 
 import structlog
 
+from ryzanstein.background import Background
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError
 
@@ -25,11 +25,19 @@ _MAX_BATCH = 500
 class Claimed:
     """Claims of one owner; `is_gone` says whether another one runs no more. `close` waits for what is being given back."""
 
-    def __init__(self, store: SessionStore, owner: str, ttl_s: float, is_gone: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        owner: str,
+        ttl_s: float,
+        is_gone: Callable[[str], Awaitable[bool]],
+        background: Background,
+    ) -> None:
         self._store = store
         self._owner = owner
         self._ttl_s = ttl_s
         self._is_gone = is_gone
+        self._background = background
         self._held: dict[str, str] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._renewing: asyncio.Task[None] | None = None
@@ -48,7 +56,7 @@ class Claimed:
             self.release(session_id, generation_id, ended=isinstance(error, Exception))
             raise
         if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew(), context=Context())
+            self._renewing = self._background.supervise("claim_renewal", self._renew, finite=True)
 
     def release(self, session_id: str, generation_id: str, *, ended: bool = False) -> None:
         """Gives the claim back; `ended`: the store knows already."""
@@ -56,7 +64,7 @@ class Claimed:
             return
         del self._held[session_id]
         if not ended:
-            task = asyncio.create_task(self._give_back(session_id, generation_id))
+            task = self._background.once("claim_release", self._give_back(session_id, generation_id))
             self._releasing[session_id] = task
             task.add_done_callback(lambda _: self._released(session_id, task))
 

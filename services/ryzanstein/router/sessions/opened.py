@@ -62,7 +62,8 @@ async def _open_redis(settings: RouterSettings, telemetry: Telemetry) -> AsyncIt
     sessions = _resilient(store, settings, telemetry)
     recent = sessions.recent
     changes = RedisChanges(redis_client(url), settings.redis_prefix, store.origin, recent.forget, recent.forget_all)
-    listening = asyncio.create_task(changes.run())
+    # What is changed while nobody listens is not heard of.
+    listening = telemetry.background.supervise("session_changes", changes.run, on_end=lambda _: recent.forget_all())
     try:
         yield sessions
     finally:

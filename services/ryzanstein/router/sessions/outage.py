@@ -7,7 +7,6 @@ import contextlib
 import random
 import time
 import uuid
-from contextvars import Context
 
 import structlog
 
@@ -48,8 +47,7 @@ class Outage:
             self._telemetry.store_outage.set(1)
             self._telemetry.store_outages.inc()
             log.warning("session store fails, sessions are kept in memory", error=str(error))
-            # Of no request: its logs carry no request's id.
-            self._recovering = asyncio.create_task(self._recover(), context=Context())
+            self._recovering = self._telemetry.background.supervise("store_recovery", self._recover, finite=True)
 
     async def close(self) -> None:
         """One more try; what cannot be written now is lost, and said."""

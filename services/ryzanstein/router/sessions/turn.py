@@ -116,6 +116,12 @@ class Turns:
             log.warning("session claimed by another generation", session_id=session_id, error=str(error))
         return Turn(self, session_id, generation_id, None, said)
 
+    async def again(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
+        """The turn of a generation that had given its claim back when it failed, and runs again. ABORTED SESSION_BUSY while
+        another one speaks in the session."""
+        await self.claimed.claim(session_id, generation_id)
+        return Turn(self, session_id, generation_id, None, said)
+
     async def _find(self, session_id: str) -> Session | None:
         try:
             return await self.store.get(session_id)

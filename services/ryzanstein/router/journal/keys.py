@@ -1,0 +1,48 @@
+"""Clients' keys in the journal, where every router that shares it finds them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ryzanstein.generation import RequestKey
+from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
+from ryzanstein.router.journal.metrics import Outage
+from ryzanstein.router.key_ring import KeyHolder
+
+_WAIT_S = 1.0
+
+
+class JournalKeys:
+    """Implements `SharedKeys`. During an outage nobody else is known of, and nobody waits."""
+
+    def __init__(self, journal: Journal, retention_s: float, outage: Outage) -> None:
+        """`retention_s`: how long a generation's entry outlives its last append."""
+        self._journal = journal
+        self._retention_s = retention_s
+        self._outage = outage
+
+    async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
+        if self._outage.lasts:
+            return None
+        claim = KeyClaim(generation_id, key.body)
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                held = await self._journal.claim_key(key.name, claim, max(0.0, lasts_s) + self._retention_s)
+        except (JournalUnavailableError, TimeoutError) as error:
+            self._fail(error)
+            return None
+        return None if held is None else KeyHolder(held.generation_id, held.body, held.begun)
+
+    async def free(self, key: RequestKey, generation_id: str) -> None:
+        """One that cannot be given back is free when its generation has left the journal."""
+        if self._outage.lasts:
+            return
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._journal.free_key(key.name, generation_id)
+        except (JournalUnavailableError, TimeoutError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, JournalUnavailableError):
+            self._outage.begin(error)
