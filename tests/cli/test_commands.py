@@ -218,7 +218,7 @@ def test_a_service_that_dies_is_started_again_on_its_ports(up: Up) -> None:
     while not serves(node) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert serves(node)
-    assert "node-0 ended by itself; starting it again" in up.log.read_text()
+    assert "node-0 was ended by signal 9 (Killed); starting it again" in up.log.read_text()
 
 
 def test_the_demo_keeps_its_promises() -> None:

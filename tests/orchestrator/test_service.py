@@ -208,7 +208,6 @@ INVALID = [
     ("RegisterNode", a_node(incarnation="x" * 129), "node.incarnation"),
     ("RegisterNode", a_node(tp=0), "node.tp"),
     ("RegisterNode", a_node(tp=2**32 - 1), "node.tp"),
-    ("RegisterNode", a_node(state=99), "node.state"),
     ("RegisterNode", a_node(model="m" * 129), "node.model"),
     ("DeployModel", pb.DeployModelRequest(), "deployment.model"),
     ("DeployModel", a_deployment(model="m" * 129), "deployment.model"),
@@ -230,7 +229,20 @@ async def test_a_bad_field_is_refused_by_name(serving, method, request_, field):
     assert await serving.node_ids() == []
 
 
-@pytest.mark.parametrize("fields", [{"state": 99}, {"model": "m" * 129}])
+async def test_a_newer_node_in_a_state_without_a_name_here_stays_a_member_that_is_not_ready(serving):
+    grant = await serving.register("a")
+    call = serving.stub.Heartbeat()
+    for state in (READY, 17, READY):
+        await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id, beat=worker_pb2.Beat(state=state)))
+        await asyncio.wait_for(call.read(), 10)
+        (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
+        assert node.state == (READY if state == READY else worker_pb2.NODE_STATE_UNSPECIFIED)
+    call.cancel()
+    await serving.stub.RegisterNode(a_node(node_id="b", state=17), timeout=10)
+    assert await serving.node_ids() == ["a", "b"]
+
+
+@pytest.mark.parametrize("fields", [{"model": "m" * 129}])
 async def test_a_bad_beat_is_refused_and_the_node_stays(serving, fields):
     grant = await serving.register("a")
     call = serving.stub.Heartbeat()

@@ -18,6 +18,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
+from ryzanstein.wire import enum_name
 
 MAX_REATTACHES = 5
 _FIRST_BACKOFF_S = 0.1
@@ -67,7 +68,7 @@ class Answer:
             case "delta":
                 self._apply_delta(event.delta)
             case "finished":
-                self.finish_reason = pb.FinishReason.Name(event.finished.finish_reason).removeprefix("FINISH_REASON_").lower()
+                self.finish_reason = enum_name(pb.FinishReason, event.finished.finish_reason)
                 self.usage = event.finished.usage
 
     def _apply_delta(self, delta: pb.GenerationDelta) -> None:

@@ -19,6 +19,10 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
         "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
+        "simulate": (
+            "ryzanstein.lab.simulation",
+            "Simulate whole clusters in one process: one seed, or minutes of fresh ones.",
+        ),
         "bench": (
             "ryzanstein.worker.benchmarks",
             "Measure: `bench engine | collectives | machine | suite | compare`, beside the worker `bench router | failover`.",

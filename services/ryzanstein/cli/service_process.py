@@ -64,6 +64,14 @@ class ServiceProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ending(self) -> str:
+        """How it ended, for people."""
+        code = None if self._process is None else self._process.returncode
+        if code is None or code >= 0:
+            return f"ended by itself with exit code {code}"
+        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+
     def start(self) -> None:
         """Starts it, in a process group of its own so that a terminal's Ctrl-C reaches only us. Returns at once.
 

@@ -121,13 +121,12 @@ async def _router(router: str) -> RouterView:
 
 
 def _link(link: router_pb2.LinkStatus) -> LinkView:
-    breaker = router_pb2.BreakerState.Name(link.breaker).removeprefix("BREAKER_STATE_").lower()
     return LinkView(
         node_id=link.node_id,
         address=link.address,
         up=link.up,
         suspicion=link.suspicion,
-        breaker=breaker,
+        breaker=wire.enum_name(router_pb2.BreakerState, link.breaker),
         inflight=link.inflight,
         state=NodeState(link.state),
         reason=link.reason,

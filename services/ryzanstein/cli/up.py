@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ryzanstein.cli import defaults, display
+from ryzanstein.cli.kept_service import KeptService
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 
 _LOOK_EVERY_S = 1.0
-_MAX_RESTARTS = 5
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
@@ -65,7 +64,7 @@ def up(
 
 
 def _serve(cluster: LocalCluster, as_json: bool) -> None:
-    """Runs until KeyboardInterrupt, or ServiceFailedError when a service keeps ending by itself."""
+    """Runs until KeyboardInterrupt. ServiceFailedError: a service could not be started at first."""
     people, spec = display.people(), cluster.spec
     with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
         cluster.start()
@@ -108,23 +107,21 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
 
 
 def _watch(cluster: LocalCluster, people: Console) -> None:
-    """Shows the nodes where there is a terminal, and starts again what ends by itself, until that does not help."""
-    restarts: Counter[str] = Counter()
+    """Shows the nodes where there is a terminal, and starts again what ends by itself. The others run on meanwhile."""
+    kept = [KeptService(service) for service in cluster.services.values()]
     with Live(console=people, auto_refresh=False) as live:
         while True:
-            for service in cluster.services.values():
-                if not service.running:
-                    restarts[service.name] += 1
-                    _start_again(service, restarts[service.name], people)
+            for service in kept:
+                for line in service.look(time.monotonic()):
+                    people.print(line, style="yellow", markup=False, soft_wrap=True)
             if people.is_terminal:
-                view = asyncio.run(look(cluster.orchestrator_address, cluster.router_address))
-                live.update(node_table(view), refresh=True)
+                live.update(_nodes(cluster), refresh=True)
             time.sleep(_LOOK_EVERY_S)
 
 
-def _start_again(service: ServiceProcess, count: int, people: Console) -> None:
-    if count > _MAX_RESTARTS:
-        raise ServiceFailedError(f"{service.name} ended by itself {count} times\n{service.log_tail()}")
-    people.print(f"{service.name} ended by itself; starting it again ({count} of {_MAX_RESTARTS})", style="yellow")
-    service.kill()  # what it may have left in its process group
-    service.start()
+def _nodes(cluster: LocalCluster) -> RenderableType:
+    """The nodes as they are; what cannot be shown ends nothing."""
+    try:
+        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
+    except Exception as error:
+        return f"the nodes cannot be shown: {error!r}"

@@ -5,7 +5,6 @@ Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusa
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import structlog
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
+from ryzanstein.background import STOP
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
@@ -36,14 +36,14 @@ async def serve(settings: OrchestratorSettings) -> None:
         control = await ControlPlane.restore(settings, store, telemetry)
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         try:
-            await _serve_rpc(settings, control, metrics.port)
+            await _serve_rpc(settings, control, telemetry, metrics.port)
         finally:
             metrics.close()
     finally:
         await store.close()
 
 
-async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, metrics_port: int) -> None:
+async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, telemetry: Telemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(settings.host, settings.grpc_port, names)
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
@@ -52,18 +52,17 @@ async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, metr
     # Ready at once, also while watchers wait for the members of before: those must be able to register.
     await rpc.set_ready(True)
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
-    clockwork, signalled = asyncio.create_task(control.run()), asyncio.create_task(terminated())
+    background = telemetry.background
+    background.watch_loop()
+    clockwork = background.supervise("clock", control.run, STOP)
     try:
-        await asyncio.wait((clockwork, signalled), return_when=asyncio.FIRST_COMPLETED)
+        await background.until(terminated())
     finally:
-        signalled.cancel()
         clockwork.cancel()
         try:
             await control.close()
         finally:
             await rpc.stop(settings.drain_grace_s)
-    if clockwork.done() and not clockwork.cancelled():
-        clockwork.result()
     log.info("stopped")
 
 

@@ -7,7 +7,6 @@ two awaits a change to the state and its publication are one step.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Deployment, Node
 from ryzanstein.orchestrator.catalog import Catalog
 from ryzanstein.orchestrator.changes import Change, NodeChanged
@@ -56,11 +56,18 @@ class ControlPlane:
         self._settings = settings
         self._store = store
         self._telemetry = telemetry
-        self._registry = Registry(self._publish, lease_s=settings.lease_s, max_nodes=settings.max_nodes, drains=saved.drains)
+        self._awake = AwakeClock(telemetry.loop_lag.observe, self._forgive)
+        self._registry = Registry(
+            self._publish,
+            lease_s=settings.lease_s,
+            max_nodes=settings.max_nodes,
+            drains=saved.drains,
+            monotonic=self._awake.now,
+        )
         self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
         self._reconciler = Reconciler(self._registry, self._catalog, telemetry)
         self._recorder = MembershipRecorder(store, self._membership)
-        self._settling: Settling | None = Settling(saved.members, time.monotonic(), settings.settle_s)
+        self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.settle_s)
         self._hub = WatchHub(
             uuid.uuid4().hex,
             lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
@@ -136,7 +143,7 @@ class ControlPlane:
 
     async def run(self) -> None:
         """The clockwork, until cancelled. An exception here is a bug: the process should end and start anew."""
-        recording = asyncio.create_task(self._recorder.run())
+        recording = self._telemetry.background.supervise("membership_recorder", self._recorder.run)
         try:
             await self._tick_forever()
         finally:
@@ -146,17 +153,14 @@ class ControlPlane:
     async def close(self) -> None:
         """Ends watches and beats and writes what is left; the store stays open. Members are kept: nodes outlive a restart."""
         self._closed = True
+        self._awake.close()
         self._hub.close()
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._recorder.flush()
 
     async def _tick_forever(self) -> None:
-        before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            self._notice_stall(now - before - TICK_S)
-            before = now
             self.tick()
 
     def tick(self) -> None:
@@ -167,15 +171,16 @@ class ControlPlane:
         self._settle()
         self._reconciler.update()
 
-    def _notice_stall(self, late_s: float) -> None:
-        """A process that stood still heard no beats; the nodes are not to blame for that."""
+    def _forgive(self, late_s: float) -> None:
+        """A process that stood still heard no beats; the nodes are not to blame for that. After a long pause they may have left
+        their streams, too, and need time to register again."""
         if late_s > self._settings.lease_s / 3:
             self._registry.forgive()
             self._telemetry.stalls.inc()
             log.warning("stood still, leases start anew", late_s=round(late_s, 3))
 
     def _settle(self) -> None:
-        now = time.monotonic()
+        now = self._awake.now()
         if self._settling is not None and self._settling.over(now):
             elapsed_s = self._settling.elapsed_s(now)
             log.info("settled", after_s=round(elapsed_s, 3), missing=len(self._settling.missing))
@@ -222,7 +227,7 @@ class ControlPlane:
         if len(self._writes) >= _MAX_PENDING_WRITES:
             change.close()
             raise errors.queue_full(len(self._writes), _MAX_PENDING_WRITES)
-        task = asyncio.create_task(self._serially(change))
+        task = self._telemetry.background.once("store_write", self._serially(change))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         await asyncio.shield(task)

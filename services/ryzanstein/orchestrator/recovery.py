@@ -71,4 +71,7 @@ class MembershipRecorder:
                 await self.flush()
             except errors.RyzansteinError:
                 self._changed.set()
+            except Exception:
+                self._changed.set()  # for the run after this one
+                raise
             await asyncio.sleep(_SPACING_S)

@@ -225,7 +225,7 @@ def _renewed(known: Node, said: Node, joined: Node) -> Node:
 def _reported(node: Node, beat: Beat, now: float) -> Node:
     return replace(
         node,
-        state=beat.state or node.state,
+        state=beat.state,
         model=beat.model,
         context_length=beat.context_length,
         load=beat.load,

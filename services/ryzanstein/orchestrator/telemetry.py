@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ryzanstein.metrics import new_registry
+from ryzanstein.background import Background
+from ryzanstein.metrics import LOOP_LAG_BUCKETS, new_registry
 
 _WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -14,6 +15,7 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
+        self.background = Background("orchestrator", self.registry)
         self.nodes = self._gauge("nodes", "Members now.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")
@@ -30,6 +32,12 @@ class Telemetry:
         self.settle = Gauge(
             "ryzanstein_orchestrator_settle_seconds",
             "How long the first snapshot was held back after the last start.",
+            registry=self.registry,
+        )
+        self.loop_lag = Histogram(
+            "ryzanstein_orchestrator_loop_lag_seconds",
+            "How late this process's event loop is.",
+            buckets=LOOP_LAG_BUCKETS,
             registry=self.registry,
         )
         self.store_access = Histogram(

@@ -101,7 +101,7 @@ class WatchHub:
         self._telemetry = telemetry
         self._queue_bound = queue_bound
         self._max_watchers = max_watchers
-        self._watchers: set[Watcher] = set()
+        self._watchers: dict[Watcher, None] = {}
         self._opened = False
         self._closed = False
 
@@ -135,12 +135,12 @@ class WatchHub:
                 retry_after_s=1.0,
             )
         watcher = Watcher(self._take_snapshot, self._queue_bound)
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         self._telemetry.watchers.set(len(self._watchers))
         try:
             yield watcher
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.pop(watcher, None)
             self._telemetry.watchers.set(len(self._watchers))
 
     async def updates(self) -> AsyncIterator[Update]:
