@@ -50,6 +50,8 @@ def test_of_thirty_runs_p99_is_the_greatest_and_what_never_happened_has_none() -
         ("sigkill_agent", {"whole_s": None}, "1 times not whole again"),
         ("busy_cpu", {"beats": 100, "alarms": 2}, "2 false alarms in 100 beats"),
         ("all_nodes_3s", {"lost": 1}, "1 tokens lost"),
+        ("alone_rank_0_killed", {"failed": 1}, "1 requests failed"),
+        ("idle_hour", {"unwanted": Counter({"node: ranks lost": 2})}, "node: ranks lost x2"),
     ],
 )
 def test_a_single_bad_run_is_a_miss(name: str, changes: dict[str, object], says: str) -> None:

@@ -82,9 +82,23 @@ async def test_an_error_of_its_own_is_final(failure: RyzansteinError) -> None:
     assert reading.failure.startswith(failure.code.name)
 
 
+async def test_a_generation_that_ended_for_want_of_nodes_is_resumed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    script = Script((3, errors.no_nodes("m", "none")), (0, errors.no_nodes("m", "none")), (2, None))
+    reading = await read(script)
+    assert not reading.failure
+    assert reading.choices[0].tokens == [0, 1, 2, 3, 4]
+    assert (script.began, slept) == (1, [1.0, 1.0])
+
+
 async def test_a_generation_that_ended_for_good_is_not_attached_to() -> None:
-    reading = await read(Script((3, errors.no_nodes("m", "none"))))
-    assert "NO_NODES" in reading.failure
+    reading = await read(Script((3, errors.attempts_exhausted(5, "link_lost"))))
+    assert "ATTEMPTS_EXHAUSTED" in reading.failure
 
 
 async def test_it_does_not_try_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

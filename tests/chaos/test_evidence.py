@@ -14,7 +14,7 @@ from ryzanstein.chaos.catalog import chosen
 from ryzanstein.chaos.evidence import Moment
 from ryzanstein.chaos.logs import LogLine, LogReader, parse
 from ryzanstein.chaos.reading import Arrival, Reading
-from ryzanstein.chaos.scrape import moved
+from ryzanstein.chaos.scrape import BREAKER_STATE, moved
 
 
 def line(at: float, service: str, event: str, **fields: Any) -> LogLine:
@@ -56,6 +56,21 @@ def test_the_first_new_token_is_one_of_another_node_and_the_slowest_stream_count
     fast = reading(Arrival(49.0, "node-2", 1), Arrival(50.3, "node-0", 1))
     assert evidence.first_token(fault, moment(slow, fast)) == pytest.approx(0.9)
     assert evidence.first_token(fault, moment(reading(late_old))) is None
+
+
+def test_a_token_that_was_on_its_way_is_no_new_one() -> None:
+    (fault,) = chosen(["late_rank_of_each_node"])
+    struck = reading(Arrival(50.0 + fault.in_flight_s / 2, "node-1", 1), Arrival(52.0, "node-1", 1))
+    assert evidence.first_token(fault, moment(struck)) == pytest.approx(2.0)
+
+
+def test_what_an_idle_hour_must_not_lead_to_is_counted() -> None:
+    idle, other = chosen(["sigkill_rank_0", "idle_hour"])[::-1]
+    lines = [line(200, "node-1", "ranks lost"), line(201, "router-0", "link up"), line(202, "node-0", "ranks lost")]
+    breakers = {f'{BREAKER_STATE}{{node_id="node-{number}"}}': float(number) for number in range(2)}
+    assert evidence.unwanted(idle, lines, {"router-0": breakers}) == {"node: ranks lost": 2, "breaker open": 1}
+    assert evidence.unwanted(idle, lines[1:2], {}) == Counter()
+    assert evidence.unwanted(other, lines, {"router-0": breakers}) == Counter()
 
 
 def test_after_a_rejoin_it_is_one_on_another_call() -> None:

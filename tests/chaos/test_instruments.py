@@ -16,7 +16,10 @@ import pytest
 from ryzanstein.chaos import small_disk
 from ryzanstein.chaos.child import Child
 from ryzanstein.chaos.clocks import Clocks
+from ryzanstein.chaos.fast_clock import FastClock
 from ryzanstein.chaos.network import NetworkImpossibleError
+from ryzanstein.chaos.pace import Pace
+from ryzanstein.chaos.preloaded import INJECTION_DIR
 from ryzanstein.chaos.redis_server import RedisServer
 from ryzanstein.chaos.signals import family, stopped
 from ryzanstein.chaos.small_disk import SmallDisk
@@ -71,6 +74,81 @@ def test_a_service_has_a_clock_of_its_own(tmp_path: Path, part: Callable[[str], 
         wall_s, monotonic_s = off_s()
         assert wall_s == pytest.approx(offset_s, abs=30)
         assert monotonic_s == pytest.approx(0, abs=30)
+
+
+_WAITS = """
+import asyncio, select, threading, time
+def took(wait):
+    began = time.monotonic(), time.time()
+    wait()
+    print(time.monotonic() - began[0], time.time() - began[1])
+def condition():
+    each = threading.Condition()
+    with each: each.wait(20)
+took(lambda: time.sleep(20))
+took(lambda: threading.Event().wait(20))
+took(lambda: threading.Lock().acquire() and threading.Semaphore(0).acquire(timeout=20))
+took(condition)
+took(lambda: select.select([], [], [], 20))
+took(lambda: select.poll().poll(20_000))
+took(lambda: select.epoll().poll(20))
+took(lambda: asyncio.run(asyncio.sleep(20)))
+"""
+
+
+def test_on_a_fast_clock_every_wait_takes_its_time_and_is_over_sooner(tmp_path: Path, part: Callable[[str], str]) -> None:
+    part("cc")
+    clock = FastClock(tmp_path)
+    environment = {**os.environ, **clock.environment()}
+    clock.run_at(40)
+    began = time.monotonic()
+    done = subprocess.run((sys.executable, "-c", _WAITS), env=environment, capture_output=True, text=True, check=True)
+    took = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert len(took) == 8
+    assert all(monotonic_s > 19.9 and wall_s > 19.9 for monotonic_s, wall_s in took)
+    assert sum(monotonic_s for monotonic_s, _ in took) > 10 * (time.monotonic() - began)
+
+
+async def test_time_that_passes_ends_with_the_clocks_alike_in_pace(tmp_path: Path, part: Callable[[str], str]) -> None:
+    part("cc")
+    clock = FastClock(tmp_path)
+    await clock.pass_time(60.0, rate=100.0)
+    ahead_s = clock.ahead_s
+    assert ahead_s >= 60.0
+    await asyncio.sleep(0.05)
+    assert clock.ahead_s == ahead_s
+    command = (sys.executable, "-c", "import time; print(time.monotonic())")
+    pipe, environment = asyncio.subprocess.PIPE, {**os.environ, **clock.environment()}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe)
+    said, _ = await process.communicate()
+    assert float(said) - time.monotonic() == pytest.approx(ahead_s, abs=30)
+
+
+_RANK = """
+import os, sys, time, types
+class ModelRunner:
+    def execute(self): return "a step"
+sys.modules["ryzanstein.worker.model.runner"] = types.SimpleNamespace(ModelRunner=ModelRunner)
+if os.fork() == 0:
+    began = time.monotonic()
+    print(ModelRunner().execute(), time.monotonic() - began)
+"""
+
+
+def test_a_rank_that_is_forked_keeps_pace(tmp_path: Path) -> None:
+    pace = Pace(tmp_path / "pace")
+    environment = {**os.environ, **pace.environment(), "PYTHONPATH": str(INJECTION_DIR)}
+    command = (sys.executable, "-c", _RANK, "ryzanstein.worker.ranks.rank")
+
+    def step_s() -> float:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("a step "), done.stderr
+        return float(done.stdout.split()[-1])
+
+    pace.set(0.5)
+    assert step_s() >= 0.5
+    pace.set(0.0)
+    assert step_s() < 0.5
 
 
 def test_a_throttled_process_gets_a_twentieth_and_then_all_again(spinner: Child) -> None:

@@ -188,9 +188,9 @@ async def test_over_http_refusals_and_error_events_are_typed() -> None:
     body = json.dumps({"error": {"message": "n: at most 16", "code": "invalid_argument"}}).encode()
     refused, _ = await read_http((400, {"content-length": str(len(body))}, [body]))
     assert refused.failure == "INVALID_ARGUMENT INVALID_ARGUMENT: n: at most 16"
-    broke = b'event: error\ndata: {"error": {"message": "no node", "code": "no_nodes"}}\n\n'
+    broke = b'event: error\ndata: {"error": {"message": "in vain", "code": "attempts_exhausted"}}\n\n'
     ended, _ = await read_http((200, STREAM, [event(1, [0]), broke]))
-    assert ended.failure == "INTERNAL NO_NODES: no node"
+    assert ended.failure == "INTERNAL ATTEMPTS_EXHAUSTED: in vain"
 
 
 def test_positions_are_read_from_an_event_id() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ryzanstein.chaos.fault import Fault
 from ryzanstein.chaos.observation import Observation
@@ -54,6 +54,7 @@ class Row:
     log_lines: Counter[str]
     beats: int
     alarms: int
+    unwanted: Counter[str] = field(default_factory=Counter)
     misses: tuple[str, ...] = ()
 
     @property
@@ -93,6 +94,7 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> Row:
             log_lines=merged(lambda run: run.log_lines),
             beats=sum(run.beats for run in runs),
             alarms=sum(run.alarms for run in runs),
+            unwanted=merged(lambda run: run.unwanted),
         )
     )
 
@@ -109,6 +111,8 @@ def _misses(row: Row) -> Iterable[str]:
             yield f"{count} {what}"
     if row.failed and fault.healthy_left:
         yield f"{row.failed} requests failed"
+    for what, times in row.unwanted.items():
+        yield f"{what} x{times}"
     yield from _late("detected", row.detected_s, bounds.detected_s, row.runs)
     yield from _late("re-routed", row.rerouted_s, bounds.rerouted_s, 0)
     yield from _late("rank restart to SERVING", row.serving_s, bounds.serving_s, row.runs)

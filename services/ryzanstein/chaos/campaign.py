@@ -13,6 +13,7 @@ from ryzanstein.chaos.fault import Fault
 from ryzanstein.chaos.layouts import Layout
 from ryzanstein.chaos.network import Network, NetworkImpossibleError
 from ryzanstein.chaos.observation import Observation
+from ryzanstein.chaos.series import Series
 from ryzanstein.chaos.stage import LaboratoryError, Stage, staged
 from ryzanstein.chaos.trial import Trials
 from ryzanstein.cli.service_process import ServiceFailedError
@@ -105,12 +106,25 @@ class Campaign:
         trials = Trials(stage, self.order.seed)
         calm = await trials.calm()
         self.tell(f"{stage.layout.name}: {calm.streams} answers without a fault, {calm.tokens} tokens, as they should be")
+        if stage.layout.step_s:
+            await self._try_in_series(Series(stage, self.order.seed, trials.usual), faults)
+            return
         for fault, run in self._left(faults):
-            seen = await trials.run(fault, run)
-            self._seen.setdefault(fault.name, []).append(seen)
-            self.tell(_line(fault, seen))
-            if seen.whole_s is None:
-                raise LaboratoryError(f"{fault.name}: the cluster did not become whole again")
+            self._note(fault, await trials.run(fault, run))
+
+    async def _try_in_series(self, series: Series, faults: Sequence[Fault]) -> None:
+        """Long answers: all faults of a run strike the same ones."""
+        for run in sorted({run for _, run in self._left(faults)}):
+            left = [fault for fault, each in self._left(faults) if each == run]
+            for fault, seen in zip(left, await series.run(left, run), strict=True):
+                self._note(fault, seen)
+
+    def _note(self, fault: Fault, seen: Observation) -> None:
+        """LaboratoryError: the cluster is not what it was, so that the next run would mean nothing."""
+        self._seen.setdefault(fault.name, []).append(seen)
+        self.tell(_line(fault, seen))
+        if seen.whole_s is None:
+            raise LaboratoryError(f"{fault.name}: the cluster did not become whole again")
 
 
 def _line(fault: Fault, seen: Observation) -> str:
@@ -124,4 +138,5 @@ def _line(fault: Fault, seen: Observation) -> str:
         f"token {seconds(seen.first_token_s)} whole {seconds(seen.whole_s)} | {seen.struck} of {seen.streams} struck, "
         f"lost {seen.lost} repeated {seen.repeated} changed {seen.changed} failed {seen.failed}"
     )
-    return text if not seen.failures else f"{text} | {'; '.join(seen.failures[:3])}"
+    said = [*(f"{what} x{times}" for what, times in seen.unwanted.items()), *seen.failures[:3]]
+    return f"{text} | {'; '.join(said)}" if said else text

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.chaos.fault import Fault
-from ryzanstein.chaos.faults import connections, control, nodes, ranks, stores
+from ryzanstein.chaos.faults import connections, control, idle, late, nodes, ranks, stores
 from ryzanstein.chaos.layouts import Layout
 
-CATALOG: tuple[Fault, ...] = (*nodes.FAULTS, *ranks.FAULTS, *connections.FAULTS, *control.FAULTS, *stores.FAULTS)
+CATALOG: tuple[Fault, ...] = (
+    *nodes.FAULTS,
+    *ranks.FAULTS,
+    *connections.FAULTS,
+    *control.FAULTS,
+    *stores.FAULTS,
+    *late.FAULTS,
+    *idle.FAULTS,
+)
 
 
 class UnknownFaultError(ValueError):

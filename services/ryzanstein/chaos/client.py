@@ -1,8 +1,8 @@
 """A good client: what breaks it takes up again, what it is told to retry it retries, and it does neither for ever.
 
 A stream that breaks after the answer began is continued with an attach at the first index that was not seen, at the same
-router or the next. A request that was refused before anything began is asked again when the refusal says when (RetryInfo), or
-when there was no connection at all.
+router or the next, and so is one that ended with an error that says when to come back (RetryInfo): it is resumed. A request
+that was refused before anything began is asked again when the refusal says when, or when there was no connection at all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from ryzanstein.errors import Code, RyzansteinError
 PATIENCE_S = 30.0
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 1.0
-# It moved to another router, or the store that knows where it is does not answer just now.
-_ATTACH_AGAIN = ("GENERATION_MOVED", "JOURNAL_UNAVAILABLE", "SESSION_STORE_UNAVAILABLE")
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN, Code.INTERNAL)
 
 
@@ -76,10 +74,9 @@ class Client:
 
     def _may_go_on(self, reading: Reading, error: RyzansteinError) -> bool:
         lost_connection = error.code in _LOST_CONNECTION and error.reason == error.code.name
-        if not reading.generation_id:
-            return error.retry_after_s is not None or lost_connection
-        elsewhere = error.code is Code.NOT_FOUND and self._num_routers > 1 and reading.calls > 1
-        return lost_connection or error.reason in _ATTACH_AGAIN or elsewhere
+        if lost_connection or error.retry_after_s is not None:
+            return True
+        return bool(reading.generation_id) and error.code is Code.NOT_FOUND and self._num_routers > 1 and reading.calls > 1
 
     async def _wait(self, error: RyzansteinError, failures: int) -> None:
         """What the refusal says, or a back-off with jitter that starts short: another router is there at once."""

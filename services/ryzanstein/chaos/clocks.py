@@ -6,12 +6,9 @@ clock stops services for seconds on busy cores: nodes were suspected as often wh
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from ryzanstein.chaos.network import NetworkImpossibleError, program
-
-_SOURCE = Path(__file__).parent / "injection" / "wall_clock.c"
+from ryzanstein.chaos.preloaded import built
 
 
 class Clocks:
@@ -19,12 +16,7 @@ class Clocks:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._library = directory / "wall_clock.so"
-        command = (program("cc"), "-O2", "-shared", "-fPIC", "-o", str(self._library), str(_SOURCE), "-ldl")
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise NetworkImpossibleError(f"cc: {done.stderr.strip()}")
+        self._library = built("wall_clock.c", directory)
 
     def environment(self, name: str) -> dict[str, str]:
         """What a service with this clock is started with."""

@@ -76,6 +76,7 @@ def _fault(row: Row) -> dict[str, Any]:
         "log_lines": dict(row.log_lines),
         "beats": row.beats,
         "false_alarms": row.alarms,
+        "unwanted": dict(row.unwanted),
         "missed": list(row.misses),
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ryzanstein.chaos.fault import Fault
 from ryzanstein.chaos.logs import LogLine
 from ryzanstein.chaos.reading import Reading
+from ryzanstein.chaos.scrape import BREAKER_STATE, Samples
 
 CLIENT = "client"
 # A line that is so much later was written by a clock that has jumped: it does not tell when.
@@ -62,7 +63,7 @@ def first_token(fault: Fault, moment: Moment) -> float | None:
         new = (
             arrival.at
             for arrival in reading.arrivals
-            if arrival.at > moment.monotonic_s and fault.resumes.holds(arrival, moment.victims, calls)
+            if arrival.at > moment.monotonic_s + fault.in_flight_s and fault.resumes.holds(arrival, moment.victims, calls)
         )
         if (at := next(new, None)) is not None:
             waits.append(at - moment.monotonic_s)
@@ -84,6 +85,16 @@ def _slowest_phases(ready: LogLine) -> dict[str, float]:
     ranks = [phases for name, phases in ready.fields.items() if name.startswith("rank_") and isinstance(phases, dict)]
     slowest = max(ranks, key=lambda phases: sum(phases.values()), default={})
     return {str(name): float(seconds) for name, seconds in slowest.items()}
+
+
+def unwanted(fault: Fault, lines: Sequence[LogLine], metrics: Mapping[str, Samples]) -> Counter[str]:
+    """What the fault must not lead to and did, by what was said and by the breakers that are not closed."""
+    if not fault.unwanted:
+        return Counter()
+    said = Counter(str(sign) for line in lines for sign in fault.unwanted if sign.matches(line))
+    states = (value for samples in metrics.values() for name, value in samples.items() if name.startswith(BREAKER_STATE))
+    said["breaker open"] = sum(value > 0 for value in states)
+    return +said
 
 
 def unusual_lines(lines: Sequence[LogLine], usual: frozenset[str]) -> Counter[str]:

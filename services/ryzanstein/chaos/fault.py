@@ -88,9 +88,10 @@ class Fault:
     broken stream. It lasts `lasts_s` at least, also when the struck streams are done before; after `at_most_s` it is lifted,
     done or not.
 
-    `runs_divisor`: it has one run where others have so many. `healthy_left`: a node is left, so that no request may fail.
-    `in_turn`: each run strikes the next node. `counts_beats`: false alarms are looked for. `beside`: what is asked besides the
-    load while it lasts, by run. `kinds`: of the streams that are aimed at.
+    `runs_divisor`: it has one run where others have so many; `most_runs` at most. `healthy_left`: a node is left, so that no
+    request may fail. `in_turn`: each run strikes the next node. `counts_beats`: false alarms are looked for. `beside`: what is
+    asked besides the load while it lasts, by run. `kinds`: of the streams that are aimed at. `in_flight_s`: tokens that come
+    so soon after the strike were on their way. `unwanted`: what may not be said while it lasts; nor may a breaker open then.
     """
 
     name: str
@@ -104,12 +105,15 @@ class Fault:
     lasts_s: float = 0.0
     at_most_s: float = 30.0
     runs_divisor: int = 1
+    most_runs: int = 1000
     needs_network: bool = False
     healthy_left: bool = True
     in_turn: bool = False
     counts_beats: bool = False
     beside: Callable[[int], Question] | None = None
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
+    in_flight_s: float = 0.0
+    unwanted: tuple[Sign, ...] = ()
 
     def runs(self, asked: int) -> int:
-        return max(1, asked // self.runs_divisor)
+        return min(self.most_runs, max(1, asked // self.runs_divisor))

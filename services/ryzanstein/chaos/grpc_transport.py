@@ -16,8 +16,6 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
-CALL_S = 60.0
-
 _Call = (
     grpc.aio.UnaryStreamCall[pb.StreamChatRequest, pb.StreamChatResponse]
     | grpc.aio.UnaryStreamCall[pb.AttachGenerationRequest, pb.AttachGenerationResponse]
@@ -70,9 +68,9 @@ class GrpcTransport:
 
     def _call(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, request: Request, reading: Reading) -> _Call:
         if not reading.generation_id:
-            return stub.StreamChat(pb.StreamChatRequest(chat=_chat(request.question, request)), timeout=CALL_S)
+            return stub.StreamChat(pb.StreamChatRequest(chat=_chat(request.question, request)), timeout=request.question.call_s)
         attach = pb.AttachGenerationRequest(generation_id=reading.generation_id, from_index=reading.next_index)
-        return stub.AttachGeneration(attach, timeout=CALL_S)
+        return stub.AttachGeneration(attach, timeout=request.question.call_s)
 
 
 def _chat(question: Question, request: Request) -> pb.ChatRequest:

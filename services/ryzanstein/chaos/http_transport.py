@@ -24,7 +24,8 @@ _CODES = {
 }
 _ID_PREFIX = "chatcmpl-"
 _DONE = "[DONE]"
-_MOVED = "GENERATION_MOVED"
+# An event has no RetryInfo: these errors ask to come back, and the client chooses when (docs/errors.md).
+_AGAIN = {"GENERATION_MOVED": 0.02, "NO_NODES": 1.0, "SESSION_BUSY": 1.0, "QUEUE_FULL": 1.0}
 
 
 class HttpTransport:
@@ -123,5 +124,5 @@ def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinEr
 
 def _stream_error(said: Mapping[str, Any]) -> RyzansteinError:
     reason = str(said.get("code") or "INTERNAL").upper()
-    code = Code.UNAVAILABLE if reason == _MOVED else Code.INTERNAL
-    return RyzansteinError(str(said.get("message")), code, reason)
+    code = Code.UNAVAILABLE if reason in _AGAIN else Code.INTERNAL
+    return RyzansteinError(str(said.get("message")), code, reason, retry_after_s=_AGAIN.get(reason))

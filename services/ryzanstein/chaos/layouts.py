@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Layout:
     """`redis`: sessions and journal are in a Redis on a host of its own. `proxied`: routers reach each node through a delaying
     proxy on the node's host. `faked_clocks`: every service has a wall clock of its own. `saboteur`: ranks obey signals
-    that make them skip a collective or compute NaN."""
+    that make them skip a collective, compute NaN or take long. `step_s`: while a run lasts each step takes so much longer,
+    and clients ask for long answers. `fast_clock`: all services share a clock that can run faster."""
 
     name: str
     nodes: int = 3
@@ -19,11 +20,19 @@ class Layout:
     proxied: bool = False
     faked_clocks: bool = False
     saboteur: bool = False
+    step_s: float = 0.0
+    fast_clock: bool = False
 
     def __str__(self) -> str:
-        more = (("Redis", self.redis), ("a proxy before each node", self.proxied), ("clocks of their own", self.faked_clocks))
+        more = (
+            ("Redis", self.redis),
+            ("a proxy before each node", self.proxied),
+            ("clocks of their own", self.faked_clocks),
+            ("a fast clock", self.fast_clock),
+            ("long answers", self.step_s > 0),
+        )
         parts = [
-            f"{self.nodes} nodes x {self.tp} rank{'s' if self.tp > 1 else ''}",
+            f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.tp} rank{'s' if self.tp > 1 else ''}",
             f"{self.routers} router{'s' if self.routers > 1 else ''}",
         ]
         return ", ".join([*parts, *(text for text, there in more if there)])
@@ -34,3 +43,7 @@ RANKS = Layout("ranks", nodes=2, tp=2, saboteur=True)
 ROUTERS = Layout("routers", routers=2, redis=True)
 DISTANT = Layout("distant", proxied=True)
 CLOCKS = Layout("clocks", faked_clocks=True)
+IDLE = Layout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
+# A thousand tokens: a minute and more.
+LONG = Layout("long", step_s=0.064)
+ALONE = Layout("alone", nodes=1, tp=2, saboteur=True, step_s=0.076)

@@ -40,6 +40,14 @@ class Aim:
             self.hit.set_result(reading)
 
 
+def next_question(questions: Sequence[Question], rng: random.Random, aimed_at: str, under_way: Sequence[Reading]) -> Question:
+    """What a client asks next: one of its mix; but what is aimed at, where it can and nobody does. A strike waits for that."""
+    drawn = rng.choice(questions)  # also when it is not asked: the rest of the schedule stays
+    if any(reading.kind == aimed_at for reading in under_way):
+        return drawn
+    return next((question for question in questions if question.kind == aimed_at), drawn)
+
+
 class Load:
     """`run` it as a task. Readings that ended pile up in `ended` until somebody takes them."""
 
@@ -116,7 +124,9 @@ class Load:
                 while number >= self.width:
                     await self._changed.wait()
                 router = rng.randrange(len(self._routers))
-                readings = await self._converse(client, rng.choice(questions), f"user-{rng.randrange(10**6)}", router)
+                aimed_at = self._aim.kind if self._aim is not None else ""
+                question = next_question(questions, rng, aimed_at, self.under_way)
+                readings = await self._converse(client, question, f"user-{rng.randrange(10**6)}", router)
                 self.ended.extend(readings)  # after the wait: the list may be another one by then
         finally:
             await client.close()

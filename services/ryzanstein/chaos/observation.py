@@ -12,7 +12,7 @@ class Observation:
     """`rerouted_s`: after detection, the slowest of the run. `first_token_s`: of the struck streams, the slowest.
     `serving_s`: from a rank's loss to the node's readiness, by `startup_s` phases. `whole_s`: until everything was as before.
     `troubles`: what clients saw, by kind. `metrics`, `log_lines`: what moved and what was said that does not without a fault.
-    `beats`, `alarms`: of all nodes, while it lasted."""
+    `beats`, `alarms`: of all nodes, while it lasted. `unwanted`: what a fault must not lead to, and did."""
 
     fault: str
     run: int
@@ -37,3 +37,4 @@ class Observation:
     log_lines: Counter[str] = field(default_factory=Counter)
     beats: int = 0
     alarms: int = 0
+    unwanted: Counter[str] = field(default_factory=Counter)

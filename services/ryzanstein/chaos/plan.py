@@ -8,15 +8,17 @@ from typing import Protocol
 
 from ryzanstein.chaos.clocks import Clocks
 from ryzanstein.chaos.delayed import DelayedNode
+from ryzanstein.chaos.fast_clock import FastClock
 from ryzanstein.chaos.layouts import Layout
 from ryzanstein.chaos.network import Network
+from ryzanstein.chaos.pace import Pace
+from ryzanstein.chaos.preloaded import INJECTION_DIR
 from ryzanstein.chaos.redis_server import RedisServer
 from ryzanstein.chaos.small_disk import SmallDisk
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.processes import ORCHESTRATOR, ClusterSpec
 from ryzanstein.demo import MODEL_DIR
 
-INJECTION_DIR = Path(__file__).parent / "injection"
 REDIS = "redis"
 # Thirty strikes in a row are this laboratory's doing: they must not look like a crash loop.
 _MANY = "100000"
@@ -41,6 +43,8 @@ class Plan:
     redis: RedisServer | None
     delayed: dict[str, DelayedNode]
     clocks: Clocks | None
+    fast_clock: FastClock | None
+    pace: Pace | None
     sessions: Path
     disk: SmallDisk | None
 
@@ -67,8 +71,12 @@ def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
     nodes = [f"node-{i}" for i in range(layout.nodes)]
     routers = [f"router-{i}" for i in range(layout.routers)]
     clocks = Clocks(directory / "clocks") if layout.faked_clocks else None
+    fast_clock = FastClock(directory / "clocks") if layout.fast_clock else None
+    pace = Pace(directory / "pace") if layout.step_s else None
     names = [ORCHESTRATOR, *nodes, *routers]
-    hosts = {name: _host(network, f"{layout.name}-{name}", _environment(layout, name, clocks)) for name in names}
+    hosts = {
+        name: _host(network, f"{layout.name}-{name}", _environment(layout, name, clocks, fast_clock, pace)) for name in names
+    }
     redis = RedisServer(_host(network, f"{layout.name}-{REDIS}", {}), directory / REDIS) if layout.redis else None
     delayed = {node: DelayedNode(hosts[node], directory / f"{node}.proxy.log") for node in nodes} if layout.proxied else {}
     spec = ClusterSpec(
@@ -86,13 +94,19 @@ def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
         },
     )
     disk = SmallDisk(sessions) if network is not None else None
-    return Plan(layout, network, spec, redis, delayed, clocks, sessions, disk)
+    return Plan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk)
 
 
-def _environment(layout: Layout, name: str, clocks: Clocks | None) -> dict[str, str]:
+def _environment(
+    layout: Layout, name: str, clocks: Clocks | None, fast_clock: FastClock | None, pace: Pace | None
+) -> dict[str, str]:
     environment = clocks.environment(name) if clocks is not None else {}
-    if layout.saboteur and name.startswith("node-"):
+    if fast_clock is not None:
+        environment |= fast_clock.environment()
+    if name.startswith("node-") and (layout.saboteur or pace is not None):
         environment["PYTHONPATH"] = str(INJECTION_DIR)
+    if name.startswith("node-") and pace is not None:
+        environment |= pace.environment()
     return environment
 
 

@@ -14,13 +14,15 @@ from typing import Any
 class Question:
     """One request. `turns` are what the user says in one session, one after the other; a single one without a session.
 
-    `sampling` are fields of SamplingParams. `http`: asked over server-sent events instead of gRPC.
+    `sampling` are fields of SamplingParams. `http`: asked over server-sent events instead of gRPC. `call_s`: how long the
+    client lets a stream take.
     """
 
     kind: str
     turns: tuple[str, ...]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     http: bool = False
+    call_s: float = 60.0
 
     @property
     def in_session(self) -> bool:
@@ -56,6 +58,14 @@ QUESTIONS: tuple[Question, ...] = (
         {"temperature": 0.0, "max_tokens": 200},
     ),
     Question("sse", (_COUNT,), _GREEDY, http=True),
+)
+
+_LONG_S = 300.0
+_LONG_GREEDY = {**_GREEDY, "max_tokens": 1000}
+LONG_QUESTIONS: tuple[Question, ...] = (
+    Question("long-greedy", (_COUNT,), _LONG_GREEDY, call_s=_LONG_S),
+    Question("long-sampled", (_COUNT,), {**_LONG_GREEDY, "temperature": 0.7, "top_p": 0.95, "seed": 12}, call_s=_LONG_S),
+    Question("long-sse", (_COUNT,), _LONG_GREEDY, http=True, call_s=_LONG_S),
 )
 
 

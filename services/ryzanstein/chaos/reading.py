@@ -65,6 +65,11 @@ class Reading:
     _next: dict[int, int] = field(default_factory=dict)
 
     @property
+    def age_s(self) -> float:
+        """Since its first token; 0 before."""
+        return time.monotonic() - self.arrivals[0].at if self.arrivals else 0.0
+
+    @property
     def complete(self) -> bool:
         return len(self.choices) == self.num_choices and all(choice.reason for choice in self.choices.values())
 

@@ -42,7 +42,9 @@ Real processes, each on a host of its own (a network namespace behind a bridge).
 embedded demo model over gRPC, one of them over server-sent events: greedy with log probabilities; sampled with penalties,
 `min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns. A fault strikes at a seeded moment in
 the middle of a stream of its victim. Every answer, struck or not, is compared with the one that was given without a fault:
-tokens, text, log probabilities within 0.001, finish reason, usage. (Grammars are not among the kinds: there is none yet.)
+tokens, text, log probabilities within 0.001, finish reason, usage. Faults with `late` or `alone` in their names strike answers
+of a minute and more, one fault after the other strikes the same ones; the time to the first new token is then the time until a
+node is back. (Grammars are not among the kinds: there is none yet.)
 
 Seconds below are p50 / p99 over the runs in which it happened, by nearest rank: **of 30 runs p99 is the greatest**. Of each
 run the slowest stream counts."""

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 _TIMEOUT_S = 1.0
 _IGNORED_SUFFIXES = ("_created", "_bucket", "_sum")
+BREAKER_STATE = "ryzanstein_router_breaker_state"
 _OURS, _COUNTED = "ryzanstein_", ("_total", "_count")
 
 Samples = Mapping[str, float]

@@ -18,9 +18,9 @@ from ryzanstein.chaos.load import Load
 from ryzanstein.chaos.logs import LogReader
 from ryzanstein.chaos.network import Network
 from ryzanstein.chaos.plan import Plan, plan
-from ryzanstein.chaos.questions import QUESTIONS, Question
+from ryzanstein.chaos.questions import LONG_QUESTIONS, QUESTIONS, Question
 from ryzanstein.chaos.reading import Reading
-from ryzanstein.chaos.scrape import scrape
+from ryzanstein.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.chaos.transport import RouterAddress
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
@@ -30,7 +30,6 @@ from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 RECOVERY_WIDTH = 2
 _POLL_S = 0.1
 _STATUS_S = 5.0
-_BREAKER = "ryzanstein_router_breaker_state"
 
 
 class LaboratoryError(Exception):
@@ -91,7 +90,7 @@ class Stage:
 
     async def ask_undisturbed(self) -> None:
         """Every question twice while nothing happens. LaboratoryError: see `learn`."""
-        for question in QUESTIONS:
+        for question in _questions(self.layout):
             await self.learn(question)
 
     async def learn(self, question: Question) -> None:
@@ -108,6 +107,11 @@ class Stage:
         """Starts again what has ended, and waits until all nodes serve and no breaker is open. False: not in time."""
         deadline = time.monotonic() + timeout_s
         self.load.set_width(RECOVERY_WIDTH)
+        return await self.serving(timeout_s) and await self._breakers_closed(deadline)
+
+    async def serving(self, timeout_s: float) -> bool:
+        """Starts again what has ended, and waits until all nodes serve. False: not in time."""
+        deadline = time.monotonic() + timeout_s
         for service in self.cluster.services.values():
             if not service.running:
                 service.kill()
@@ -117,7 +121,7 @@ class Stage:
             await asyncio.to_thread(self.cluster.wait_nodes, self.layout.nodes, max(0.0, deadline - time.monotonic()))
         except ServiceFailedError:
             return False
-        return await self._breakers_closed(deadline)
+        return True
 
     async def metrics(self) -> dict[str, dict[str, float]]:
         urls = {name: service.metrics_url for name, service in self.cluster.services.items() if service.running}
@@ -127,7 +131,7 @@ class Stage:
         """Whether all are in time; it takes requests, which the load sends."""
         while time.monotonic() < deadline:
             services = (await self.metrics()).values()
-            states = [value for samples in services for name, value in samples.items() if name.startswith(_BREAKER)]
+            states = [value for samples in services for name, value in samples.items() if name.startswith(BREAKER_STATE)]
             if states and not any(states):
                 return True
             await asyncio.sleep(_POLL_S)
@@ -150,13 +154,17 @@ async def staged(layout: Layout, network: Network | None, num_clients: int, seed
             child.start()
         # In this thread, which lives as long as the processes should; nothing else runs yet.
         cluster = stack.enter_context(LocalCluster(planned.spec))
-        load = Load(_routers(cluster), QUESTIONS, num_clients, seed)
+        load = Load(_routers(cluster), _questions(layout), num_clients, seed)
         logs = LogReader({name: service.log_path for name, service in cluster.services.items()})
         stage = Stage(planned, cluster, load, logs)
         await stage.ask_undisturbed()
         running = asyncio.create_task(load.run())
         stack.push_async_callback(_ended, running)
         yield stage
+
+
+def _questions(layout: Layout) -> tuple[Question, ...]:
+    return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -1,19 +1,26 @@
 """Sabotage of a rank, from its own process: Python imports this at start when its directory is on PYTHONPATH.
 
-SIGRTMIN+1: the next collective of this rank is skipped. SIGRTMIN+2: the logits of the next step are NaN. A rank has its
-handlers from the process that it was forked from; nothing is changed before a signal comes. It is how the laboratory makes
-faults that cannot be made from outside.
+SIGRTMIN+1: the next collective of this rank is skipped. SIGRTMIN+2: the logits of the next step are NaN. SIGRTMIN+3: the
+next step takes 0.5 s longer. A rank has its handlers from the process that it was forked from; nothing is changed before a
+signal comes. It is how the laboratory makes faults that cannot be made from outside.
+
+RYZANSTEIN_PACE names a file with a number of microseconds: each step takes so much longer.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 _SKIP_COLLECTIVE = signal.SIGRTMIN + 1
 _NAN_LOGITS = signal.SIGRTMIN + 2
+_LONG_STEP = signal.SIGRTMIN + 3
+_LONGER_S = 0.5
 _RANK_MODULE = "ryzanstein.worker.ranks.rank"
 
 
@@ -39,6 +46,31 @@ def _nan_logits(*_: object) -> None:
     _spoil_once(module, "VocabParallelHead", "_local", lambda honest, self, x: honest(self, x).fill_(float("nan")))
 
 
+def _long_step(*_: object) -> None:
+    def longer(honest: Callable[..., Any], *arguments: Any) -> Any:
+        time.sleep(_LONGER_S)
+        return honest(*arguments)
+
+    _spoil_once("ryzanstein.worker.model.runner", "ModelRunner", "execute", longer)
+
+
+def _keep_pace() -> None:
+    """In a rank that was just forked, from a process that has imported what it runs."""
+    with open(os.environ["RYZANSTEIN_PACE"], "rb") as file:
+        pace = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+    runner = sys.modules["ryzanstein.worker.model.runner"].ModelRunner
+    honest = runner.execute
+
+    def execute(*arguments: Any) -> Any:
+        time.sleep(int.from_bytes(pace[:8], "little") / 1e6)
+        return honest(*arguments)
+
+    runner.execute = execute
+
+
 if _RANK_MODULE in sys.orig_argv:
+    if "RYZANSTEIN_PACE" in os.environ:
+        os.register_at_fork(after_in_child=_keep_pace)
+    signal.signal(_LONG_STEP, _long_step)
     signal.signal(_SKIP_COLLECTIVE, _skip_collective)
     signal.signal(_NAN_LOGITS, _nan_logits)
