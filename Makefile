@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup parts run test up bench chaos lint types protos manifests clean
+.PHONY: help setup parts run test test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create the virtual environment and the stubs
 
@@ -27,13 +27,16 @@ run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends
 test: setup ## Pass the tests
 	$(BIN)/python -m pytest
 
+test-lab: parts setup ## What takes long: ten minutes of fresh simulations
+	$(BIN)/ryzanstein simulate --minutes 10
+
 parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, haproxy, iproute2, nftables, prometheus (apt)
 	bash .ci/parts
 
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts setup ## Strike a cluster with every fault 30 times (about an hour) and write docs/failure-budget.md
+chaos: parts setup ## Strike a cluster with every fault 30 times (an hour and a half at most) and write docs/failure-budget.md
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --json build/failover.json --report docs/failure-budget.md
 

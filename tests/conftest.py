@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -27,3 +29,64 @@ def part() -> Callable[[str], str]:
         return found
 
     return find
+
+
+_HEADERS, _SETTINGS, _PING, _GOAWAY = 1, 4, 6, 7
+_ACK = 1
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload) << 8 | kind) + struct.pack(">BI", flags, stream_id) + payload
+
+
+def _field(name: str, value: str) -> bytes:
+    return bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
+
+
+class Pinger:
+    """An HTTP/2 client (RFC 9113) that pings when it is told to, which no gRPC library does."""
+
+    def __init__(self, address: str) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._sequence = 0
+
+    async def __aenter__(self) -> Pinger:
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def watch_health(self) -> None:
+        """Opens a stream on which nothing happens after its first message."""
+        method = _field(":method", "POST") + _field(":scheme", "http") + _field(":path", "/grpc.health.v1.Health/Watch")
+        headers = (
+            method + _field(":authority", self._host) + _field("content-type", "application/grpc") + _field("te", "trailers")
+        )
+        self._writer.write(_frame(_HEADERS, 4, 1, headers) + _frame(0, 1, 1, bytes(5)))
+
+    async def ping(self) -> str:
+        """Pings and waits for the answer. Not empty: the server throws this client out, and says why."""
+        self._sequence += 1
+        self._writer.write(_frame(_PING, 0, 0, self._sequence.to_bytes(8)))
+        while True:
+            kind, flags, payload = await self._next()
+            if kind == _GOAWAY:
+                return payload[8:].decode()
+            if kind == _PING and flags & _ACK and int.from_bytes(payload) == self._sequence:
+                return ""
+
+    async def _next(self) -> tuple[int, int, bytes]:
+        length_and_kind, flags, _ = struct.unpack(">IBI", await self._reader.readexactly(9))
+        payload = await self._reader.readexactly(length_and_kind >> 8)
+        if length_and_kind & 0xFF == _SETTINGS and not flags & _ACK:
+            self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+        return length_and_kind & 0xFF, flags, payload
+
+
+@pytest.fixture(scope="session")
+def pinger() -> type[Pinger]:
+    """A client to an address that pings by hand."""
+    return Pinger

@@ -1,0 +1,1 @@
+"""What measures, strikes and simulates the services; no service imports it."""

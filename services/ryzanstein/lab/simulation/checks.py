@@ -1,0 +1,240 @@
+"""What must hold of a simulated cluster at every moment, and what must be left of it at the end: nothing.
+
+The truth is the simulator's own: it knows which process ran, which path was open and which fault struck whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ryzanstein.cluster import NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.cluster import Cluster, Service
+from ryzanstein.lab.simulation.process import Process
+from ryzanstein.lab.simulation.record import Line
+from ryzanstein.router.breaker import BreakerState
+
+LOOK_S = 0.25
+# A node that has been able to serve for so long is one that a router must have found.
+FIT_FOR_S = 4.0
+# How long a fault may be held against a service that it struck.
+BLAME_S = 60.0
+FAILOVER_WAIT_S = 15.0
+# A simulation that has shown so much is over.
+MAX_VIOLATIONS = 10
+
+
+class Failure(Enum):
+    """Which promise was broken."""
+
+    INDEX = "every index once"
+    CHANGED = "equal to the undisturbed answer"
+    GAVE_UP = "nothing is given up while a node could serve it"
+    LATE = "nothing beyond its deadline"
+    RETRY = "what is called retryable works when retried"
+    LOST = "a generation is found within its window"
+    CANCELLED = "nothing is cancelled by itself"
+    BLAMED = "the client is not blamed"
+    BLAME = "blame is right"
+    TURN = "a turn is stored once"
+    BOUND = "bounds hold"
+    TASK = "no task ends unseen"
+    LEFT = "nothing is left"
+    REST = "everything comes to rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken promise."""
+
+    at: float
+    failure: Failure
+    what: str
+    details: dict[str, Any]
+
+    def __str__(self) -> str:
+        details = " ".join(f"{key}={value}" for key, value in self.details.items())
+        return f"{self.at:10.3f} s  {self.failure.value}: {self.what}  {details}"
+
+
+class Checks:
+    """`run` it as a task of the simulator's own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.violations: list[Violation] = []
+        self.reached: dict[str, int] = {}
+        """Interesting states that were seen, and how often: a simulation that never reaches them shows nothing."""
+        self.enough: asyncio.Future[None] = cluster.loop.create_future()
+        """Done when more need not be seen."""
+        self._cluster = cluster
+        self._struck: dict[str, float] = {}
+        self._fit_since: dict[str, float] = {}
+        self._last_fit = 0.0
+        cluster.record.on_line.append(self._on_line)
+
+    def violated(self, failure: Failure, what: str, **details: object) -> None:
+        violation = Violation(self._now, failure, what, details)
+        self.violations.append(violation)
+        self._cluster.record.say("VIOLATION", promise=failure.value, what=what, **details)
+        if len(self.violations) >= MAX_VIOLATIONS and not self.enough.done():
+            self.enough.set_result(None)
+
+    def reach(self, state: str) -> None:
+        self.reached[state] = self.reached.get(state, 0) + 1
+
+    def struck(self, name: str, lasts_s: float = 0.0) -> None:
+        """A fault struck this service; until then and somewhat longer it may be held against it."""
+        self._struck[name] = max(self._struck.get(name, 0.0), self._now + lasts_s)
+
+    @property
+    def somebody_serves(self) -> bool:
+        """A node could, and has been able to for a while."""
+        return any(self._now - since > FIT_FOR_S for since in self._fit_since.values())
+
+    def gave_up(self, error: RyzansteinError, progress_at: float, key: str) -> None:
+        """A client was told that its generation failed."""
+        for service in self._cluster.nodes:
+            self._look_at_node(service)
+        fit = {name: self._now - since for name, since in self._fit_since.items() if self._now - since > FIT_FOR_S}
+        quiet_s = self._now - progress_at
+        if fit:
+            longest = max(fit, key=lambda name: fit[name])
+            self.violated(
+                Failure.GAVE_UP, f"{error.reason} while {longest} could serve for {fit[longest]:.1f} s",
+                key=key, quiet_s=round(quiet_s, 1),
+            )  # fmt: skip
+        elif self._now - max(self._last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and error.reason in _WAITED_FOR:
+            self.violated(Failure.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        for service in self._cluster.nodes:
+            self._look_at_node(service)
+        for service in self._cluster.routers:
+            if service.process is not None and (router := services.ROUTERS.get(service.process)) is not None:
+                self._look_at_router(service.name, router)
+        for service in self._cluster.services:
+            if service.process is not None:
+                self._look_at_tasks(service.process)
+
+    def _look_at_node(self, service: Service) -> None:
+        if self._serves(service):
+            self._fit_since.setdefault(service.name, self._now)
+            self._last_fit = self._now
+        else:
+            self._fit_since.pop(service.name, None)
+
+    def _serves(self, service: Service) -> bool:
+        """It runs, its ranks do, and every router that runs can reach it."""
+        process = service.process
+        if process is None or not process.runs or process.rewrite is not None:
+            return False
+        node = services.NODES.get(process)
+        if node is None or node.state is not NodeState.READY or self.is_struck(service.name, 0.0):
+            return False
+        network, routers = self._cluster.network, [router for router in self._cluster.routers if router.alive]
+        return all(
+            network.reaches(service.name, router.name) and network.reaches(router.name, service.name) for router in routers
+        )
+
+    def _look_at_router(self, name: str, router: Any) -> None:
+        running, bound = router.core.running, self._cluster.plan.max_running
+        if running > bound:
+            self.violated(Failure.BOUND, f"{running} generations run, max_running is {bound}", router=name)
+        for service in self._cluster.nodes:
+            breaker = router.links.breaker(service.name)
+            if breaker is not None and breaker.state is BreakerState.OPEN and not self.is_struck(service.name):
+                self.violated(Failure.BLAME, f"{name} opened the breaker of {service.name}, which is well")
+
+    def _look_at_tasks(self, process: Process) -> None:
+        for task, error in process.crashes:
+            name = getattr(task.get_coro(), "__qualname__", "?")
+            self.violated(Failure.TASK, f"{name} ended with {error!r}, unseen", process=process.name)
+        process.crashes.clear()
+
+    def _on_line(self, line: Line) -> None:
+        """What services say about each other."""
+        service = line.process.partition(".")[0]
+        if line.event == "ranks lost" and not self.is_struck(service):
+            self.violated(Failure.BLAME, f"{line.fields.get('reason')}", node=service)
+        if line.event in _REACHED:
+            self.reach(line.event)
+
+    def is_struck(self, name: str, for_s: float = BLAME_S) -> bool:
+        """Whether a fault strikes it, or did so lately."""
+        return name in self._struck and self._now < self._struck[name] + for_s
+
+    async def at_rest(self) -> None:
+        """After the calm: every service serves, every node is linked, nothing is left."""
+        for service in self._cluster.services:
+            if not service.alive and service.wanted:
+                self.violated(Failure.REST, f"{service.name} does not run")
+        for service in self._cluster.nodes:
+            self._require_at_rest(service)
+        for service in self._cluster.routers:
+            self._require_empty(service)
+
+    def _require_at_rest(self, service: Service) -> None:
+        node = services.NODES.get(service.process) if service.process is not None else None
+        if node is None or not service.wanted:
+            return
+        if node.state is not NodeState.READY:
+            self.violated(Failure.REST, f"{service.name} is {node.state.name}: {node.host.reason}")
+            return
+        if len(node.running):
+            self.violated(Failure.LEFT, f"{len(node.running)} generations run on {service.name}")
+        if node.stats.running or node.stats.waiting:
+            self.violated(Failure.LEFT, f"{node.stats.running} sequences run in the engine of {service.name}")
+        if node.stats.blocks_held:
+            self.violated(Failure.LEFT, f"{node.stats.blocks_held} blocks are held on {service.name}")
+        if unexpected := self._cluster.ranks[self._cluster.nodes.index(service)].unexpected:
+            self.violated(Failure.TASK, f"the engine of {service.name} raised {unexpected[0]}")
+
+    def _require_empty(self, service: Service) -> None:
+        router = services.ROUTERS.get(service.process) if service.process is not None else None
+        if router is None or not service.wanted:
+            return
+        if router.core.running:
+            self.violated(Failure.LEFT, f"{router.core.running} generations run on {service.name}")
+        linked = set(router.links._nodes)
+        for node in self._cluster.nodes:
+            if node.wanted and node.name not in linked:
+                self.violated(Failure.REST, f"{service.name} has no link to {node.name}")
+        for what, count in _left_in(router):
+            if count:
+                self.violated(Failure.LEFT, f"{count} {what} on {service.name}")
+
+    @property
+    def _now(self) -> float:
+        return self._cluster.loop.time()
+
+
+def _left_in(router: Any) -> Iterator[tuple[str, int]]:
+    core = getattr(router.core, "_core", router.core)
+    yield "generations", len(core._generations._by_id)
+    yield "timers of generations", len(core._generations._timers)
+    yield "claims", len(core._turns.claimed._held)
+    recorder = getattr(router.core, "_recorder", None)
+    yield "entries of the journal", len(getattr(recorder, "_entries", ()))
+
+
+_WAITED_FOR = ("NO_NODES", "RANK_LOST", "RANK_STALLED", "LINK_DOWN", "NODE_NOT_READY")
+_REACHED = (
+    "generation failed over",
+    "generation taken over",
+    "ranks lost",
+    "session store works again",
+    "journal back",
+    "stood still, leases start anew",
+    "rank slow",
+    "view has a gap",
+)

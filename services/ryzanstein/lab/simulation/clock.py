@@ -1,0 +1,73 @@
+"""Virtual time and seeded chance in the place of the machine's.
+
+`install` must run before any service is imported: several take `time.monotonic` as a default argument. After it the functions
+of `time` read `CLOCK`, and identifiers and seeds come from one generator that `seed` begins anew.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+
+# Sunday, 1 November 2026, so that a Unix time looks like one.
+EPOCH_S = 1_793_491_200.0
+
+real_monotonic: Callable[[], float] = time.monotonic
+"""The machine's own clock, for budgets of real time."""
+
+
+class VirtualClock:
+    """Seconds since the simulation began, and how far the wall clock of whoever asks has been set off."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.wall_offset_s: Callable[[], float] = lambda: 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return round(self.now * 1e9)
+
+    def unix(self) -> float:
+        return EPOCH_S + self.now + self.wall_offset_s()
+
+    def unix_ns(self) -> int:
+        return round(self.unix() * 1e9)
+
+
+CLOCK = VirtualClock()
+_IDS = random.Random(0)
+
+
+def seed(value: int) -> None:
+    """Begins time and chance anew."""
+    CLOCK.now = 0.0
+    CLOCK.wall_offset_s = lambda: 0.0
+    _IDS.seed(f"ids {value}")
+    random.seed(f"global {value}")
+
+
+def install() -> None:
+    """Replaces the machine's clocks and its sources of chance in this process, for good."""
+    replaced: tuple[tuple[object, str, object], ...] = (
+        (time, "monotonic", CLOCK.monotonic),
+        (time, "monotonic_ns", CLOCK.monotonic_ns),
+        (time, "perf_counter", CLOCK.monotonic),
+        (time, "perf_counter_ns", CLOCK.monotonic_ns),
+        (time, "time", CLOCK.unix),
+        (time, "time_ns", CLOCK.unix_ns),
+        (time, "sleep", _sleep),
+        (uuid, "uuid4", lambda: uuid.UUID(int=_IDS.getrandbits(128), version=4)),
+        (secrets, "randbits", _IDS.getrandbits),
+    )
+    for module, name, replacement in replaced:
+        setattr(module, name, replacement)
+
+
+def _sleep(seconds: float) -> None:
+    """Nobody else runs while one process's thread sleeps: that would hold up the whole cluster."""
+    raise AssertionError(f"a simulated service called time.sleep({seconds:g})")

@@ -1,0 +1,165 @@
+"""A simulated cluster: an orchestrator, nodes and routers, each on a machine of its own, and whoever starts them again.
+
+Routers share one state directory, as those of one host do, when they keep sessions in SQLite.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.loop import SimulatedLoop
+from ryzanstein.lab.simulation.network import Network
+from ryzanstein.lab.simulation.plan import NodePlan, Plan
+from ryzanstein.lab.simulation.process import Machine, Process
+from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
+from ryzanstein.lab.simulation.record import Record
+from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.worker.config import WorkerSettings
+
+ORCHESTRATOR = "orchestrator"
+_GRPC = {"orchestrator": 50050, "router": 50051, "node": 50061}
+_Settings = TypeVar("_Settings")
+RESTART_S = 1.0
+"""How long a supervisor takes to start a service again."""
+
+
+class Service:
+    """One service: a process that is made anew at each start."""
+
+    def __init__(self, world: Cluster, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.name = name
+        self.kind = name.rpartition("-")[0] or name
+        self.address = f"{name}:{_GRPC[self.kind]}"
+        self.machine = Machine(name)
+        self.starts = 0
+        self.wanted = True
+        self.process: Process | None = None
+        self._world = world
+        self._main = main
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    @property
+    def up_since(self) -> float:
+        """When it last became able to run; infinite: it is not."""
+        process = self.process
+        return max(process.begun_at, process.thawed_at) if process is not None and process.runs else float("inf")
+
+    def start(self) -> Process:
+        world = self._world
+        self.starts += 1
+        name = self.name if self.starts == 1 else f"{self.name}.{self.starts}"
+        process = self.process = Process(name, self.machine, world.loop, world.rng(name))
+        process.on_end.append(lambda: world.process_ended(self, process))
+        world.before_start(self, process)
+        process.start(self._main())
+        return process
+
+
+class Cluster:
+    """`start` it within the loop. `on_end` is told of every process that has ended."""
+
+    def __init__(self, plan: Plan, loop: SimulatedLoop, network: Network, record: Record, directory: Path) -> None:
+        self.plan, self.loop, self.network, self.record = plan, loop, network, record
+        self.directory = directory
+        self.stopping = False
+        self.orchestrator = Service(self, ORCHESTRATOR, self._orchestrator)
+        self.nodes = [
+            Service(self, f"node-{number}", lambda number=number: self._node(number))  # type: ignore[misc]
+            for number in range(len(plan.nodes))
+        ]
+        self.routers = [
+            Service(self, f"router-{number}", lambda number=number: self._router(number))  # type: ignore[misc]
+            for number in range(plan.num_routers)
+        ]
+        self.ranks = [SimulatedRanks(self.rng(f"ranks {number}"), _profile(node)) for number, node in enumerate(plan.nodes)]
+        self.on_end: list[Callable[[Service, Process], None]] = []
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.orchestrator, *self.nodes, *self.routers]
+
+    def rng(self, name: str) -> random.Random:
+        """Chance for one purpose, which no other purpose disturbs."""
+        return random.Random(f"{self.plan.seed} {name}")
+
+    def start(self) -> None:
+        for service in self.services:
+            service.start()
+
+    def before_start(self, service: Service, process: Process) -> None:
+        if service in self.nodes:
+            services.RANKS[process] = self.ranks[self.nodes.index(service)]
+
+    def process_ended(self, service: Service, process: Process) -> None:
+        error = process.ended.result()
+        self.record.say("process ended", process=process.name, error=repr(error))
+        self.network.process_ended(process)
+        services.forget(process)
+        if service in self.nodes:
+            self.ranks[self.nodes.index(service)].agent_died()
+        for told in self.on_end:
+            told(service, process)
+
+    def _orchestrator(self) -> Coroutine[Any, Any, None]:
+        settings = _settings(
+            OrchestratorSettings,
+            host=ORCHESTRATOR,
+            grpc_port=_GRPC["orchestrator"],
+            database=self.directory / "orchestrator.sqlite",
+            **({"heartbeat_interval_s": 2.0, "lease_s": 8.0} if self.plan.seldom else {}),
+        )
+        return serve_orchestrator(settings)
+
+    def _node(self, number: int) -> Coroutine[Any, Any, None]:
+        node = self.plan.nodes[number]
+        settings = _settings(
+            WorkerSettings,
+            host=f"node-{number}",
+            node_id=f"node-{number}",
+            grpc_port=_GRPC["node"],
+            orchestrator=self.orchestrator.address,
+            model=str(MODEL_DIR),
+            model_name="demo",
+            tp=node.tp,
+            max_sequences=node.max_sequences,
+            drain_grace_s=5.0,
+            **({"beat_idle_s": 2.0, "watch_interval_s": 0.5} if self.plan.seldom else {}),
+        )
+        return serve_node(settings)
+
+    def _router(self, number: int) -> Coroutine[Any, Any, None]:
+        name = f"router-{number}"
+        settings = _settings(
+            RouterSettings,
+            host=name,
+            router_id=name,
+            grpc_port=_GRPC["router"],
+            orchestrator=self.orchestrator.address,
+            state_dir=self.directory / name,
+            session_dir=self.directory,
+            session_store=self.plan.session_store,
+            router_address=f"{name}:{_GRPC['router']}",
+            max_running=self.plan.max_running,
+            policy=self.plan.policy,
+            drain_grace_s=5.0,
+        )
+        return serve_router(settings)
+
+
+def _settings(kind: type[_Settings], **fields: Any) -> _Settings:
+    """Checked as from flags; nothing comes from this process's environment."""
+    return kind(**fields)
+
+
+def _profile(node: NodePlan) -> RankProfile:
+    return RankProfile(step_s=node.step_s, context_length=node.context_length, num_blocks=node.num_blocks)

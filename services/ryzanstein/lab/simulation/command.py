@@ -1,0 +1,172 @@
+"""The command: one seed with its story, or fresh seeds for so many minutes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ryzanstein.lab.simulation.clock import real_monotonic
+from ryzanstein.lab.simulation.plan import Plan, plan
+from ryzanstein.lab.simulation.record import dump
+from ryzanstein.lab.simulation.simulation import Outcome, simulate
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return _replay(options)
+    if options.minutes is None and options.count is None:
+        parser.error("one of --seed, --minutes and --count is needed")
+    return _explore(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ryzanstein simulate", description="Simulate whole clusters, one per seed.")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, help="replay one")
+    what.add_argument("--minutes", type=float, help="fresh seeds for so many minutes of real time")
+    parser.add_argument("--first", type=int, default=None, help="the first of the fresh seeds; default: chosen by chance")
+    parser.add_argument("--count", type=int, default=None, help="so many seeds from the first, however long they take")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--log", action="store_true", help="with --seed: print everything that happened")
+    parser.add_argument("--smaller", action="store_true", help="with --seed: leave out faults and clients that do not matter")
+    parser.add_argument("--without-faults", default="", help="with --seed: numbers of faults to leave out, by commas")
+    parser.add_argument("--without-clients", default="", help="with --seed: numbers of clients to leave out, by commas")
+    parser.add_argument("--json", type=Path, help="write the result there")
+    return parser
+
+
+def _replay(options: argparse.Namespace) -> int:
+    leave = {"faults": _numbers(options.without_faults), "clients": _numbers(options.without_clients)}
+    planned = plan(options.seed).without(**leave)
+    outcome = simulate(planned)
+    if options.smaller and outcome.violations:
+        outcome = _smaller(outcome)
+    _describe(outcome.plan)
+    if options.log:
+        print(dump(outcome.record.lines))
+    _tell(outcome)
+    if options.json:
+        options.json.write_text(json.dumps(_document([outcome])))
+    return 1 if outcome.violations else 0
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(int(number) for number in text.split(",") if number)
+
+
+def _smaller(outcome: Outcome) -> Outcome:
+    """The same promise broken with fewer faults and clients, in halves and then one by one."""
+    promise = outcome.violations[0].failure
+    for part in ("faults", "clients"):
+        size = max(1, len(getattr(outcome.plan, part)) // 2)
+        while size:
+            numbers = [each.number for each in getattr(outcome.plan, part)]
+            for start in range(0, len(numbers), size):
+                tried = outcome.plan.without(**{part: frozenset(numbers[start : start + size])})
+                again = simulate(tried)
+                if any(violation.failure is promise for violation in again.violations):
+                    outcome = again
+            size //= 2
+    return outcome
+
+
+def _describe(planned: Plan) -> None:
+    for name, value in vars_of(planned).items():
+        if isinstance(value, tuple) and value and not isinstance(value[0], tuple):
+            print(f"{name}:")
+            for each in value:
+                print(f"  {each}")
+        else:
+            print(f"{name}: {value}")
+
+
+def vars_of(planned: Plan) -> dict[str, object]:
+    return {name: getattr(planned, name) for name in Plan.__dataclass_fields__}
+
+
+def _tell(outcome: Outcome) -> None:
+    tally = outcome.tally
+    print(
+        f"seed {outcome.plan.seed}: {outcome.simulated_s:.0f} s simulated in {outcome.processor_s:.1f} s of processor time"
+        f" ({outcome.simulated_s / max(outcome.processor_s, 1e-9):.0f}x), {tally.complete} answers complete,"
+        f" {tally.tokens} tokens, digest {outcome.digest}"
+    )
+    print("outcomes: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.by_outcome.items())))
+    print("reached: " + ", ".join(f"{name} {count}" for name, count in sorted(outcome.reached.items())))
+    for violation in outcome.violations:
+        print(f"VIOLATION {violation}")
+
+
+def _explore(options: argparse.Namespace) -> int:
+    """Each seed in a process of its own, so that one cannot reach the next."""
+    first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
+    until = math.inf if options.minutes is None else real_monotonic() + 60 * options.minutes
+    results, failing = [], []
+    seeds = iter(range(first, first + (10**9 if options.count is None else options.count)))
+    running: list[tuple[int, subprocess.Popen[str]]] = []
+    while real_monotonic() < until or running:
+        while len(running) < options.jobs and real_monotonic() < until:
+            if (seed := next(seeds, None)) is None:
+                until = 0.0
+                break
+            running.append((seed, _child(seed)))
+        seed, child = running.pop(0)
+        text, _ = child.communicate()
+        result = json.loads(text.splitlines()[-1]) if child.returncode in (0, 1) and text.strip() else None
+        if result is None or result["violations"]:
+            failing.append(seed)
+            print(f"seed {seed}: {'failed to run' if result is None else result['violations'][0]}", flush=True)
+        if result is not None:
+            results.append(result)
+    _sum_up(results, failing, first)
+    if options.json:
+        options.json.write_text(json.dumps({"results": results, "failing": failing}))
+    return 1 if failing else 0
+
+
+def _child(seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ryzanstein.lab.simulation.one", str(seed)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"})
+
+
+def _sum_up(results: list[dict[str, Any]], failing: list[int], first: int) -> None:
+    simulated_s = sum(result["simulated_s"] for result in results)
+    processor_s = sum(result["processor_s"] for result in results)
+    reached: Counter[str] = Counter()
+    for result in results:
+        reached.update(result["reached"])
+    print(f"{len(results)} seeds from {first}: {simulated_s / 3600:.1f} simulated hours, {processor_s:.0f} s of processor time")
+    print("reached: " + ", ".join(f"{name} {count}" for name, count in sorted(reached.items())))
+    print(f"violations in {len(failing)} seeds: {' '.join(map(str, failing))}" if failing else "no violation")
+
+
+def document(outcome: Outcome) -> dict[str, object]:
+    """One seed's result."""
+    return {
+        "seed": outcome.plan.seed,
+        "simulated_s": outcome.simulated_s,
+        "processor_s": outcome.processor_s,
+        "callbacks": outcome.callbacks,
+        "digest": outcome.digest,
+        "complete": outcome.tally.complete,
+        "tokens": outcome.tally.tokens,
+        "outcomes": outcome.tally.by_outcome,
+        "reached": outcome.reached,
+        "violations": [str(violation) for violation in outcome.violations],
+    }
+
+
+def _document(outcomes: list[Outcome]) -> dict[str, object]:
+    return {"results": [document(outcome) for outcome in outcomes]}

@@ -1,0 +1,244 @@
+"""What one seed means: a cluster, its clients, its weather, and the faults that strike it, each with its time.
+
+Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and of clients it has at all, so that no kind hides
+another. A plan is a value: leaving a fault or a client out of it changes nothing about the others, which makes a failing one
+smaller.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Kind(Enum):
+    """Of a fault."""
+
+    KILL_NODE = "kill_node"
+    FREEZE_NODE = "freeze_node"
+    FREEZE_ALL_NODES = "freeze_all_nodes"
+    KILL_RANK = "kill_rank"
+    KILL_A_RANK_OF_EACH_NODE = "kill_a_rank_of_each_node"
+    STOP_RANK = "stop_rank"
+    CRASH_RANK = "crash_rank"
+    HANG_RANK = "hang_rank"
+    SLOW_RANK = "slow_rank"
+    HICCUP = "hiccup"
+    DRAIN_NODE = "drain_node"
+    NEWER_NODE = "newer_node"
+    KILL_ROUTER = "kill_router"
+    FREEZE_ROUTER = "freeze_router"
+    HOLD_ROUTER = "hold_router"
+    RESTART_ROUTER = "restart_router"
+    KILL_ORCHESTRATOR = "kill_orchestrator"
+    FREEZE_ORCHESTRATOR = "freeze_orchestrator"
+    CUT_ONE_WAY = "cut_one_way"
+    CUT_BOTH_WAYS = "cut_both_ways"
+    RESET = "reset"
+    LATENCY = "latency"
+    CLOCK_JUMP = "clock_jump"
+    STORE_FAILS = "store_fails"
+    STORE_FULL = "store_full"
+    STORE_SLOW = "store_slow"
+    STORE_ODD = "store_odd"
+    LOAD_CANCELLED = "load_cancelled"
+
+
+STORE_FAULTS = (Kind.STORE_FAILS, Kind.STORE_FULL, Kind.STORE_SLOW, Kind.STORE_ODD)
+ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RESTART_ROUTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`target` numbers a node or a router, `rank` a rank, `toward` the other end of a path. Times in seconds."""
+
+    number: int
+    kind: Kind
+    at_s: float
+    lasts_s: float
+    target: int = 0
+    rank: int = 0
+    toward: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """`step_s` is how long a step of one token takes."""
+
+    tp: int
+    step_s: float
+    context_length: int
+    num_blocks: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """How a client behaves. Shares are of its requests; `tokens` are the least and the most that it asks for."""
+
+    number: int
+    think_s: float
+    tokens: tuple[int, int]
+    session: bool
+    leaves: float
+    cancels: float
+    deadline_s: float
+    short_deadline: float
+    choices: int
+    burst: int
+    loses_stream: float
+    resubmits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the module. `calm_s` follows `duration_s`: nothing strikes any more, and everything must come to rest."""
+
+    seed: int
+    duration_s: float
+    nodes: tuple[NodePlan, ...]
+    num_routers: int
+    session_store: str
+    max_running: int
+    policy: str
+    supervised_by_up: bool
+    latency_s: float
+    seldom: bool
+    """Idle services beat and look less often than by default, so that hours pass quickly."""
+    max_tokens: int
+    """Clients ask nothing more when they have got so many, all together."""
+    idle: tuple[tuple[float, float], ...]
+    """From when to when no client asks anything."""
+    clients: tuple[ClientPlan, ...]
+    faults: tuple[Fault, ...]
+    calm_s: float = 90.0
+
+    def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> Plan:
+        """The same with some faults and clients left out."""
+        return replace(
+            self,
+            faults=tuple(fault for fault in self.faults if fault.number not in faults),
+            clients=tuple(client for client in self.clients if client.number not in clients),
+        )
+
+
+def plan(seed: int) -> Plan:
+    """Everything that the seed decides before the simulation begins."""
+    rng = random.Random(f"plan {seed}")
+    kinds = [kind for kind in Kind if rng.random() < 0.3]
+    num_nodes = rng.choice((1, 1, 2, 2, 3, 4))
+    num_routers = rng.choice((1, 1, 2, 3))
+    duration_s = rng.choice((60.0, 120.0, 300.0, 900.0, 3600.0, 7200.0))
+    idle = _idle(rng, duration_s)
+    session_store = "memory" if num_routers == 1 and rng.random() < 0.3 else "sqlite"
+    if session_store == "memory":
+        # It forgets everything with its router, as it says.
+        kinds = [kind for kind in kinds if kind not in (Kind.KILL_ROUTER, Kind.RESTART_ROUTER)]
+    faults = _faults(rng, kinds, duration_s, num_nodes, num_routers)
+    faults += _hiccups(rng, idle, len(faults), num_nodes)
+    return Plan(
+        seed=seed,
+        duration_s=duration_s,
+        nodes=_nodes(rng, num_nodes),
+        num_routers=num_routers,
+        session_store=session_store,
+        max_running=rng.choice((8, 4096, 4096)),
+        policy=rng.choice(("affinity", "affinity", "bounded")),
+        supervised_by_up=rng.random() < 0.4,
+        latency_s=rng.choice((0.0001, 0.0005, 0.005)),
+        seldom=duration_s >= 900,
+        max_tokens=150_000 if rng.random() < 0.03 else round(min(20_000, max(2_000, 3 * duration_s))),
+        idle=idle,
+        clients=tuple(_client(rng, number, duration_s) for number in range(rng.randint(1, 5))),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+def _nodes(rng: random.Random, count: int) -> tuple[NodePlan, ...]:
+    tp = rng.choice((1, 2, 2, 4))
+    step_s = rng.choice((0.002, 0.005, 0.02, 0.05))
+    context = rng.choice((4096, 16_384, 131_072))
+    uneven = rng.random() < 0.3
+    return tuple(
+        NodePlan(
+            tp,
+            step_s,
+            context // 2 if uneven and number % 2 else context,
+            num_blocks=max(context // 16, rng.choice((512, 16_384))),
+            max_sequences=rng.choice((4, 64)),
+        )
+        for number in range(count)
+    )
+
+
+def _idle(rng: random.Random, duration_s: float) -> tuple[tuple[float, float], ...]:
+    """Long simulations are idle most of the time."""
+    if duration_s < 900 or rng.random() < 0.2:
+        return ()
+    spans, at = [], rng.uniform(20.0, 120.0)
+    while at < duration_s:
+        until = at + rng.uniform(0.2, 0.6) * duration_s
+        spans.append((at, min(until, duration_s - 60.0)))
+        at = until + rng.uniform(20.0, 120.0)
+    return tuple(span for span in spans if span[1] > span[0])
+
+
+def _faults(rng: random.Random, kinds: list[Kind], duration_s: float, num_nodes: int, num_routers: int) -> tuple[Fault, ...]:
+    if not kinds:
+        return ()
+    faults, at, number = [], rng.uniform(5.0, 30.0), 0
+    pace_s = rng.choice((3.0, 10.0, 30.0))
+    while at < duration_s and number < 200:
+        kind = rng.choice(kinds)
+        target = rng.randrange(num_routers if kind in ROUTER_FAULTS else num_nodes)
+        faults.append(Fault(number, kind, round(at, 3), _lasts(rng, kind), target, rng.randrange(4), _toward(rng, num_routers)))
+        number += 1
+        # In heaps: several at once, then a long time nothing.
+        at += rng.expovariate(1 / pace_s) if rng.random() < 0.8 else rng.uniform(0.1, 0.3) * duration_s
+    return tuple(faults)
+
+
+def _hiccups(rng: random.Random, idle: tuple[tuple[float, float], ...], number: int, num_nodes: int) -> tuple[Fault, ...]:
+    """The first steps after a long pause take a rank longer: its caches are cold."""
+    hiccups = (
+        Fault(number + place, Kind.HICCUP, round(ends - 0.5, 3), 3.0, rng.randrange(num_nodes), rng.randrange(4))
+        for place, (_, ends) in enumerate(idle)
+    )
+    return tuple(hiccup for hiccup in hiccups if rng.random() < 0.7)
+
+
+def _lasts(rng: random.Random, kind: Kind) -> float:
+    match kind:
+        case Kind.HOLD_ROUTER:
+            return round(rng.uniform(0.05, 2.0), 3)
+        case Kind.HICCUP:
+            return round(rng.uniform(0.2, 1.5), 3)
+        case Kind.FREEZE_ROUTER | Kind.FREEZE_NODE | Kind.FREEZE_ALL_NODES | Kind.FREEZE_ORCHESTRATOR:
+            return round(rng.choice((0.3, 1.0, 2.5, 5.0, 20.0)) * rng.uniform(0.5, 1.5), 3)
+        case Kind.CLOCK_JUMP:
+            return round(rng.uniform(-3600, 3600), 3)
+        case _:
+            return round(rng.choice((0.5, 2.0, 10.0)) * rng.uniform(0.5, 1.5), 3)
+
+
+def _toward(rng: random.Random, num_routers: int) -> str:
+    return rng.choice(("orchestrator", *(f"router-{number}" for number in range(num_routers))))
+
+
+def _client(rng: random.Random, number: int, duration_s: float) -> ClientPlan:
+    longest = rng.choice((20, 100, 100, 1000, 1000, 10_000, 100_000))
+    return ClientPlan(
+        number,
+        think_s=rng.choice((0.1, 1.0, 10.0)),
+        tokens=(1, longest),
+        session=rng.random() < 0.5,
+        leaves=rng.choice((0.0, 0.0, 0.1)),
+        cancels=rng.choice((0.0, 0.0, 0.1)),
+        deadline_s=rng.choice((300.0, 3600.0)),
+        short_deadline=rng.choice((0.0, 0.1)),
+        choices=rng.choice((1, 1, 1, 3)),
+        burst=rng.choice((1, 1, 1, 30)),
+        loses_stream=rng.choice((0.0, 0.05, 0.3)),
+        resubmits=rng.random() < 0.7,
+    )

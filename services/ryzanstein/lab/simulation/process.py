@@ -1,0 +1,200 @@
+"""A simulated process: tasks that belong together, live on a machine, and freeze, die and are held up together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ryzanstein.lab.simulation.loop import OWNER, SimulatedLoop
+
+
+class State(Enum):
+    """Of a process."""
+
+    RUNS = "runs"
+    FROZEN = "frozen"
+    ENDED = "ended"
+
+
+@dataclass(eq=False, slots=True)
+class Machine:
+    """A host: a wall clock, and a disk that can be slow, full or broken."""
+
+    name: str
+    wall_offset_s: float = 0.0
+    disk_delay_s: float = 0.0005
+    disk_error: Callable[[], Exception] | None = None
+    """Makes what each access raises; None: the disk works."""
+
+
+@dataclass(slots=True)
+class _Threads:
+    """The executors of a process: each does one thing after the other."""
+
+    free_at: dict[int, float] = field(default_factory=dict)
+
+
+class Process:
+    """`start` it once. It ends when its main coroutine does, or by `kill`; `ended` resolves to what it ended with."""
+
+    def __init__(self, name: str, machine: Machine, loop: SimulatedLoop, rng: random.Random) -> None:
+        self.name = name
+        self.machine = machine
+        self.state = State.RUNS
+        self.ended: asyncio.Future[BaseException | None] = loop.create_future()
+        self.on_end: list[Callable[[], None]] = []
+        """Called when it has ended, in order: the network, its ranks."""
+        self.crashes: list[tuple[asyncio.Task[Any], BaseException]] = []
+        """Tasks that ended with an exception which nobody has looked at."""
+        self.exception_handler: Any = None
+        self.rewrite: Callable[[Any], Any] | None = None
+        """What a process of another version makes of the messages that it sends."""
+        self.begun_at = loop.time()
+        self.thawed_at = 0.0
+        self._loop = loop
+        self._rng = rng
+        self._context = Context()
+        self._context.run(OWNER.set, self)
+        self._aside: deque[asyncio.Handle] = deque()
+        self._signals: dict[int, asyncio.Handle] = {}
+        self._threads = _Threads()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    @property
+    def runs(self) -> bool:
+        return self.state is State.RUNS
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not State.ENDED
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended, the oldest first."""
+        return list(self._tasks)
+
+    def start(self, main: Coroutine[Any, Any, None]) -> None:
+        task = self._context.run(self._loop.create_task, main)
+        task.add_done_callback(self._on_main)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls it as this process."""
+        return self._context.copy().run(function, *args)
+
+    def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        """In the process's own context: not while it is frozen, never after its end."""
+        return self._loop.call_later(delay_s, callback, *args, context=self._context)
+
+    def freeze(self) -> None:
+        """SIGSTOP: nothing of it runs until `thaw`."""
+        if self.state is State.RUNS:
+            self.state = State.FROZEN
+
+    def thaw(self) -> None:
+        if self.state is State.FROZEN:
+            self.state = State.RUNS
+            self.thawed_at = self._loop.time()
+            aside, self._aside = self._aside, deque()
+            self._loop.resume(aside)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it runs any more, not even what stands in `finally`."""
+        self._end(None)
+
+    def signal(self, number: int) -> None:
+        """SIGTERM, SIGINT: whoever waits for it is woken. Without a handler the process ends."""
+        if (handle := self._signals.get(number)) is not None:
+            self._loop.resume(deque([handle]))
+        elif self.alive:
+            self.kill()
+
+    def put_aside(self, handle: asyncio.Handle) -> None:
+        """See `loop.Owner`."""
+        if self.state is State.FROZEN:
+            self._aside.append(handle)
+
+    def on_signal(self, number: int, handle: asyncio.Handle | None) -> None:
+        """See `loop.Owner`."""
+        if handle is None:
+            self._signals.pop(number, None)
+        else:
+            self._signals[number] = handle
+
+    def submit(self, executor: Any, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """See `loop.Owner`. Threads do their work in one piece, when the disk is that far."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        key, now = id(executor), self._loop.time()
+        done_at = max(now, self._threads.free_at.get(key, now)) + self.machine.disk_delay_s * self._rng.uniform(0.5, 1.5)
+        self._threads.free_at[key] = done_at
+        # Threads of a store's own do nothing but disk accesses; what runs in the common ones may need no disk at all.
+        error = self.machine.disk_error if executor is not None else None
+        self._loop.call_at(done_at, self._perform, future, work, error, context=self._context)
+        return future
+
+    def _perform(
+        self, future: asyncio.Future[Any], work: Callable[[], Any], disk_error: Callable[[], Exception] | None
+    ) -> None:
+        """A caller that has gone away does not keep the thread from its work."""
+        result, error = None, None
+        try:
+            if disk_error is not None:
+                raise disk_error()
+            result = work()
+        except Exception as raised:
+            error = raised
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        """See `loop.Owner`."""
+        if not self.alive:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            return
+        self._tasks[task] = None
+        task.add_done_callback(self._on_task, context=self._context)
+
+    def _on_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task._log_traceback:
+            # Whoever waits for it has been told in this round of the loop, and looks in the next.
+            self._loop.call_later(0.001, self._look_at, task, context=self._context)
+
+    def _look_at(self, task: asyncio.Task[Any]) -> None:
+        if task._log_traceback and (error := task._exception) is not None:
+            self.crashes.append((task, error))
+
+    def _on_main(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.state is State.ENDED:
+            return
+        self.state = State.ENDED
+        self._aside.clear()
+        self._signals.clear()
+        if not self.ended.done():
+            self.ended.set_result(error)
+        for told in self.on_end:
+            told()
+        self._context.run(self._bury)
+
+    def _bury(self) -> None:
+        """Its coroutines are closed now, in order: what they do at their end reaches nobody, for the process has ended."""
+        tasks, self._tasks = list(self._tasks), {}
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            # One that awaits while it is closed, or that runs just now.
+            with contextlib.suppress(Exception):
+                task.get_coro().close()

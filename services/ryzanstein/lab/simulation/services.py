@@ -1,0 +1,131 @@
+"""The real services as simulated processes: their own `serve`, with what cannot be simulated left out.
+
+Left out: the HTTP face, the metrics port and Tracing's exporter (none is configured). Ranks are simulated, see `ranks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sqlite3
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ryzanstein import awake
+from ryzanstein.lab.simulation.loop import OWNER
+from ryzanstein.lab.simulation.process import Process
+from ryzanstein.lab.simulation.ranks import SimulatedRanks
+from ryzanstein.orchestrator import __main__ as orchestrator
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.router import __main__ as router
+from ryzanstein.router.assembly import Router, assembled
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.tracing import Tracing
+from ryzanstein.worker import __main__ as worker
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.node import Node
+from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.tokenizer import TextModel
+
+ROUTERS: dict[Process, Router] = {}
+"""The inside of each router that runs, for what the checks look at."""
+NODES: dict[Process, Node] = {}
+"""The inside of each agent that runs."""
+RANKS: dict[Process, SimulatedRanks] = {}
+"""What an agent forks its ranks from."""
+
+
+async def serve_router(settings: RouterSettings) -> None:
+    await router.serve(settings)
+
+
+async def serve_orchestrator(settings: OrchestratorSettings) -> None:
+    await orchestrator.serve(settings)
+
+
+async def serve_node(settings: WorkerSettings) -> None:
+    await worker.serve(settings)
+
+
+def forget(process: Process) -> None:
+    """It has ended."""
+    for known in (ROUTERS, NODES, RANKS):
+        known.pop(process, None)
+
+
+class _NoPort:
+    """In the place of a server that the simulation does not have."""
+
+    port = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def live(self) -> None:
+        pass
+
+    async def stop(self, grace_s: float) -> None:
+        pass
+
+
+@contextlib.asynccontextmanager
+async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
+    async with assembled(settings) as made:
+        ROUTERS[_process()] = made
+        yield made
+
+
+class _KnownNode(Node):
+    """A node that the checks can find."""
+
+    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing) -> None:
+        super().__init__(settings, telemetry, tracing, RANKS[_process()].new_server)
+        NODES[_process()] = self
+
+
+def _process() -> Process:
+    owner = OWNER.get()
+    assert isinstance(owner, Process)
+    return owner
+
+
+_connect = sqlite3.connect
+_TICK_S = awake.TICK_S
+
+
+def _connected(*args: Any, **kwargs: Any) -> Any:
+    """A connection that its process's end closes, as a kernel closes files: with it go its locks."""
+    connection = _connect(*args, **kwargs)
+    _process().on_end.append(connection.close)
+    return connection
+
+
+def look_seldom(seldom: bool) -> None:
+    """How often a service's clock looks whether its loop is on time: four times a second are enough to find pauses."""
+    awake.TICK_S = 0.2 if seldom else _TICK_S
+
+
+def install() -> None:
+    """For good, in this process."""
+    if sqlite3.connect is _connected:
+        return
+    load = functools.cache(TextModel.load)
+    changes: tuple[tuple[Any, str, Any], ...] = (
+        (router, "HttpServer", _NoPort),
+        (router, "MetricsServer", _NoPort),
+        (router, "create_app", lambda *_: None),
+        (router, "assembled", _assembled),
+        (orchestrator, "MetricsServer", _NoPort),
+        (worker, "MetricsServer", _NoPort),
+        (worker, "Node", _KnownNode),
+        (TextModel, "load", load),
+        (sqlite3, "connect", _connected),
+    )
+    for where, name, replacement in changes:
+        setattr(where, name, replacement)

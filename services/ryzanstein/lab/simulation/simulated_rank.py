@@ -1,0 +1,89 @@
+"""One simulated rank: its process, its channel, its slot on the board, and whether it moves.
+
+Real is the slot's code, on a clock that can be set back to when something happened.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ryzanstein.lab.simulation.rank_pipe import RankPipe
+from ryzanstein.lab.simulation.rank_process import SimulatedProcess
+from ryzanstein.worker.ranks.board import IDLE, PROFILE, RankBoard
+
+COLLECTIVE = "all_reduce"
+
+
+class SimulatedRank:
+    """`hung`: it runs but never comes to its next collective. `busy`: its profiler starts or writes. `alive` until its end is
+    decided, whoever has seen it by then. `due`: it would be ready, but it does not move. `delayed`: it stood still lately."""
+
+    def __init__(self, process: SimulatedProcess, pipe: RankPipe, board_fd: int, size: int) -> None:
+        self.rank = process.rank
+        self.process = process
+        self.pipe = pipe
+        self.alive = True
+        self.hung = False
+        self.busy = False
+        self.due = False
+        self.ready = False
+        self.delayed = False
+        self.profiled = False
+        self.term_waits = False
+        self.released = False
+        self.in_step = False
+        self.waits = False
+        self.asked = 0
+        self.at_ns: int | None = None
+        self.board = RankBoard(board_fd, size, process.rank, self._clock_ns, process.pid)
+
+    @property
+    def moves(self) -> bool:
+        return self.alive and not (self.process.stopped or self.hung or self.busy)
+
+    def begin_step(self, step: int, num_tokens: int) -> None:
+        self.in_step = True
+        self.board.begin_step(step, num_tokens)
+
+    def enter(self, at_ns: int) -> None:
+        """It has come to the collective, at that time unless it stood still."""
+        if not self.waits:
+            self.waits = True
+            self.at_ns = None if self.delayed else at_ns
+            self.board.begin(COLLECTIVE)
+            self.at_ns = None
+
+    def leave(self) -> None:
+        """All have."""
+        self.waits = self.delayed = False
+        self.board.end()
+
+    def end_step(self) -> None:
+        if self.in_step:
+            self.in_step = False
+            self.board.end_step()
+
+    def profiles(self, busy: bool) -> None:
+        """Its profiler starts or writes, or has done so, between two steps."""
+        self.busy = busy
+        self.board.enter(PROFILE if busy else IDLE)
+
+    def ask(self, number: int) -> None:
+        """Whether it is there."""
+        self.asked = number
+        self.answer()
+
+    def answer(self) -> None:
+        """What it was asked, if it moves and is in no step."""
+        if self.asked and self.moves and not self.in_step:
+            self.board.answer(self.asked)
+            self.asked = 0
+
+    def release(self) -> None:
+        """The memory of the board, once."""
+        if not self.released:
+            self.released = True
+            self.board.close()
+
+    def _clock_ns(self) -> int:
+        return time.monotonic_ns() if self.at_ns is None else self.at_ns

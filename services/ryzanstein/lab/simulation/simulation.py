@@ -1,0 +1,191 @@
+"""One simulation: a plan from its beginning to its rest."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ryzanstein.lab.simulation import clock, rpc, services
+from ryzanstein.lab.simulation.checks import Checks, Failure, Violation
+from ryzanstein.lab.simulation.clients import Client, Tally
+from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.loop import DeadlockError, LivelockError, SimulatedLoop, run
+from ryzanstein.lab.simulation.network import Network, Weather
+from ryzanstein.lab.simulation.plan import Plan
+from ryzanstein.lab.simulation.process import Machine, Process, State
+from ryzanstein.lab.simulation.record import Record
+from ryzanstein.lab.simulation.strikes import Strikes
+from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
+
+# Clients may still be reading when the plan's time is over.
+_FINISH_S = 3600.0
+_COLLECT_EVERY_S = 60.0
+_SHM = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation showed. `digest`: the same for every run of the same plan."""
+
+    plan: Plan
+    violations: list[Violation]
+    reached: dict[str, int]
+    tally: Tally
+    simulated_s: float
+    processor_s: float
+    callbacks: int
+    digest: str
+    record: Record = field(repr=False)
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Runs a plan. Only in a process in which `clock.install` came before everything else."""
+    clock.seed(plan.seed)
+    began = time.process_time()
+    directory = Path(tempfile.mkdtemp(prefix="ryzanstein-", dir=_SHM if _SHM.is_dir() else None))
+    loop = SimulatedLoop(clock.CLOCK)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.unraisablehook = _unraisable
+    # A killed process's coroutines, and those that they were about to await.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    try:
+        world = _World(plan, loop, directory)
+        run(loop, world.live())
+        return Outcome(
+            plan,
+            world.checks.violations,
+            dict(world.checks.reached),
+            world.tally,
+            loop.time(),
+            time.process_time() - began,
+            loop.callbacks,
+            world.record.digest,
+            world.record,
+        )
+    finally:
+        gc.enable()
+        loop.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _World:
+    """Everything of one simulation."""
+
+    def __init__(self, plan: Plan, loop: SimulatedLoop, directory: Path) -> None:
+        self.plan, self._loop = plan, loop
+        self.record = Record()
+        self.record.install()
+        self.tally = Tally()
+        network = Network(loop, _rng(plan, "network"), Weather(plan.latency_s, plan.latency_s))
+        rpc.install(network)
+        services.install()
+        services.look_seldom(plan.seldom)
+        self._cluster = Cluster(plan, loop, network, self.record, directory)
+        self.checks = Checks(self._cluster)
+        clock.CLOCK.wall_offset_s = _wall_offset_s
+        loop.set_exception_handler(self._on_exception)
+
+    async def live(self) -> None:
+        """To the rest after the calm."""
+        try:
+            async with asyncio.timeout(self.plan.duration_s + _FINISH_S + self.plan.calm_s):
+                living = self._loop.create_task(self._live())
+                await asyncio.wait((living, self.checks.enough), return_when=asyncio.FIRST_COMPLETED)
+                if living.done():
+                    living.result()
+        except (DeadlockError, LivelockError) as error:
+            self.checks.violated(Failure.REST, str(error))
+        finally:
+            self._end()
+
+    async def _live(self) -> None:
+        cluster, checks = self._cluster, self.checks
+        cluster.start()
+        background = [self._loop.create_task(checks.run()), self._loop.create_task(self._collect())]
+        if self.plan.supervised_by_up:
+            background.append(self._loop.create_task(UpsRestarts(cluster).run()))
+        else:
+            Restarts(cluster)
+        striking = self._process("strikes", Strikes(cluster, checks).run())
+        clients = [Client(plan, cluster, checks, self.tally) for plan in self.plan.clients]
+        asking = [self._process(f"client-{client.plan.number}", client.run()) for client in clients]
+        for process in (*asking, striking):
+            self._look_at(process.name, await process.ended)
+        await asyncio.sleep(max(0.0, self.plan.duration_s - self._loop.time()))
+        cluster.network.heal_all()
+        await asyncio.sleep(self.plan.calm_s)
+        checks.look()
+        await self._process("last-look", self._last_look(clients)).ended
+        await checks.at_rest()
+        for task in background:
+            if task.done():
+                task.result()
+            task.cancel()
+
+    async def _last_look(self, clients: list[Client]) -> None:
+        """Each session has each turn once."""
+        for client in clients:
+            for conversation in client.conversations[-20:]:
+                stored = await client.stored(conversation)
+                if stored is not None:
+                    client.check(conversation, stored)
+
+    def _look_at(self, name: str, error: BaseException | None) -> None:
+        if error is not None:
+            raise RuntimeError(f"{name} of the simulator failed") from error
+
+    def _process(self, name: str, main: Coroutine[Any, Any, None]) -> Process:
+        process = Process(name, Machine(name), self._loop, _rng(self.plan, name))
+        process.on_end.append(lambda: self._cluster.network.process_ended(process))
+        process.start(main)
+        return process
+
+    async def _collect(self) -> None:
+        """The collector runs at set times: what it finds is closed by the code of whoever left it."""
+        while True:
+            await asyncio.sleep(_COLLECT_EVERY_S)
+            gc.collect()
+
+    def _end(self) -> None:
+        self._cluster.stopping = True
+        for service in self._cluster.services:
+            if service.process is not None and service.process.state is not State.ENDED:
+                service.process.kill()
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Of asyncio: a callback that raised, a task whose exception nobody took."""
+        task = context.get("task")
+        if task is not None and task.get_coro().cr_frame is None:
+            return  # of a process that was killed
+        error = context.get("exception")
+        self.checks.violated(Failure.TASK, f"{context.get('message')}: {error!r}"[:300])
+
+
+def _unraisable(raised: Any) -> None:
+    """A killed process's coroutines are closed while they wait: that they wait again is no news."""
+    if "coroutine ignored GeneratorExit" not in str(raised.exc_value):
+        sys.__unraisablehook__(raised)
+
+
+def _wall_offset_s() -> float:
+    from ryzanstein.lab.simulation.loop import OWNER
+
+    owner = OWNER.get()
+    return owner.machine.wall_offset_s if isinstance(owner, Process) else 0.0
+
+
+def _rng(plan: Plan, name: str) -> Any:
+    import random
+
+    return random.Random(f"{plan.seed} {name}")

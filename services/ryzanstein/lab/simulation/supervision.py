@@ -1,0 +1,71 @@
+"""Who starts services again that have ended: a Kubernetes-like supervisor, or the judgement of `ryzanstein up` itself."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from typing import cast
+
+from ryzanstein.cli.kept_service import KeptService
+from ryzanstein.cli.service_process import ServiceProcess
+from ryzanstein.lab.simulation.cluster import RESTART_S, Cluster, Service
+from ryzanstein.lab.simulation.process import Process
+
+_LOOK_S = 1.0
+
+
+class Restarts:
+    """Starts each service again a moment after its end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        cluster.on_end.append(self._ended)
+
+    def _ended(self, service: Service, process: Process) -> None:
+        if service.wanted and not self._cluster.stopping:
+            # Of nobody: whoever killed it may have ended by then.
+            self._cluster.loop.call_later(RESTART_S, self._start, service, context=Context())
+
+    def _start(self, service: Service) -> None:
+        if service.wanted and not self._cluster.stopping and not service.alive:
+            service.start()
+
+
+class UpsRestarts:
+    """Looks as often as `ryzanstein up` does, and lets its own judgement decide."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        # By its surface only: there is no process of the operating system.
+        self._kept = [KeptService(cast("ServiceProcess", _Adapter(service))) for service in cluster.services]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for kept in self._kept:
+                for line in kept.look(self._cluster.loop.time()):
+                    self._cluster.record.say("up", line=line)
+
+
+class _Adapter:
+    """A simulated service in the clothes of `cli.service_process.ServiceProcess`."""
+
+    log_path = "its log"
+
+    def __init__(self, service: Service) -> None:
+        self.name = service.name
+        self._service = service
+
+    @property
+    def running(self) -> bool:
+        return self._service.alive or not self._service.wanted
+
+    @property
+    def ending(self) -> str:
+        return "ended"
+
+    def kill(self) -> None:
+        """Nothing is left of a simulated service that has ended."""
+
+    def start(self) -> None:
+        self._service.start()
