@@ -20,8 +20,9 @@ async def ready_again(link, since: int) -> None:
 
 
 @pytest.fixture
-def lossy(link, stub, node):
-    """The shared node, which is whole again after each test."""
+async def lossy(link, stub, node):
+    """The shared node, which is whole again after each test; its losses before this one are forgotten."""
+    await stub.Undrain(pb.UndrainRequest())
     return link, stub, node
 
 

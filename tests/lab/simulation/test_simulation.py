@@ -20,7 +20,7 @@ from ryzanstein.router.admission import Admission
 from ryzanstein.lab.simulation.checks import Failure
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate
-Admission._below = lambda *_: None
+Admission.enter = Admission._taken
 outcome = simulate(plan(8))
 assert any(violation.failure is Failure.BOUND for violation in outcome.violations), outcome.violations
 """
