@@ -9,7 +9,7 @@ import torch
 from ryzanstein.worker.model.kernels.build import NotBuilt, library
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.fastest import exact_kernels
-from ryzanstein.worker.model.products.int8 import KernelType
+from ryzanstein.worker.model.products.int8 import FloatsKernel, KernelType
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def native(request: pytest.FixtureRequest) -> NativeKernels | None:
 
 @pytest.fixture(scope="session")
 def kernel_types(native: NativeKernels | None) -> list[KernelType]:
-    """The 8-bit kernels that are exact: torch's, and beside `native` also our own."""
-    return list(dict.fromkeys([*([] if native is None else exact_kernels(native)), *exact_kernels(None)]))
+    """The 8-bit kernels that are exact: torch's, the one for any CPU, and beside `native` also our own."""
+    return list(dict.fromkeys([*([] if native is None else exact_kernels(native)), *exact_kernels(None), FloatsKernel]))
 
 
 @pytest.fixture(scope="session")

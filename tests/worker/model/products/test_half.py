@@ -57,8 +57,11 @@ def test_small_weights_are_rounded_to_multiples_of_2_to_the_minus_24(half: Half)
 
 
 @pytest.mark.parametrize("shape", [(250, 96), (864, 288)], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(half: Half, normal: Callable[..., Tensor], shape: tuple[int, int]) -> None:
-    product, row_1I = half(normal(6, *shape), normal(7, shape[0])), normal(8, 1, shape[1])
+def test_a_row_does_not_depend_on_its_neighbours(
+    kernels: NativeKernels, normal: Callable[..., Tensor], shape: tuple[int, int]
+) -> None:
+    """Our own kernel's. FBGEMM's does not promise it: some CPUs get another order of sums for another number of rows."""
+    product, row_1I = half_product(normal(6, *shape), normal(7, shape[0]), kernels), normal(8, 1, shape[1])
     alone_O = product(row_1I)[0]
     for rows in ROWS:
         for place in {0, rows // 2, rows - 1}:

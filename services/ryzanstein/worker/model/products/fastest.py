@@ -16,8 +16,14 @@ from itertools import permutations
 import torch
 
 from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.int8 import FbgemmKernel, Kernel, KernelType, NativeKernel, OneDnnKernel
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.products.int8 import (
+    FbgemmKernel,
+    FloatsKernel,
+    Kernel,
+    KernelType,
+    NativeKernel,
+    OneDnnKernel,
+)
 
 _ROWS = (1, 8, 16, 32, 64, 256)
 _REPEATS = 5
@@ -70,7 +76,7 @@ class FastestKernels:
 
 
 def exact_kernels(native: NativeKernels | None) -> list[KernelType]:
-    """Our own or else FBGEMM's, and oneDNN's. Raises ModelRefused where this torch and CPU have none that is exact."""
+    """Our own or else FBGEMM's, and oneDNN's; where none of them is exact, the one that multiplies floats."""
     engines = torch.backends.quantized.supported_engines
     types: list[KernelType] = []
     if native is not None:
@@ -79,10 +85,7 @@ def exact_kernels(native: NativeKernels | None) -> list[KernelType]:
         types.append(FbgemmKernel)
     if "onednn" in engines:
         types.append(OneDnnKernel)
-    exact = [kind for kind in types if _is_exact(kind, native)]
-    if not exact:
-        raise ModelRefused(f"quantization int8: this torch and CPU have no exact kernels, only {', '.join(engines)}")
-    return exact
+    return [kind for kind in types if _is_exact(kind, native)] or [FloatsKernel]
 
 
 def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:

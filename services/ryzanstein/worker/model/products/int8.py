@@ -18,6 +18,7 @@ from ryzanstein.worker.model.kernels.native import NativeKernels
 
 _LEVELS = 127
 _SMALLEST = torch.finfo(torch.float32).tiny
+_EXACT_INPUTS = 2**24 // _LEVELS**2
 
 
 class Kernel(Protocol):
@@ -73,6 +74,24 @@ class OneDnnKernel:
         weight = (self._packed, self._scale_O, self._zero_O)
         product_TO: Tensor = self._multiply(levels_TI, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
         return product_TO.mul_(scale_T1)
+
+
+class FloatsKernel:
+    """Products of whole numbers in float32, whose sums are exact up to 2**24: the inputs in parts that stay below it.
+
+    It runs on every CPU and is slow: each product makes floats of the weight again.
+    """
+
+    def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
+        self._parts, self._scale_O = levels_OI.split(_EXACT_INPUTS, dim=1), scale_O
+        self._quantize_rows = rows_quantizer(native)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        levels_TI, scale_T1 = self._quantize_rows(x_TI, torch.float32)
+        sums_TO = torch.zeros(len(x_TI), len(self._scale_O), dtype=torch.float64)
+        for rows_TI, weight_OI in zip(levels_TI.split(_EXACT_INPUTS, dim=1), self._parts, strict=True):
+            sums_TO += rows_TI @ weight_OI.float().t()
+        return sums_TO.float().mul_(self._scale_O).mul_(scale_T1)
 
 
 class RowsQuantizer(Protocol):
