@@ -2,9 +2,11 @@
 
 import json
 import os
+import platform
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.kernels.build import library
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.runner import ModelRunner
@@ -34,6 +38,21 @@ SHAPE = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def compiled_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
+    """The kernels as the compiler makes them with these options of x86: as on CPUs that have no others. Once a session each."""
+
+    @cache
+    def compiled(options: str) -> NativeKernels:
+        if platform.machine() != "x86_64":
+            pytest.skip("the options are those of x86")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CC", f"cc {options}")
+            return NativeKernels(library(tmp_path_factory.mktemp("narrow")))
+
+    return compiled
 
 
 @dataclass(frozen=True)

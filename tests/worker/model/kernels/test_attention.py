@@ -1,15 +1,12 @@
 """Attention over scattered blocks against float64: windows, caps, groups, head sizes, block sizes, lengths, both caches."""
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 from ryzanstein.worker.model.products.int8 import quantize_rows
 
@@ -218,18 +215,15 @@ def test_rows_of_other_sequences_are_left_alone(kernels: NativeKernels, problem:
     assert torch.equal(wide_TW[batch.keys.rows_S, 4:-4], batch.solve(kernels)[batch.keys.rows_S].flatten(1))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
 def test_narrower_registers_compute_the_same(
     problem: Callable[..., Problem],
     normal: Callable[..., Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    compiled_with: Callable[[str], NativeKernels],
     option: str,
 ) -> None:
     """As on CPUs that have no others."""
-    monkeypatch.setenv("CC", f"cc {option}")
-    narrow = NativeKernels(library(tmp_path))
+    narrow = compiled_with(option)
     for dtype in (torch.float32, torch.float16):
         check(narrow, problem((2, 3, 48), window=100, dtype=dtype))
         check(narrow, problem((1, 8, 64), dtype=dtype, cap=3.0))

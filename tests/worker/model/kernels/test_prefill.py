@@ -1,15 +1,12 @@
 """Attention of several new tokens against float64: windows, caps, groups, scattered blocks, steps cut anywhere."""
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 
 NEW = (2, 5, 64, 63, 130, 1, 17)
@@ -148,13 +145,11 @@ def test_a_token_gets_the_same_bits_alone(kernels: NativeKernels, problem: Calla
                     assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_registers_keep_bits_as_well(
-    problem: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+    problem: Callable[..., Problem], compiled_with: Callable[[str], NativeKernels], option: str
 ) -> None:
-    monkeypatch.setenv("CC", f"cc {option}")
-    narrow = NativeKernels(library(tmp_path))
+    narrow = compiled_with(option)
     for given in (problem((2, 3, 20)), problem((1, 8, 64), window=40)):
         whole_TKGD = given.solve(narrow)
         for s, num_new in enumerate(NEW):

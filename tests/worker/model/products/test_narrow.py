@@ -1,14 +1,11 @@
 """Our own products as CPUs with narrower registers and fewer instructions compute them."""
 
-import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.floats import Packed
 from ryzanstein.worker.model.products.int8 import Int8Product, NativeKernel
@@ -26,11 +23,8 @@ OPTIONS = [
 
 
 @pytest.fixture(params=OPTIONS)
-def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> NativeKernels:
-    if platform.machine() != "x86_64":
-        pytest.skip("the options are those of x86")
-    monkeypatch.setenv("CC", f"cc {request.param}")
-    return NativeKernels(library(tmp_path))
+def narrow(request: pytest.FixtureRequest, compiled_with: Callable[[str], NativeKernels]) -> NativeKernels:
+    return compiled_with(request.param)
 
 
 def test_products_are_the_same(narrow: NativeKernels, kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
