@@ -176,8 +176,11 @@ def test_one_service_killed_ten_times_takes_no_other_along(tmp_path: Path) -> No
         finally:
             answers.stop()
             running = up.poll() is None and all(process.is_running() for process in others.values())
-            up.send_signal(signal.SIGINT)
-            code = up.wait(60)
+            up.terminate()
+            try:
+                code = up.wait(60)
+            finally:
+                up.kill()
     assert running, log.read_text()
     assert answers.failures == []
     assert answers.whole > 0
