@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ry
 run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends by itself
 	$(BIN)/ryzanstein demo
 
-test: setup ## Pass the tests
-	$(BIN)/python -m pytest
+test: setup ## Pass the tests; those of the models use every core, the others need the machine to themselves
+	$(BIN)/python -m pytest -n auto tests/worker/model
+	$(BIN)/python -m pytest --ignore=tests/worker/model
 
 test-lab: parts setup ## What takes long: ten minutes of fresh simulations
 	$(BIN)/ryzanstein simulate --minutes 10
