@@ -35,7 +35,7 @@ FORMATS: dict[str, dict[str, str]] = {
     "float16 cache": {"kv_dtype": "float16"},
 }
 IN_EVERY_FORMAT = ("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3")
-NUM_SCHEDULES = 6
+NUM_SCHEDULES = 3
 
 Rows = dict[tuple[int, int], Tensor]
 """Logits by sequence and position."""
