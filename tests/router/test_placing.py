@@ -222,6 +222,45 @@ async def test_a_node_with_too_small_a_context_leaves_the_request_to_a_larger_on
     assert (await Reading(client, 8).failure()).reason == "CONTEXT_TOO_LONG"
 
 
+async def small_and_large(start_node: Any, start_router: Any, large_context: int = 8192) -> tuple[Any, Any, Any]:
+    """A client, a node that refuses the request as too long, and one that has its ranks no more."""
+    small, large = [await start_node(name) for name in ("small", "large")]
+    large.context_length = large_context
+    client = await start_router(small, large, failover_wait_s=WAIT_S)
+    small.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"context_length": "4096"})
+    large.state, large.context_length = worker.NODE_STATE_RECOVERING, 0
+    await asyncio.sleep(0.6)  # an idle node's next beat
+    return client, small, large
+
+
+async def test_a_node_with_a_larger_context_is_waited_for_while_its_ranks_restart(start_node: Any, start_router: Any) -> None:
+    client, _, large = await small_and_large(start_node, start_router)
+    reading = Reading(client, 8)
+    await asyncio.sleep(WAIT_S / 2)
+    large.state, large.context_length = worker.NODE_STATE_READY, 8192
+    await reading.task
+    assert (reading.tokens, reading.nodes) == (whole(8), ["large"])
+
+
+async def test_a_request_that_only_a_lost_node_could_hold_may_be_sent_again(start_node: Any, start_router: Any) -> None:
+    client, _, large = await small_and_large(start_node, start_router)
+    await large.die()
+    error = await Reading(client, 8).failure()
+    assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "refused")
+    assert error.retry_after_s is not None
+
+
+async def test_a_node_that_starts_and_does_not_come_leaves_the_refusal_standing(start_node: Any, start_router: Any) -> None:
+    small, starting = [await start_node(name) for name in ("small", "starting")]
+    starting.state, starting.context_length = worker.NODE_STATE_STARTING, 0
+    client = await start_router(small, starting, ready_nodes=1, failover_wait_s=WAIT_S)
+    small.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"context_length": "4096"})
+    began = time.monotonic()
+    error = await Reading(client, 8).failure()
+    assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
+    assert time.monotonic() - began >= WAIT_S / 2
+
+
 async def test_a_model_that_is_unloaded_is_not_held_against_the_request(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "ab"]
     client = await start_router(*nodes, max_fruitless_attempts=1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
 from ryzanstein.router.telemetry import Telemetry
 
@@ -28,10 +29,11 @@ class KeyHolder:
 
 
 class SharedKeys(Protocol):
-    """The keys of all routers. Neither method waits long, or fails: a store that does not answer knows of nobody else."""
+    """The keys of all routers. Neither method waits long."""
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
-        """None: the generation has it now; it lasts no longer than `lasts_s`. Otherwise who has it."""
+        """None: the generation has it now; it lasts no longer than `lasts_s`. Otherwise who has it. UNAVAILABLE when that
+        cannot be told: perhaps the generation has it, until it is freed."""
         ...
 
     async def free(self, key: RequestKey, generation_id: str) -> None:
@@ -70,7 +72,8 @@ class KeyRing:
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> str:
         """The id of the generation that has the key: this one, whose fate is to be told by `begun` or `free`, or the one to
-        attach to. FAILED_PRECONDITION IDEMPOTENCY_MISMATCH when it has another body."""
+        attach to. FAILED_PRECONDITION IDEMPOTENCY_MISMATCH when it has another body, UNAVAILABLE when other routers' keys
+        cannot be known: the request would run unprotected."""
         while (holding := self._holdings.get(key.name)) is not None:
             self._check(holding.key.body, key)
             if holding.begun:
@@ -79,7 +82,9 @@ class KeyRing:
         self._hold(_Holding(key, generation_id))
         try:
             holder = await self._elsewhere(key, generation_id, lasts_s)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RyzansteinError) and error.code is Code.UNAVAILABLE:
+                self._telemetry.keyed_requests.labels("unavailable").inc()
             self.free(generation_id)
             raise
         if holder is not None:

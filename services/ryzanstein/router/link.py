@@ -72,6 +72,7 @@ class NodeLink:
         self.newest_begun: dict[tuple[str, int], int] = {}
         """The last submitted of the attempts that have brought something: a handle."""
         self._incarnation = ""
+        self._held: tuple[str, int] = ("", 0)
         self._router_id = router_id
         self._thresholds = thresholds
         self._observer = observer
@@ -110,6 +111,10 @@ class NodeLink:
     @property
     def punctual(self) -> bool:
         return self._watch is not None and self._watch.punctual
+
+    def context_of(self, model: str) -> int:
+        """What it holds of the model, or held when it was last ready with it; 0: that is not known."""
+        return self._held[1] if self._held[0] == model else 0
 
     def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
         """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""
@@ -170,6 +175,7 @@ class NodeLink:
         self._watch = Watch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
         self.beat = beat_from_wire(hello.beat)
+        self._remember_context()
         self._watch.beat(self.beat)
         log.info("link up", node_id=self.node_id, address=self.address, restarted=restarted)
         self._observer.link_up(self, restarted)
@@ -201,8 +207,14 @@ class NodeLink:
         elif frame.HasField("heard") and self._watch is not None:
             self._watch.answered(frame.heard.sequence)
 
+    def _remember_context(self) -> None:
+        """A node without ranks does not know what they can hold."""
+        if self.beat.state is NodeState.READY:
+            self._held = (self.beat.model, self.beat.context_length)
+
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
+        self._remember_context()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
         self._observer.link_beat(self)
         if self._watch is not None:

@@ -185,11 +185,13 @@ class Links:
         or that somebody else probes it just now. Nothing is placed."""
         return any(link.node_id not in excluded for link in self._serving(model))
 
-    def has_larger_context(self, model: str, node_id: str, excluded: Collection[str]) -> bool:
-        """Such a node with a larger context than this one."""
-        known = self._nodes.get(node_id)
-        least = 0 if known is None else known.beat.context_length
-        return any(link.node_id not in excluded and link.beat.context_length > least for link in self._serving(model))
+    def may_hold_more(self, model: str, node_id: str, excluded: Collection[str], *, unknown: bool) -> bool:
+        """A node that has a larger context than this one, or had before it went away for the moment; where `unknown` counts,
+        also one that starts, so that its context is not known yet."""
+        refusing = self._nodes.get(node_id)
+        least = 0 if refusing is None else refusing.context_of(model)
+        others = (link for link in self._nodes.values() if link.node_id not in excluded and not link.departed)
+        return any(_holds_more(link, model, least, unknown) for link in others)
 
     def _serving(self, model: str) -> Iterator[NodeLink]:
         """Their breakers may be half-open."""
@@ -310,3 +312,10 @@ class Links:
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
         self._notify()
+
+
+def _holds_more(link: NodeLink, model: str, least: int, unknown: bool) -> bool:
+    if context := link.context_of(model):
+        return context > least and link.beat.state is not NodeState.FAILED
+    starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING)
+    return unknown and starts and link.beat.model in ("", model)

@@ -148,15 +148,22 @@ class Placing:
                 raise lost.error
 
     def _require_acceptable(self, lost: Lost) -> None:
-        """The first node's word counts for all of them, except that a larger context may hold what a smaller one cannot. What
-        was accepted once is no client's mistake any more: such a node is only not asked again."""
-        if lost.cause != REFUSED or lost.error is None or self._generation.started is not None:
-            return
-        too_long = lost.reason == errors.CONTEXT_TOO_LONG
-        if not too_long or not self._links.has_larger_context(self._model, lost.run.node_id, self._barred):
+        if lost.error is not None and self._is_mistake(lost, unknown=True):
             raise lost.error
 
+    def _is_mistake(self, lost: Lost, *, unknown: bool) -> bool:
+        """Of the client. The first node's word counts for all of them, except that a larger context may hold what a smaller one
+        cannot; such a node may be away just now, or start. What was accepted once is no client's mistake any more: such a node
+        is only not asked again."""
+        if lost.cause != REFUSED or self._generation.started is not None:
+            return False
+        if lost.reason != errors.CONTEXT_TOO_LONG:
+            return True
+        return not self._links.may_hold_more(self._model, lost.run.node_id, self._barred, unknown=unknown)
+
     def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
+        if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):
+            return lost.error  # a node that started might have held it, and did not come
         self._count_in_vain(lost)
         why = f"none for {self._policy.failover_wait_s:g} s"
         if lost is None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import RequestKey
 from ryzanstein.router.journal import journal as journals
 from ryzanstein.router.journal.journal import Append, KeyClaim, Owner
+from ryzanstein.router.journal.keys import JournalKeys
+from ryzanstein.router.journal.metrics import JournalMetrics, Outage
 from ryzanstein.router.journal.redis import RedisJournal
 from ryzanstein.router.journal.sqlite import SqliteJournal
+from ryzanstein.router.key_ring import KeyRing
 from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -124,6 +131,17 @@ async def refusal(call: Any) -> RyzansteinError:
     return error_from_rpc(failure.value)
 
 
+async def when_the_journal_is_back(router: Any, request: inference.ChatRequest) -> Any:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await router.inference.Chat(request, timeout=60)
+            except grpc.aio.AioRpcError as failure:
+                if error_from_rpc(failure).reason != "JOURNAL_UNAVAILABLE":
+                    raise
+                await asyncio.sleep(0.2)
+
+
 async def num_messages(router: Any, session_id: str = "s") -> int:
     session = (await router.sessions.GetSession(inference.GetSessionRequest(session_id=session_id))).session
     return len(session.messages)
@@ -179,15 +197,48 @@ async def test_what_failed_at_one_router_runs_anew_at_another(start_node: Any, s
     assert await num_messages(second) == 2
 
 
-async def test_while_the_store_fails_a_key_holds_within_its_router(start_node: Any, start_routers: Any, tmp_path: Path) -> None:
-    node = await start_node("a", step_s=0.02)
-    (router,) = await start_routers(1, node)
+async def test_while_the_journal_cannot_take_a_key_its_request_is_refused_and_every_other_one_is_served(
+    start_node: Any, start_routers: Any, tmp_path: Path
+) -> None:
+    node = await start_node("a", step_s=0.005)
+    first, second = await start_routers(2, node)
+    known = await first.inference.Chat(chat(key="known"), timeout=60)
     with sqlite3.connect(tmp_path / "journal.db", isolation_level=None) as file:
         file.execute("BEGIN EXCLUSIVE")
-        answers = await asyncio.gather(*(router.inference.Chat(chat(), timeout=60) for _ in range(3)))
-        assert len({answer.generation_id for answer in answers}) == 1
+        asked = (refusal(router.inference.Chat(chat(session_id="t"), timeout=60)) for router in (first, second))
+        for error in await asyncio.gather(*asked):
+            assert (error.code, error.reason, error.retry_after_s) == (Code.UNAVAILABLE, "JOURNAL_UNAVAILABLE", 1.0)
+        unkeyed = await first.inference.Chat(chat(key="", session_id="u"), timeout=60)
+        assert len(unkeyed.choices[0].token_ids) == TOKENS
+        again = await first.inference.Chat(chat(key="known"), timeout=60)
+        assert again.generation_id == known.generation_id
         file.execute("ROLLBACK")
-    assert await num_messages(router) == 2
+    assert await first.value("keyed_requests_total", outcome="unavailable") == 1
+    answers = [await when_the_journal_is_back(router, chat(session_id="t")) for router in (first, second)]
+    assert answers[0].generation_id == answers[1].generation_id
+    assert await num_messages(first, "t") == 2
+
+
+async def test_a_key_that_is_taken_too_late_is_given_back(tmp_path: Path) -> None:
+    """The journal is at work for longer than anybody waits, and takes the key when its request has been refused."""
+    one, other = [await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0) for _ in range(2)]
+    telemetry, outage = Telemetry(), Outage(JournalMetrics(CollectorRegistry()))
+    ring = KeyRing(JournalKeys(one, 60.0, outage), telemetry)
+    key = RequestKey("k", b"body")
+    lock = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    one._thread.submit(time.sleep, 0.6)
+    asyncio.get_running_loop().call_later(1.2, lock.execute, "ROLLBACK")
+    with pytest.raises(RyzansteinError) as refused:
+        await ring.claim(key, "a", 60.0)
+    assert (refused.value.code, refused.value.reason) == (Code.UNAVAILABLE, "JOURNAL_UNAVAILABLE")
+    assert lock.in_transaction
+    await ring.close()
+    assert await other.claim_key("k", KeyClaim("b", b"body"), 60.0) is None
+    assert not outage.lasts
+    lock.close()
+    for journal in (one, other):
+        await journal.close()
 
 
 @pytest.mark.parametrize("quoted", [True, False])

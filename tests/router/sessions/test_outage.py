@@ -373,3 +373,89 @@ async def test_a_deletion_during_which_the_store_recovers_does_not_wait_for_the_
     assert failure.value.code is Code.NOT_FOUND
     assert telemetry.store_backlog._value.get() == 0
     await sessions.close()
+
+
+class Odd(MemorySessions):
+    """Raises what nobody expects: for every operation while it is `mad`, and for each turn that says what it cannot write."""
+
+    mad = False
+
+    async def append(self, session_id: str, messages: Any, **more: Any) -> bool:
+        if self.mad or any("unwritable" in message.content for message in messages):
+            raise ValueError("not of this world")
+        return await super().append(session_id, messages, **more)
+
+    async def claim(self, session_id: str, *claim: Any) -> None:
+        if self.mad:
+            raise ValueError("not of this world")
+        await super().claim(session_id, *claim)
+
+
+def said(text: str) -> tuple[Message, ...]:
+    return (Message(Role.USER, text),)
+
+
+async def words(store: Any, session_id: str) -> list[str]:
+    return [message.content for message in (await store.get(session_id)).messages]
+
+
+async def test_a_turn_waits_also_when_the_store_raises_what_nobody_expects(until: Any) -> None:
+    telemetry = Telemetry()
+    store = Odd(SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("s", "m")
+    store.mad = True
+    with capture_logs() as logs:
+        await sessions.append("s", said("one"), model="m", node_id="a", generation_id="g")
+        await asyncio.sleep(1.5)
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_outages_total") == 1
+    assert next(entry["log_level"] for entry in logs if "ValueError: not of this world" in entry.get("error", "")) == "warning"
+    assert (await words(store, "s"), await words(sessions, "s")) == ([], ["one"])
+    store.mad = False
+    await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    assert await words(store, "s") == ["one"]
+    await sessions.close()
+
+
+async def test_a_turn_that_can_never_be_written_is_given_up_and_those_behind_it_are_not(until: Any) -> None:
+    telemetry = Telemetry()
+    store = Odd(SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("s", "m")
+    for text in ("unwritable", "two"):
+        await sessions.append("s", said(text), model="m", node_id="a", generation_id=text)
+    with capture_logs() as logs:
+        await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
+    assert await words(store, "s") == ["two"]
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "unwritable"}) == 1
+    lost = [entry for entry in logs if entry["event"] == "session write lost"]
+    assert [(entry["session_id"], "ValueError" in entry["error"]) for entry in lost] == [("s", True)]
+    await sessions.close()
+
+
+async def test_a_router_that_stops_gives_up_only_what_cannot_be_written() -> None:
+    telemetry = Telemetry()
+    store = Odd(SessionBounds(), lambda count: None)
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
+    await sessions.create("s", "m")
+    for text in ("unwritable", "two"):
+        await sessions.append("s", said(text), model="m", node_id="a", generation_id=text)
+    with capture_logs() as logs:
+        await sessions.close()
+    assert [entry["event"] for entry in logs] == ["session write lost"]
+    assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "unwritable"}) == 1
+
+
+async def test_the_answer_of_a_turn_that_the_store_chokes_on_is_the_next_one_s_history(
+    start_node: Any, start_router: Any, until: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = await start_node("a")
+    client = await start_router(node, session_store="sqlite")
+    await client.inference.Chat(chat("one"))
+    with monkeypatch.context() as broken:
+        broken.setattr(client.router.sessions._store, "_append", lambda *_: {}["not of this world"])
+        await client.inference.Chat(chat("two"))
+        assert await contents(client) == conversation("one", "two")
+    await until(lambda: client.value("store_outage") == 0)
+    assert in_file(tmp_path / "sessions.db") == conversation("one", "two")
+    assert client.value("session_turns_total", outcome="dropped") == 0

@@ -52,6 +52,17 @@ def test_time_in_collectives_adds_up_over_them(boards):
     assert board.read()[1].collectives_s == 0.0
 
 
+def test_all_times_are_of_the_clock_that_the_rank_was_given():
+    fd = os.memfd_create("test-board")
+    os.ftruncate(fd, board_bytes(1))
+    board, rank = Board(fd, 1), RankBoard(fd, 1, 0, clock_ns=lambda: 7_000_000_000)
+    os.close(fd)
+    rank.answer(3)
+    assert (board.read()[0].answered, board.read()[0].progress_s) == (3, 7.0)
+    rank.close()
+    board.close()
+
+
 def test_a_step_leaves_its_duration_and_an_idle_rank(boards):
     board, ranks = boards
     ranks[2].begin_step(4, 1)

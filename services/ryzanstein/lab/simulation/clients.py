@@ -33,6 +33,8 @@ MODEL = "demo"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _AWAY_S = (0.05, 8.0)
+_LONGEST_PROMPT = 2048
+_LONGEST_HISTORY = 1536
 _WORDS = ("red", "count", "name", "tea", "why", "again", "blue", "seven", "tell", "me")
 
 
@@ -121,6 +123,7 @@ class Client:
         conversation = self._conversation(rng)
         if conversation is not None and conversation.doubtful is not None:
             await self._settle(conversation, rng)
+            conversation = self._conversation(rng)
         asking = _Asking(self, self._question(rng, conversation), rng)
         outcome = await asking.run()
         self._tally.count(outcome)
@@ -135,7 +138,7 @@ class Client:
         """Each concurrent question of a burst has a session of its own."""
         if not self.plan.session:
             return None
-        if self.plan.burst > 1 or not self.conversations or len(self.conversations[-1].history) > 12:
+        if self.plan.burst > 1 or not self.conversations or _is_long(self.conversations[-1].history):
             self.conversations.append(Conversation(f"s-{self.plan.number}-{self._asked}"))
         return self.conversations[-1]
 
@@ -164,7 +167,7 @@ class Client:
     @property
     def _room(self) -> int:
         """Tokens that fit the largest node beside any prompt of ours."""
-        return max(node.context_length for node in self._cluster.plan.nodes) - 2048
+        return max(node.context_length for node in self._cluster.plan.nodes) - _LONGEST_PROMPT
 
     def expected(self, question: Question) -> list[ChoiceExpected]:
         text = demo_text()
@@ -219,6 +222,11 @@ class Client:
                     continue
                 return messages_from_wire(response.session.messages)
         return None
+
+
+def _is_long(history: tuple[Message, ...]) -> bool:
+    """A further question might not fit a small node, or the answers take too long to check."""
+    return len(history) > 12 or (bool(history) and len(demo_text().encode_prompt(ChatPrompt(history))) > _LONGEST_HISTORY)
 
 
 _WIRE = {

@@ -133,6 +133,8 @@ class Cluster:
             tp=node.tp,
             max_sequences=node.max_sequences,
             drain_grace_s=5.0,
+            # The model is loaded in two seconds; a rank that hangs while it loads is replaced within the calm.
+            start_timeout_s=45.0,
             **({"beat_idle_s": 2.0, "watch_interval_s": 0.5} if self.plan.seldom else {}),
         )
         return serve_node(settings)

@@ -19,6 +19,8 @@ from ryzanstein.lab.simulation.clock import VirtualClock
 
 # So many callbacks without time moving on are a loop that never ends.
 LIVELOCK_CALLBACKS = 2_000_000
+# Code takes time: after so many callbacks a little has passed, so that nobody waits for ever for the rest of a rounding error.
+_CALLBACKS_PER_US = 1000
 _COMPACT_FROM = 4096
 
 
@@ -104,9 +106,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self._queue:
             self._advance()
         queue = self._queue
-        for _ in range(LIVELOCK_CALLBACKS):
+        for number in range(1, LIVELOCK_CALLBACKS):
             if not queue:
                 return
+            if not number % _CALLBACKS_PER_US:
+                self._clock.now += 1e-6
             handle = queue.popleft()
             if handle.cancelled():
                 continue

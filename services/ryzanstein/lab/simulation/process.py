@@ -14,6 +14,9 @@ from typing import Any
 
 from ryzanstein.lab.simulation.loop import OWNER, SimulatedLoop
 
+DISK_S = 0.0005
+"""How long an access to a disk takes that is well."""
+
 
 class State(Enum):
     """Of a process."""
@@ -29,16 +32,18 @@ class Machine:
 
     name: str
     wall_offset_s: float = 0.0
-    disk_delay_s: float = 0.0005
+    disk_delay_s: float = DISK_S
     disk_error: Callable[[], Exception] | None = None
     """Makes what each access raises; None: the disk works."""
 
 
-@dataclass(slots=True)
-class _Threads:
-    """The executors of a process: each does one thing after the other."""
+@dataclass(eq=False, slots=True)
+class _Thread:
+    """An executor of a process: does one thing after the other. Work whose caller has gone away before it began is left out."""
 
-    free_at: dict[int, float] = field(default_factory=dict)
+    of_disk: bool
+    busy: bool = False
+    waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = field(default_factory=deque)
 
 
 class Process:
@@ -64,7 +69,7 @@ class Process:
         self._context.run(OWNER.set, self)
         self._aside: deque[asyncio.Handle] = deque()
         self._signals: dict[int, asyncio.Handle] = {}
-        self._threads = _Threads()
+        self._threads: dict[int, _Thread] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     @property
@@ -128,20 +133,35 @@ class Process:
             self._signals[number] = handle
 
     def submit(self, executor: Any, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """See `loop.Owner`. Threads do their work in one piece, when the disk is that far."""
+        """See `loop.Owner`."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        key, now = id(executor), self._loop.time()
-        done_at = max(now, self._threads.free_at.get(key, now)) + self.machine.disk_delay_s * self._rng.uniform(0.5, 1.5)
-        self._threads.free_at[key] = done_at
         # Threads of a store's own do nothing but disk accesses; what runs in the common ones may need no disk at all.
-        error = self.machine.disk_error if executor is not None else None
-        self._loop.call_at(done_at, self._perform, future, work, error, context=self._context)
+        thread = self._threads.setdefault(id(executor), _Thread(of_disk=executor is not None))
+        thread.waiting.append((future, work))
+        if not thread.busy:
+            self._begin(thread)
         return future
 
+    def _begin(self, thread: _Thread) -> None:
+        """The next piece of work, which takes as long as the disk does now."""
+        thread.busy = False
+        while thread.waiting and not thread.busy:
+            future, work = thread.waiting.popleft()
+            if not future.cancelled():
+                thread.busy = True
+                delay_s = self.machine.disk_delay_s * self._rng.uniform(0.5, 1.5)
+                error = self.machine.disk_error if thread.of_disk else None
+                self.call_later(delay_s, self._perform, thread, future, work, error)
+
     def _perform(
-        self, future: asyncio.Future[Any], work: Callable[[], Any], disk_error: Callable[[], Exception] | None
+        self,
+        thread: _Thread,
+        future: asyncio.Future[Any],
+        work: Callable[[], Any],
+        disk_error: Callable[[], Exception] | None,
     ) -> None:
-        """A caller that has gone away does not keep the thread from its work."""
+        """A caller that goes away does not keep the thread from work that has begun."""
+        self._begin(thread)
         result, error = None, None
         try:
             if disk_error is not None:

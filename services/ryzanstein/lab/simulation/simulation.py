@@ -61,7 +61,11 @@ def simulate(plan: Plan) -> Outcome:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
         world = _World(plan, loop, directory)
-        run(loop, world.live())
+        try:
+            run(loop, world.live())
+        except (DeadlockError, LivelockError) as error:  # of the loop, not of any task
+            world.checks.violated(Failure.REST, str(error))
+            world.end()
         return Outcome(
             plan,
             world.checks.violations,
@@ -104,10 +108,8 @@ class _World:
                 await asyncio.wait((living, self.checks.enough), return_when=asyncio.FIRST_COMPLETED)
                 if living.done():
                     living.result()
-        except (DeadlockError, LivelockError) as error:
-            self.checks.violated(Failure.REST, str(error))
         finally:
-            self._end()
+            self.end()
 
     async def _live(self) -> None:
         cluster, checks = self._cluster, self.checks
@@ -157,7 +159,8 @@ class _World:
             await asyncio.sleep(_COLLECT_EVERY_S)
             gc.collect()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Of every service that still runs."""
         self._cluster.stopping = True
         for service in self._cluster.services:
             if service.process is not None and service.process.state is not State.ENDED:

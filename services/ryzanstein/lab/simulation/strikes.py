@@ -13,6 +13,7 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
 from ryzanstein.lab.simulation.plan import Fault
+from ryzanstein.lab.simulation.process import DISK_S
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
@@ -22,6 +23,7 @@ from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 STORE = "store"
 # A state that a later version of the protocol has.
 NEWER_STATE = 17
+SLOW_DISK_S = 0.8
 
 
 class Strikes:
@@ -250,9 +252,9 @@ class Strikes:
 
     async def _store_slow(self, fault: Fault) -> None:
         machine = self._router(fault).machine
-        before, machine.disk_delay_s = machine.disk_delay_s, 0.8
+        machine.disk_delay_s = SLOW_DISK_S
         await asyncio.sleep(fault.lasts_s)
-        machine.disk_delay_s = before
+        machine.disk_delay_s = DISK_S
 
 
 def _in_newer_state(message: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ryzanstein import errors
 from ryzanstein.generation import RequestKey
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
 from ryzanstein.router.journal.metrics import Outage
@@ -13,7 +14,7 @@ _WAIT_S = 1.0
 
 
 class JournalKeys:
-    """Implements `SharedKeys`. During an outage nobody else is known of, and nobody waits."""
+    """Implements `SharedKeys`. What cannot be asked and written in time is refused: another router may have the key."""
 
     def __init__(self, journal: Journal, retention_s: float, outage: Outage) -> None:
         """`retention_s`: how long a generation's entry outlives its last append."""
@@ -22,15 +23,16 @@ class JournalKeys:
         self._outage = outage
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
+        """UNAVAILABLE JOURNAL_UNAVAILABLE when the journal does not take it within a second; during an outage nobody waits."""
         if self._outage.lasts:
-            return None
+            raise _unavailable()
         claim = KeyClaim(generation_id, key.body)
         try:
             async with asyncio.timeout(_WAIT_S):
                 held = await self._journal.claim_key(key.name, claim, max(0.0, lasts_s) + self._retention_s)
         except (JournalUnavailableError, TimeoutError) as error:
             self._fail(error)
-            return None
+            raise _unavailable() from error
         return None if held is None else KeyHolder(held.generation_id, held.body, held.begun)
 
     async def free(self, key: RequestKey, generation_id: str) -> None:
@@ -46,3 +48,8 @@ class JournalKeys:
     def _fail(self, error: Exception) -> None:
         if isinstance(error, JournalUnavailableError):
             self._outage.begin(error)
+
+
+def _unavailable() -> errors.RyzansteinError:
+    message = "the journal cannot take the idempotency key, and without it the request might be answered twice"
+    return errors.unavailable("JOURNAL_UNAVAILABLE", message)

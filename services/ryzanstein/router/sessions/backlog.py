@@ -1,4 +1,8 @@
-"""Writes that the store could not take yet, in order. Each may be done twice: whether a failed one was done is not known."""
+"""Writes that the store could not take yet, in order. Each may be done twice: whether a failed one was done is not known.
+
+A write that fails as nobody expects is tried again like any other. It is given up when that has happened three times while the
+store did everything else: what can never be written must not keep the others waiting for ever.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,20 @@ from dataclasses import dataclass
 import structlog
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError, store_unavailable
+from ryzanstein.router.sessions.store import (
+    SessionStore,
+    StoreUnavailableError,
+    UnexpectedStoreError,
+    store_unavailable,
+    unexpected,
+)
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
 # Nobody waits for the backlog, so a store that is merely slow may take its time.
 _WRITE_TIMEOUT_S = 5.0
+_MAX_BLAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class Backlog:
         self._sessions: Counter[str] = Counter()
         self._generations: set[str] = set()
         self._chars = 0
+        self._blames = 0
 
     def __len__(self) -> int:
         return len(self._writes)
@@ -64,10 +76,21 @@ class Backlog:
         self._telemetry.store_backlog.set(len(self._writes))
 
     async def flush(self, store: SessionStore) -> None:
-        """Until it is empty, also of what is added meanwhile. StoreUnavailableError: the rest stays."""
+        """Until it is empty, also of what is added meanwhile. StoreUnavailableError: the rest stays. UnexpectedStoreError: the
+        first of the rest may be at fault, see `blame_first`."""
         while self._writes:
             await self._apply(self._writes[0], store)
             self._pop()
+
+    def blame_first(self, error: UnexpectedStoreError) -> None:
+        """The store does everything but the first write. At the third time that is given up."""
+        self._blames += 1
+        if self._blames >= _MAX_BLAMES:
+            self.give_up_first(error)
+
+    def give_up_first(self, error: UnexpectedStoreError) -> None:
+        self._lost("unwritable", self._writes[0], error)
+        self._pop()
 
     async def _apply(self, write: Write, store: SessionStore) -> None:
         try:
@@ -83,9 +106,7 @@ class Backlog:
             elif write.generation_id and error.code is Code.NOT_FOUND:
                 self._lost("session_gone", write, error)
         except Exception as error:
-            # Our bug; the writes behind it must not wait for ever.
-            log.exception("session write failed")
-            self._lost("refused", write, error)
+            raise unexpected(error) from error
 
     def _lost(self, cause: str, write: Write, error: Exception) -> None:
         self._telemetry.store_lost_writes.labels(cause).inc()
@@ -93,6 +114,7 @@ class Backlog:
 
     def _pop(self) -> None:
         write = self._writes.popleft()
+        self._blames = 0
         self._chars -= write.chars
         self._generations.discard(write.generation_id)
         self._sessions[write.session_id] -= 1

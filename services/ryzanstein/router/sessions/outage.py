@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 import uuid
@@ -12,7 +11,13 @@ import structlog
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.sessions.backlog import Backlog
-from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError, store_unavailable
+from ryzanstein.router.sessions.store import (
+    SessionStore,
+    StoreUnavailableError,
+    UnexpectedStoreError,
+    store_unavailable,
+    unexpected,
+)
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -54,11 +59,19 @@ class Outage:
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.gather(self._recovering, return_exceptions=True)
-        with contextlib.suppress(StoreUnavailableError):
-            await self._backlog.flush(self._store)
+        await self._flush_what_can_be()
         if lost := len(self._backlog):
             self._telemetry.store_lost_writes.labels("stopped").inc(lost)
             log.error("session writes lost: stopped while the store fails", writes=lost)
+
+    async def _flush_what_can_be(self) -> None:
+        while True:
+            try:
+                return await self._backlog.flush(self._store)
+            except UnexpectedStoreError as error:
+                self._backlog.give_up_first(error)
+            except StoreUnavailableError:
+                return None
 
     async def _recover(self) -> None:
         pause_s, written, works = _FIRST_PAUSE_S, 0, False
@@ -67,16 +80,22 @@ class Outage:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             waiting = len(self._backlog)
             try:
-                await self._backlog.flush(self._store)
+                await self._flush()
                 await self._probe()
-            except StoreUnavailableError:
-                log.debug("session store still fails", writes=len(self._backlog))
-            except Exception:
-                log.exception("session store cannot be tried")
+            except StoreUnavailableError as error:
+                log.debug("session store still fails", writes=len(self._backlog), error=str(error))
             else:
                 works = not len(self._backlog)
             written += max(0, waiting - len(self._backlog))
         self._end(written)
+
+    async def _flush(self) -> None:
+        try:
+            await self._backlog.flush(self._store)
+        except UnexpectedStoreError as error:
+            await self._probe()  # raises: it is the store that fails, whatever is written
+            self._backlog.blame_first(error)
+            raise
 
     def _end(self, written: int) -> None:
         self._recovering = None
@@ -98,3 +117,5 @@ class Outage:
             raise
         except RyzansteinError:
             return  # another router probes at this moment: it answers
+        except Exception as error:
+            raise unexpected(error) from error

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
+import structlog
+
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message
@@ -28,8 +30,11 @@ from ryzanstein.router.sessions.store import (
     checked_id,
     extended,
     store_unavailable,
+    unexpected,
 )
 from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
 # No answer waits for a list, and one of many sessions takes its time.
@@ -131,6 +136,7 @@ class ResilientSessions:
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
+        """Also when the store raises what nobody expects the turn waits: its answer has been given."""
         turn = tuple(messages)
 
         def append(store: SessionStore) -> Awaitable[bool]:
@@ -141,6 +147,11 @@ class ResilientSessions:
                 return self._added(await self._bounded(append(self._store)), session_id, turn, model, node_id)
             except StoreUnavailableError as error:
                 self._outage.begin(error)
+            except RyzansteinError:
+                raise
+            except Exception as error:
+                log.exception("session turn not written yet", session_id=session_id)
+                self._outage.begin(unexpected(error))
         if generation_id and self._backlog.has_turn(generation_id):
             return False
         session = self._existing(session_id) if session_id in self.recent else None

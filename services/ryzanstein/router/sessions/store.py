@@ -74,6 +74,15 @@ class StoreUnavailableError(RyzansteinError):
     """The store did not do it: it is locked, full, gone or too slow. Whether the write was done is not known."""
 
 
+class UnexpectedStoreError(StoreUnavailableError):
+    """The store raised what none is expected to: it may be out of order, or what it was asked to write is."""
+
+
+def unexpected(error: Exception) -> UnexpectedStoreError:
+    message = f"the session store raised {type(error).__name__}: {error}"[:512]
+    return UnexpectedStoreError(message, Code.UNAVAILABLE, "SESSION_STORE_UNAVAILABLE", retry_after_s=1.0)
+
+
 def store_unavailable(message: str, session_id: str = "") -> StoreUnavailableError:
     metadata = {"session_id": session_id[:128]} if session_id else {}
     return StoreUnavailableError(message, Code.UNAVAILABLE, "SESSION_STORE_UNAVAILABLE", metadata, retry_after_s=1.0)

@@ -135,7 +135,7 @@ class RankBoard:
     def answer(self, number: int) -> None:
         """The rank is there: it was asked between two steps."""
         self._words[_ANSWERED] = number
-        self._words[_PROGRESS_NS] = time.monotonic_ns()
+        self._words[_PROGRESS_NS] = self._clock_ns()
 
     def begin(self, op: str) -> None:
         """The rank enters a collective; the name is cut at 16 characters."""
