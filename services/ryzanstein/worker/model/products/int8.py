@@ -83,15 +83,19 @@ class FloatsKernel:
     """
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
-        self._parts, self._scale_O = levels_OI.split(_EXACT_INPUTS, dim=1), scale_O
+        self._parts, self._scale_O = _of_inputs(levels_OI), scale_O
         self._quantize_rows = rows_quantizer(native)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         levels_TI, scale_T1 = self._quantize_rows(x_TI, torch.float32)
         sums_TO = torch.zeros(len(x_TI), len(self._scale_O), dtype=torch.float64)
-        for rows_TI, weight_OI in zip(levels_TI.split(_EXACT_INPUTS, dim=1), self._parts, strict=True):
+        for rows_TI, weight_OI in zip(_of_inputs(levels_TI), self._parts, strict=True):
             sums_TO += rows_TI @ weight_OI.float().t()
         return sums_TO.float().mul_(self._scale_O).mul_(scale_T1)
+
+
+def _of_inputs(levels: Tensor) -> list[Tensor]:
+    return [levels[:, first : first + _EXACT_INPUTS] for first in range(0, levels.shape[1], _EXACT_INPUTS)]
 
 
 class RowsQuantizer(Protocol):
