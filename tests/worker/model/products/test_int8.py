@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.fastest import exact_kernels
-from ryzanstein.worker.model.products.int8 import Int8Product, KernelType, NativeKernel
+from ryzanstein.worker.model.products.int8 import FloatsKernel, Int8Product, KernelType, NativeKernel
 
 SHAPES = [(48, 64), (7, 5), (1, 288), (250, 96), (864, 288), (1100, 520)]
 ROWS = (1, 2, 3, 5, 8, 17, 32, 100)
@@ -178,3 +178,13 @@ def test_the_input_is_left_as_it_was(
         product(x_TI)
     assert torch.equal(weight_OI, before[0])
     assert torch.equal(x_TI, before[1])
+
+
+@pytest.mark.parametrize("num_inputs", [1, 1040, 1041, 5000])
+def test_floats_add_the_largest_levels_exactly(num_inputs: int) -> None:
+    """The whole sum is rounded to float32 once, whatever its parts are."""
+    levels_OI = torch.full((3, num_inputs), 127, dtype=torch.int8)
+    levels_OI[1, ::2], levels_OI[2, 0] = -127, 126
+    kernel = FloatsKernel(levels_OI, torch.ones(3), None)
+    expected_O = (levels_OI.long() * 127).sum(1)
+    assert torch.equal(kernel(torch.full((1, num_inputs), 127.0))[0], expected_O.float())
