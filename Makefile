@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
+# Tests that measure no time and start no services: several at once change nothing.
+COMPUTING := tests/worker/model tests/worker/engine tests/worker/text tests/demo tests/lab
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -24,9 +26,9 @@ $(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ry
 run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends by itself
 	$(BIN)/ryzanstein demo
 
-test: setup ## Pass the tests; those of the models use every core, the others need the machine to themselves
-	$(BIN)/python -m pytest -n auto tests/worker/model
-	$(BIN)/python -m pytest --ignore=tests/worker/model
+test: setup ## Pass the tests: those that only compute on every core, then those that need the machine to themselves
+	$(BIN)/python -m pytest -n auto $(COMPUTING)
+	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%)
 
 test-lab: parts setup ## What takes long: ten minutes of fresh simulations
 	$(BIN)/ryzanstein simulate --minutes 10
