@@ -69,7 +69,8 @@ async def test_routers_agree_on_the_backup_and_sessions_come_back_after_a_drain(
 async def test_under_the_bound_a_session_stays_where_its_cache_is_after_a_drain(
     nodes: Any, start_router: Any, until: Any
 ) -> None:
-    router = await start_router(*nodes.values(), policy="bounded")
+    few = len(SESSIONS) * 3 + 1  # requests below which nothing is bounded
+    router = await start_router(*nodes.values(), policy="bounded", bound_floor=few)
     before = await placement(router)
     nodes["a"].state = worker.NODE_STATE_DRAINING
     await until(lambda: router.router.core.models()[0].ready_nodes == 2)
