@@ -66,7 +66,7 @@ class Failure:
 
 
 def failure_from_error(error: RyzansteinError) -> Failure:
-    """The mapping of conventions.md, with Retry-After where the error says when to come back."""
+    """The mapping of docs/errors.md, with Retry-After where the error says when to come back."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
