@@ -22,7 +22,7 @@ from ryzanstein.lab.simulation.checks import Checks, Failure
 from ryzanstein.lab.simulation.cluster import Cluster
 from ryzanstein.lab.simulation.plan import ClientPlan
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel, demo_text
-from ryzanstein.lab.simulation.strikes import STORE
+from ryzanstein.lab.simulation.strikes import JOURNAL, STORE
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
@@ -360,7 +360,11 @@ class _Asking:
         now, key = self._loop.time(), self.question.key
         if error.reason == "GENERATION_NOT_FOUND":
             return await self._not_found()
-        if self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN"):
+        if error.reason == "JOURNAL_UNAVAILABLE" and not self._checks.is_struck(JOURNAL, _ODD_FOR_S):
+            self._checks.violated(Failure.RETRY, "JOURNAL_UNAVAILABLE while every disk is well", key=key)
+        not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
+        ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
+        if ended and not not_here:
             self._checks.gave_up(error, self.answer.progress_at or self._connected_at, key)
         if error.retry_after_s is not None:
             self._told_to_retry = error.reason
@@ -400,4 +404,6 @@ class _Asking:
 
 _WINDOW_S = 25.0
 _MANY_RETRIES = 30
+# No end of a generation: it is somewhere, and the client asks again.
+_NOT_HERE = ("JOURNAL_UNAVAILABLE", "GENERATION_MOVED", "QUEUE_FULL")
 _ODD_FOR_S = 5.0

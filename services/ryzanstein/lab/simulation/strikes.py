@@ -21,6 +21,7 @@ from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 STORE = "store"
+JOURNAL = "journal"
 # A state that a later version of the protocol has.
 NEWER_STATE = 17
 SLOW_DISK_S = 0.8
@@ -104,6 +105,7 @@ class Strikes:
 
     async def _freeze_unblamed(self, fault: Fault, service: Service) -> None:
         if (process := service.process) is not None:
+            self._checks.struck(JOURNAL, fault.lasts_s)  # whoever slept finds that the time for an answer is over
             process.freeze()
             await asyncio.sleep(fault.lasts_s)
             process.thaw()
@@ -245,12 +247,14 @@ class Strikes:
         await self._disk(fault, lambda: ValueError("unexpected: the store's library has a bug"))
 
     async def _disk(self, fault: Fault, make: Callable[[], Exception]) -> None:
+        self._checks.struck(JOURNAL, fault.lasts_s)
         machine = self._router(fault).machine
         machine.disk_error = make
         await asyncio.sleep(fault.lasts_s)
         machine.disk_error = None
 
     async def _store_slow(self, fault: Fault) -> None:
+        self._checks.struck(JOURNAL, fault.lasts_s)
         machine = self._router(fault).machine
         machine.disk_delay_s = SLOW_DISK_S
         await asyncio.sleep(fault.lasts_s)
