@@ -53,7 +53,7 @@ class Series:
         self._usual = usual
 
     async def run(self, faults: Sequence[Fault], run: int) -> list[Observation]:
-        """One observation of each fault. LaboratoryError: the cluster could not be brought back to what it was."""
+        """One observation of each fault. LaboratoryError: the cluster did not recover."""
         stage, rng = self._stage, random.Random(f"{self._seed}/{faults[0].name}/{run}")
         await self._until_idle()
         with self._paced():

@@ -53,7 +53,7 @@ class Trials:
         return seen
 
     async def run(self, fault: Fault, run: int) -> Observation:
-        """LaboratoryError: the cluster could not be brought back to what it was."""
+        """LaboratoryError: the cluster did not recover."""
         stage, rng = self._stage, random.Random(f"{self._seed}/{fault.name}/{run}")
         await self._prepare(fault)
         before = await stage.metrics()

@@ -1,6 +1,6 @@
-"""Keeps one service of a local cluster running: started again however often it ends, later and later, never given up.
+"""Keeps one service of a local cluster running: restarts it however often it ends, with longer and longer pauses.
 
-Told the time, it says in plain lines what it did. It never waits, so that whoever looks after several services looks after all.
+The caller passes the time and prints the lines that come back. Nothing here waits, so one loop can keep several services.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _HOUR_S = 3600.0
 _STREAM_S = 60.0
 # So long there is load again: longer than a group needs to be started again for a fault of the hour.
 _LOAD_S = 3.0
-# Clients that are told to ask have begun by then.
+# Every client has sent its request by then.
 _ASKED_S = 0.05
 _RANKS_LOST = Sign("node", "ranks lost")
 
