@@ -114,6 +114,17 @@ async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -
     assert await journal.take("b", 0, OTHER) == Record(1, b"request of b", (b"1",))
 
 
+async def test_a_generation_that_is_written_to_does_not_expire(open_journal: Opener) -> None:
+    journal = await open_journal(retention_s=0.6)
+    await journal.write(ONE, [opening("a", b"0")])
+    for i in range(1, 6):
+        await asyncio.sleep(0.2)
+        assert await journal.write(ONE, [Append("a", 0, b"%d" % i)]) == [Outcome.WRITTEN]
+        await journal.renew(ONE)
+    assert await journal.head("a") == Head(ONE, 0)
+    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"0", b"1", b"2", b"3", b"4", b"5"))
+
+
 async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_resigning(open_journal: Opener) -> None:
     journal, other = await open_journal(lease_s=0.5), await open_journal()
     assert await other.find(ONE.owner_id) is None

@@ -132,28 +132,29 @@ class SqliteJournal:
         with self._transaction() as db:
             known = _known(db, [append.generation_id for append in appends])
             outcomes = [self._checked(db, owner, append, known) for append in appends]
+            written = [append for append, outcome in zip(appends, outcomes, strict=True) if outcome is Outcome.WRITTEN]
+            numbers = sorted({known[append.generation_id][0] for append in written})
+            if numbers:
+                update = f"UPDATE generations SET expires = ? WHERE number IN ({','.join('?' * len(numbers))})"
+                db.execute(update, (self._expires, *numbers))
             values: list[int | bytes] = []
-            for append, outcome in zip(appends, outcomes, strict=True):
-                if append.batch and outcome is Outcome.WRITTEN:
+            for append in written:
+                if append.batch:
                     values += (known[append.generation_id][0], append.batch)
             if values:
                 db.execute(f"INSERT INTO batches VALUES {','.join(['(?, ?)'] * (len(values) // 2))}", values)
         return outcomes
 
     def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]) -> Outcome:
-        """Whether the append may be written; opens or refreshes its generation where that is what it asks for."""
+        """Whether the append may be written; opens its generation where that is what it asks for."""
         generation_id = append.generation_id
         if generation_id not in known:
             if append.request is None:
                 return Outcome.MISSING
             known[generation_id] = (self._open(db, owner, append, append.request), append.epoch)
             return Outcome.WRITTEN
-        number, epoch = known[generation_id]
-        if epoch != append.epoch:
-            return Outcome.FENCED
-        if not append.batch:
-            db.execute("UPDATE generations SET expires = ? WHERE number = ?", (self._expires, number))
-        return Outcome.WRITTEN
+        _, epoch = known[generation_id]
+        return Outcome.WRITTEN if epoch == append.epoch else Outcome.FENCED
 
     def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
         """The generation's number."""
