@@ -194,7 +194,7 @@ class ScriptedNode(WorkerServiceServicer):
             while heard and self.answers_beats and not self.frozen:
                 yield worker.ConnectResponse(heard=worker.RouterBeatHeard(sequence=heard.pop(0)))
             if now >= next_beat and not (self.frozen or self.mute_beats):
-                next_beat = now + (0.05 if running else 0.5)
+                next_beat = now + (0.05 if self.num_running else 0.5)  # as often as the beat says that it works
                 yield worker.ConnectResponse(beat=self._beat())
             if running and not (self.frozen or self.stalled):
                 self._step += 1
