@@ -57,6 +57,21 @@ async def test_time_goes_on_after_the_sockets_are_read(clock: AwakeClock) -> Non
     assert clock.now() - began + clock.slept_since(real) == pytest.approx(time.monotonic() - real, abs=0.05)
 
 
+async def test_a_pause_that_follows_another_before_its_backlog_was_read_is_a_pause(
+    clock: AwakeClock, pauses: list[float]
+) -> None:
+    await asyncio.sleep(2 * TICK_S)
+    began = clock.now()
+    stand_still(1.2)
+    await asyncio.sleep(2 * TICK_S)
+    stand_still(1.2)
+    await asyncio.sleep(2 * TICK_S)
+    assert clock.pauses == 2
+    assert [round(pause) for pause in pauses] == [1, 1]
+    assert clock.lately_paused
+    assert clock.now() - began <= 3 * TICK_S
+
+
 async def test_what_was_slept_before_a_moment_is_not_held_against_it(clock: AwakeClock) -> None:
     stand_still(2 * PAUSE_S)
     async with asyncio.timeout(10):

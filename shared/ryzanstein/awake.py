@@ -97,8 +97,10 @@ class AwakeClock:
         now = time.monotonic()
         late_s = max(0.0, now - self._due)
         self._on_lag(late_s)
-        if self._held_at is not None:
+        if self._held_at is not None and late_s <= _GIVEN_UP_S:
             self._catch_up(now, late_s)
+        elif self._held_at is not None:
+            self._pause(now, late_s)  # another one, before what waited was read: this clock still stands where it stood
         elif late_s >= PAUSE_S:
             self._hold(now, late_s)
         elif late_s > TICK_S:
@@ -106,9 +108,12 @@ class AwakeClock:
         self._arm(now)
 
     def _hold(self, now: float, late_s: float) -> None:
-        self.pauses += 1
         self._held_at = self.now()
         self._held_since = self._due + TICK_S
+        self._pause(now, late_s)
+
+    def _pause(self, now: float, late_s: float) -> None:
+        self.pauses += 1
         self._held_until = now + min(late_s, _CATCH_UP_S)
         self._held_at_most_until = now + _LONGEST_CATCH_UP_S
         if late_s > _GIVEN_UP_S:
