@@ -27,8 +27,10 @@ run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends
 	$(BIN)/ryzanstein demo
 
 test: setup ## Pass the tests: those that only compute on every core, then those that need the machine to themselves
-	$(BIN)/python -m pytest -n auto $(COMPUTING)
-	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%)
+	@code=0; \
+	$(BIN)/python -m pytest -n auto $(COMPUTING) || code=$$?; \
+	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%) || code=$$?; \
+	exit $$code
 
 test-lab: parts setup ## What takes long: ten minutes of fresh simulations
 	$(BIN)/ryzanstein simulate --minutes 10
