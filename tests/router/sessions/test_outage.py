@@ -24,6 +24,7 @@ from ryzanstein.router.redis_client import redis_client
 from ryzanstein.router.sessions.memory import MemorySessions
 from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.resilient import OutagePolicy, ResilientSessions
+from ryzanstein.router.sessions.sqlite import SqliteSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
@@ -459,3 +460,56 @@ async def test_the_answer_of_a_turn_that_the_store_chokes_on_is_the_next_one_s_h
     await until(lambda: client.value("store_outage") == 0)
     assert in_file(tmp_path / "sessions.db") == conversation("one", "two")
     assert client.value("session_turns_total", outcome="dropped") == 0
+
+
+class Unreadable(SqliteSessions):
+    """Of a disk that fails for one process: no file system at hand does so."""
+
+    fails = False
+
+    async def _run(self, work: Any) -> Any:
+        if self.fails:
+            raise store_unavailable("disk I/O error")
+        return await super()._run(work)
+
+
+async def test_what_another_router_wrote_into_the_file_is_not_answered_without(tmp_path: Path) -> None:
+    bounds = SessionBounds()
+    stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
+    one, other = [ResilientSessions(store, bounds, OutagePolicy(), Telemetry(), store.changes) for store in stores]
+    for session_id in ("both", "mine"):
+        await one.create(session_id, "m")
+        await one.append(session_id, said("one"), model="m", node_id="a", generation_id=f"1 {session_id}")
+    assert await words(other, "both") == ["one"]
+    await other.append("both", said("two"), model="m", node_id="a", generation_id="2")
+    stores[0].fails = True
+    assert await words(one, "mine") == ["one"]
+    with pytest.raises(RyzansteinError) as failure:
+        await one.get("both")
+    assert failure.value.reason == "SESSION_STORE_UNAVAILABLE"
+    stores[0].fails = False
+    async with asyncio.timeout(10):
+        while one._outage.active:  # noqa: ASYNC110 - it ends by itself
+            await asyncio.sleep(0.02)
+    assert await words(one, "both") == ["one", "two"]
+    stores[0].fails = True
+    assert await words(one, "both") == ["one", "two"]
+    stores[0].fails = False
+    await one.close()
+    await other.close()
+
+
+async def test_an_answer_of_a_session_that_changed_elsewhere_is_not_added_to_what_was_known(tmp_path: Path) -> None:
+    bounds = SessionBounds()
+    stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
+    one, other = [ResilientSessions(store, bounds, OutagePolicy(), Telemetry(), store.changes) for store in stores]
+    await one.create("s", "m")
+    await other.append("s", said("theirs"), model="m", node_id="a", generation_id="1")
+    await one.append("s", said("ours"), model="m", node_id="a", generation_id="2")
+    stores[0].fails = True
+    with pytest.raises(RyzansteinError):
+        await one.get("s")
+    stores[0].fails = False
+    assert await words(other, "s") == ["theirs", "ours"]
+    await one.close()
+    await other.close()

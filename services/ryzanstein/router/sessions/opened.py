@@ -12,6 +12,7 @@ from ryzanstein import errors
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.redis_url import address
 from ryzanstein.router.sessions.memory import MemorySessions
+from ryzanstein.router.sessions.recent import Changes
 from ryzanstein.router.sessions.resilient import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.sqlite import SqliteSessions
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -36,9 +37,8 @@ async def open_sessions(settings: RouterSettings, telemetry: Telemetry) -> Async
         store = MemorySessions(session_bounds(settings), telemetry.sessions_evicted.inc)
     else:
         path = (settings.session_dir or settings.state_dir) / "sessions.db"
-        store = _resilient(
-            await SqliteSessions.open(path, session_bounds(settings), telemetry.sessions_evicted.inc), settings, telemetry
-        )
+        opened = await SqliteSessions.open(path, session_bounds(settings), telemetry.sessions_evicted.inc)
+        store = _resilient(opened, settings, telemetry, opened.changes)
     try:
         yield store
     finally:
@@ -73,7 +73,9 @@ async def _open_redis(settings: RouterSettings, telemetry: Telemetry) -> AsyncIt
         await sessions.close()
 
 
-def _resilient(store: SessionStore, settings: RouterSettings, telemetry: Telemetry) -> ResilientSessions:
+def _resilient(
+    store: SessionStore, settings: RouterSettings, telemetry: Telemetry, changes: Changes | None = None
+) -> ResilientSessions:
     policy = OutagePolicy(
         settings.store_wait_s,
         settings.store_recent_sessions,
@@ -81,4 +83,4 @@ def _resilient(store: SessionStore, settings: RouterSettings, telemetry: Telemet
         settings.store_backlog_writes,
         settings.store_backlog_chars,
     )
-    return ResilientSessions(store, session_bounds(settings), policy, telemetry)
+    return ResilientSessions(store, session_bounds(settings), policy, telemetry, changes)

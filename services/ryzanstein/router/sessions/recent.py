@@ -3,38 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from ryzanstein.router.sessions.store import Session
 
 _CHARS_PER_ENTRY = 256
 
 
+class Changes(Protocol):
+    """Who else changed a session, as far as this router can see."""
+
+    def mark(self, session_id: str) -> int:
+        """Another one after each change."""
+
+    def is_ours(self, session_id: str) -> bool:
+        """The last change was this router's."""
+
+
+class NoChanges:
+    """Nobody else changes sessions, or whoever does says so (`RecentSessions.forget`)."""
+
+    def mark(self, session_id: str) -> int:
+        return 0
+
+    def is_ours(self, session_id: str) -> bool:
+        return True
+
+
 class RecentSessions:
     """Least recently used first out, above a number of sessions or of characters. None stands for a session that is known
-    not to exist. Those that `is_pending` says are not yet in the store are kept."""
+    not to exist. Those that `is_pending` says are not yet in the store are kept; another one that somebody else changed, as
+    `changes` tell, is not known any more."""
 
-    def __init__(self, max_sessions: int, max_chars: int, is_pending: Callable[[str], bool]) -> None:
+    def __init__(
+        self, max_sessions: int, max_chars: int, is_pending: Callable[[str], bool], changes: Changes | None = None
+    ) -> None:
         self._max_sessions = max_sessions
         self._max_chars = max_chars
         self._is_pending = is_pending
+        self._changes = changes if changes is not None else NoChanges()
         self._known: dict[str, Session | None] = {}
+        self._marks: dict[str, int] = {}
         self._chars = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
     def __contains__(self, session_id: str) -> bool:
-        return session_id in self._known
+        return session_id in self._known and self._holds(session_id)
 
     def get(self, session_id: str) -> Session | None:
         """KeyError when nothing is known of it."""
+        if session_id not in self:
+            raise KeyError(session_id)
         session = self._known.pop(session_id)
         self._known[session_id] = session
         return session
 
-    def put(self, session_id: str, session: Session | None) -> None:
+    def mark(self, session_id: str) -> int:
+        """To be taken before the session is read, for `put`."""
+        return self._changes.mark(session_id)
+
+    def put(self, session_id: str, session: Session | None, mark: int | None = None) -> None:
+        """`mark`: of before it was read; without one this router has just changed it."""
         self._drop(session_id)
         self._known[session_id] = session
+        if mark is not None:
+            self._marks[session_id] = mark
         self._chars += _chars(session)
         if self._full:
             self._evict()
@@ -48,7 +83,13 @@ class RecentSessions:
         for session_id in list(self._known):
             self.forget(session_id)
 
+    def _holds(self, session_id: str) -> bool:
+        if self._is_pending(session_id) or self._changes.is_ours(session_id):
+            return True
+        return self._marks.get(session_id) == self._changes.mark(session_id)
+
     def _drop(self, session_id: str) -> None:
+        self._marks.pop(session_id, None)
         if session_id in self._known:
             self._chars -= _chars(self._known.pop(session_id))
 

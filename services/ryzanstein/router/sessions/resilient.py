@@ -20,7 +20,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message
 from ryzanstein.router.sessions.backlog import Backlog, Write
 from ryzanstein.router.sessions.outage import Outage
-from ryzanstein.router.sessions.recent import RecentSessions
+from ryzanstein.router.sessions.recent import Changes, RecentSessions
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
@@ -56,14 +56,21 @@ class OutagePolicy:
 class ResilientSessions:
     """A `SessionStore` over another one, which it closes with itself."""
 
-    def __init__(self, store: SessionStore, bounds: SessionBounds, policy: OutagePolicy, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        bounds: SessionBounds,
+        policy: OutagePolicy,
+        telemetry: Telemetry,
+        changes: Changes | None = None,
+    ) -> None:
         self._store = store
         self._bounds = bounds
         self._wait_s = policy.wait_s
         self._telemetry = telemetry
         self._backlog = Backlog(policy.backlog_writes, policy.backlog_chars, telemetry)
         self._outage = Outage(store, self._backlog, telemetry)
-        self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches)
+        self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches, changes)
 
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
@@ -96,15 +103,16 @@ class ResilientSessions:
         return self._existing(session_id)
 
     async def _read(self, session_id: str, wait_s: float) -> Session:
+        mark = self.recent.mark(session_id)
         try:
             session = await self._bounded(self._store.get(session_id), wait_s)
         except RyzansteinError as error:
             if error.code is Code.NOT_FOUND and not self._backlog.touches(session_id):
-                self.recent.put(session_id, None)
+                self.recent.put(session_id, None, mark)
             raise
         if self._backlog.touches(session_id):  # it was changed here while the store read it
             return self._existing(session_id)
-        self.recent.put(session_id, session)
+        self.recent.put(session_id, session, mark)
         return session
 
     async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
@@ -138,6 +146,8 @@ class ResilientSessions:
     ) -> bool:
         """Also when the store raises what nobody expects the turn waits: its answer has been given."""
         turn = tuple(messages)
+        if session_id not in self.recent:
+            self.recent.forget(session_id)  # somebody else changed it: this turn does not continue what was known here
 
         def append(store: SessionStore) -> Awaitable[bool]:
             return store.append(session_id, turn, model=model, node_id=node_id, generation_id=generation_id)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ryzanstein import errors
 from ryzanstein.generation import Message, Role
+from ryzanstein.router.sessions.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.sqlite_claims import SqliteClaims
 from ryzanstein.router.sessions.sqlite_file import connect, told_as_unavailable, transaction
 from ryzanstein.router.sessions.store import (
@@ -41,7 +42,9 @@ class SqliteSessions:
         thread: ThreadPoolExecutor,
         bounds: SessionBounds,
         on_evicted: Callable[[int], None],
+        changes: SqliteChanges,
     ) -> None:
+        self.changes = changes
         self._connection = connection
         self._claims = SqliteClaims(connection)
         self._thread = thread
@@ -55,10 +58,11 @@ class SqliteSessions:
         loop = asyncio.get_running_loop()
         try:
             connection = await loop.run_in_executor(thread, connect, path)
+            changes = SqliteChanges(path.with_name(path.name + "-changes"))
         except BaseException:
             thread.shutdown()
             raise
-        return cls(connection, thread, bounds, on_evicted)
+        return cls(connection, thread, bounds, on_evicted, changes)
 
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
@@ -95,6 +99,7 @@ class SqliteSessions:
     async def close(self) -> None:
         await self._run(self._connection.close)
         self._thread.shutdown()
+        self.changes.close()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         with told_as_unavailable():
@@ -102,7 +107,7 @@ class SqliteSessions:
 
     def _create(self, session_id: str, model: str, messages: tuple[Message, ...]) -> tuple[Session, int]:
         now = time.time()
-        with transaction(db := self._connection):
+        with self.changes.changing(session_id), transaction(db := self._connection):
             try:
                 db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (session_id, model, now, now))
             except sqlite3.IntegrityError:
@@ -139,12 +144,12 @@ class SqliteSessions:
         return SessionPage(page, page_token(page[-1]) if len(rows) > size else "")
 
     def _delete(self, session_id: str) -> None:
-        with transaction(db := self._connection):
+        with self.changes.changing(session_id), transaction(db := self._connection):
             if not db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,)).rowcount:
                 raise errors.not_found("session", session_id)
 
     def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> bool:
-        with transaction(db := self._connection):
+        with self.changes.changing(session_id), transaction(db := self._connection):
             if not db.execute("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone():
                 raise errors.not_found("session", session_id)
             if generation_id:
