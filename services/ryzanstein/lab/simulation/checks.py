@@ -75,6 +75,7 @@ class Checks:
         self._struck: dict[str, float] = {}
         self._fit_since: dict[str, float] = {}
         self._last_fit = 0.0
+        """When a node last could serve that every router must have found."""
         cluster.record.on_line.append(self._on_line)
 
     def violated(self, failure: Failure, what: str, **details: object) -> None:
@@ -128,8 +129,9 @@ class Checks:
 
     def _look_at_node(self, service: Service) -> None:
         if self._serves(service):
-            self._fit_since.setdefault(service.name, self._now)
-            self._last_fit = self._now
+            fit_since = self._fit_since.setdefault(service.name, self._now)
+            if self._now - fit_since > FIT_FOR_S:
+                self._last_fit = self._now
         else:
             self._fit_since.pop(service.name, None)
 

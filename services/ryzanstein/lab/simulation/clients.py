@@ -17,6 +17,7 @@ import grpc
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, FinishReason, Message, Role, SamplingParams
+from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.answers import Answer, ChoiceExpected
 from ryzanstein.lab.simulation.checks import Checks, Failure
 from ryzanstein.lab.simulation.cluster import Cluster
@@ -33,6 +34,7 @@ MODEL = "demo"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _AWAY_S = (0.05, 8.0)
+_SPEAKS_S = 120  # a client looks for so long whether its last answer still runs
 _LONGEST_PROMPT = 2048
 _LONGEST_HISTORY = 1536
 _WORDS = ("red", "count", "name", "tea", "why", "again", "blue", "seven", "tell", "me")
@@ -64,6 +66,8 @@ class Conversation:
     session_id: str
     history: tuple[Message, ...] = ()
     doubtful: tuple[Message, ...] | None = None
+    left: bool = False
+    """Nobody could say what is stored: its client has begun another one."""
 
 
 @dataclass(slots=True)
@@ -138,7 +142,8 @@ class Client:
         """Each concurrent question of a burst has a session of its own."""
         if not self.plan.session:
             return None
-        if self.plan.burst > 1 or not self.conversations or _is_long(self.conversations[-1].history):
+        last = self.conversations[-1] if self.conversations else None
+        if self.plan.burst > 1 or last is None or last.left or _is_long(last.history):
             self.conversations.append(Conversation(f"s-{self.plan.number}-{self._asked}"))
         return self.conversations[-1]
 
@@ -188,8 +193,14 @@ class Client:
     async def _settle(self, conversation: Conversation, rng: random.Random) -> None:
         """A client that does not know whether its turn was stored looks before it goes on."""
         await asyncio.sleep(rng.uniform(1.0, 40.0))
-        stored = await self.stored(conversation)
+        for _ in range(_SPEAKS_S):
+            if not services.speaks_in(conversation.session_id):
+                break
+            await asyncio.sleep(1.0)
+        speaks = services.speaks_in(conversation.session_id)
+        stored = None if speaks else await self.stored(conversation)
         if stored is None:
+            conversation.left = True
             return
         self.check(conversation, stored)
         conversation.history, conversation.doubtful = stored, None
@@ -197,7 +208,7 @@ class Client:
     def check(self, conversation: Conversation, stored: tuple[Message, ...]) -> None:
         """What the cluster keeps of the conversation is what its client was told, each turn once."""
         known = conversation.history
-        if stored == known:
+        if stored == known or conversation.session_id in services.LOST_TURNS:
             return
         more = stored[len(known) :]
         if stored[: len(known)] == known and conversation.doubtful is not None and len(more) == 2:  # noqa: SIM102

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -113,32 +115,32 @@ def _explore(options: argparse.Namespace) -> int:
     """Each seed in a process of its own, so that one cannot reach the next."""
     first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
     until = math.inf if options.minutes is None else real_monotonic() + 60 * options.minutes
+    seeds = itertools.count(first) if options.count is None else iter(range(first, first + options.count))
     results, failing = [], []
-    seeds = iter(range(first, first + (10**9 if options.count is None else options.count)))
-    running: list[tuple[int, subprocess.Popen[str]]] = []
-    while real_monotonic() < until or running:
-        while len(running) < options.jobs and real_monotonic() < until:
-            if (seed := next(seeds, None)) is None:
-                until = 0.0
-                break
-            running.append((seed, _child(seed)))
-        seed, child = running.pop(0)
-        text, _ = child.communicate()
-        result = json.loads(text.splitlines()[-1]) if child.returncode in (0, 1) and text.strip() else None
-        if result is None or result["violations"]:
-            failing.append(seed)
-            print(f"seed {seed}: {'failed to run' if result is None else result['violations'][0]}", flush=True)
-        if result is not None:
-            results.append(result)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(_run, seed) for seed in itertools.islice(seeds, options.jobs)}
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            more = itertools.islice(seeds, len(ended) if real_monotonic() < until else 0)
+            running |= {pool.submit(_run, seed) for seed in more}
+            for seed, result in (run.result() for run in ended):
+                if result is None or result["violations"]:
+                    failing.append(seed)
+                    print(f"seed {seed}: {'failed to run' if result is None else result['violations'][0]}", flush=True)
+                if result is not None:
+                    results.append(result)
     _sum_up(results, failing, first)
     if options.json:
         options.json.write_text(json.dumps({"results": results, "failing": failing}))
     return 1 if failing else 0
 
 
-def _child(seed: int) -> subprocess.Popen[str]:
+def _run(seed: int) -> tuple[int, dict[str, Any] | None]:
+    """The seed with its result; None: it failed to run."""
     command = [sys.executable, "-m", "ryzanstein.lab.simulation.one", str(seed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"})
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False)
+    lines = child.stdout.splitlines()
+    return seed, json.loads(lines[-1]) if child.returncode in (0, 1) and lines else None
 
 
 def _sum_up(results: list[dict[str, Any]], failing: list[int], first: int) -> None:

@@ -148,7 +148,7 @@ def plan(seed: int) -> Plan:
         supervised_by_up=rng.random() < 0.4,
         latency_s=rng.choice((0.0001, 0.0005, 0.005)),
         seldom=duration_s >= 900,
-        max_tokens=150_000 if rng.random() < 0.03 else round(min(20_000, max(2_000, 3 * duration_s))),
+        max_tokens=150_000 if rng.random() < 0.03 else round(min(8_000, max(2_000, 2 * duration_s))),
         idle=idle,
         clients=tuple(_client(rng, number, duration_s) for number in range(rng.randint(1, 5))),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),

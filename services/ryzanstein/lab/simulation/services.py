@@ -47,8 +47,26 @@ async def serve_node(settings: WorkerSettings) -> None:
     await worker.serve(settings)
 
 
+LOST_TURNS: set[str] = set()
+"""Sessions with turns that waited for the store in a router which ended: they died with it, as the documentation says."""
+
+
+def speaks_in(session_id: str) -> bool:
+    """Whether some router runs a generation of this session."""
+    return any(session_id in turns_of(router).claimed._held for router in ROUTERS.values())
+
+
+def turns_of(router: Router) -> Any:
+    """The sessions in which it says something."""
+    core: Any = router.core
+    return getattr(core, "_core", core)._turns
+
+
 def forget(process: Process) -> None:
     """It has ended."""
+    if (ended := ROUTERS.get(process)) is not None:
+        backlog = getattr(turns_of(ended).store, "_backlog", None)
+        LOST_TURNS.update(write.session_id for write in getattr(backlog, "_writes", ()) if write.generation_id)
     for known in (ROUTERS, NODES, RANKS):
         known.pop(process, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
 # Clients may still be reading when the plan's time is over.
 _FINISH_S = 3600.0
 _COLLECT_EVERY_S = 60.0
+_COLLECT_ALL_EVERY = 10  # times: what has lived long is much, and seldom garbage
 _SHM = Path("/dev/shm")
 
 
@@ -95,6 +97,7 @@ class _World:
         rpc.install(network)
         services.install()
         services.look_seldom(plan.seldom)
+        services.LOST_TURNS.clear()
         self._cluster = Cluster(plan, loop, network, self.record, directory)
         self.checks = Checks(self._cluster)
         clock.CLOCK.wall_offset_s = _wall_offset_s
@@ -155,9 +158,9 @@ class _World:
 
     async def _collect(self) -> None:
         """The collector runs at set times: what it finds is closed by the code of whoever left it."""
-        while True:
+        for times in itertools.count(1):
             await asyncio.sleep(_COLLECT_EVERY_S)
-            gc.collect()
+            gc.collect(1 if times % _COLLECT_ALL_EVERY else 2)
 
     def end(self) -> None:
         """Of every service that still runs."""
