@@ -13,6 +13,7 @@ from dataclasses import replace
 from ryzanstein import clock, errors
 from ryzanstein.generation import Attempt, Prompt, SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.text.choice import ChoiceText, resumed
 from ryzanstein.worker.text.tokenizer import TextModel
 
 
@@ -22,6 +23,12 @@ def tokenize(prompt: Prompt, model: TextModel) -> list[int]:
     if not prompt_ids:
         raise errors.invalid("prompt", "must have at least one token")
     return prompt_ids
+
+
+async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
+    """The choices' texts so far. A finished choice's is not needed."""
+    stop = attempt.request.sampling.stop
+    return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
 
 
 def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextModel, context_length: int) -> SubmitGroup:

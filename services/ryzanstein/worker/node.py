@@ -196,13 +196,14 @@ class Node:
     async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
         text = self._admit(attempt)
         prompt_ids = await self._encode(text, attempt.request.prompt)
+        texts = await intake.texts_of(attempt, text)
         serving = self._serving(attempt)
         if text is not self.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check_room(attempt)  # again: others came while this one was tokenized, and none can from here on
         was_idle = len(self.running) == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
-        submit = self.running.open(link, handle, attempt, asked, text)
+        submit = self.running.open(link, handle, attempt, asked, text, texts=texts)
         if submit is not None:
             serving.group.send(submit)
         if was_idle:
