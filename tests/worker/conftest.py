@@ -75,11 +75,16 @@ class NodeProcess:
         return self.wait_event("serving")["metrics_port"]
 
     def rank_pids(self) -> list[int]:
-        """The agent's only child is the fork server, whose children are the ranks."""
+        """Of the agent's children the fork server has children of its own, which are the ranks."""
         return [pid for server in self.server_pids() for pid in _children(server)]
 
     def server_pids(self) -> list[int]:
-        return _children(self.process.pid)
+        return [pid for pid in _children(self.process.pid) if pid not in self.template_pids()]
+
+    def template_pids(self) -> list[int]:
+        """The process that renders chat templates."""
+        commands = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children(self.process.pid)}
+        return [pid for pid, name in commands.items() if name == "templates"]
 
     def close(self) -> None:
         if self.process.poll() is None:

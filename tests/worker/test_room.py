@@ -18,6 +18,7 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.host import ModelChoice
 from ryzanstein.worker.node import Node
 from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
 
 AT_ONCE, CHOICES = 5, 8
 
@@ -25,15 +26,14 @@ AT_ONCE, CHOICES = 5, 8
 async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize, together = intake.tokenize, threading.Barrier(AT_ONCE, timeout=30)
 
-    def slowly(*args: Any) -> list[int]:
-        together.wait()
-        return tokenize(*args)
+    async def slowly(*args: Any) -> list[int]:
+        await asyncio.to_thread(together.wait)
+        return await tokenize(*args)
 
     monkeypatch.setattr(intake, "tokenize", slowly)
     settings = WorkerSettings(_env_file=None, max_waiting=16, max_sequences=1)  # type: ignore[call-arg]
-    node = Node(
-        settings, Telemetry(), Tracing("worker"), SimulatedRanks(random.Random(1), RankProfile(start_s=0.01)).new_server
-    )
+    ranks = SimulatedRanks(random.Random(1), RankProfile(start_s=0.01))
+    node = Node(settings, Telemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)

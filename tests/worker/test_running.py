@@ -12,7 +12,7 @@ from ryzanstein.errors import Code, unavailable
 from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
-from ryzanstein.worker.intake import group_of
+from ryzanstein.worker.intake import group_of, texts_of
 from ryzanstein.worker.links import LinkBounds, RouterLink
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import Telemetry
@@ -36,13 +36,13 @@ class World:
         self.running = RunningGenerations(self.sent.append, Telemetry(), tracing or Tracing("worker"))
         self.link = RouterLink("router-t", LinkBounds())
 
-    def open(self, group=1, known=None, **sampling):
+    async def open(self, group=1, known=None, **sampling):
         params = SamplingParams(**{"seed": 1, "max_tokens": 50, **sampling})
         generated = tuple(known or [ChoiceProgress()] * params.n)
         request = GenerationRequest("demo", TokenPrompt((5, 6)), params, traceparent=TRACEPARENT)
         attempt = Attempt("g", 0, request, generated)
         asked = group_of(attempt, group, [5, 6], self.model, 2048)
-        return self.running.open(self.link, group, attempt, asked, self.model)
+        return self.running.open(self.link, group, attempt, asked, self.model, texts=await texts_of(attempt, self.model))
 
     async def frame(self):
         return (await anext(self.link.frames())).output
@@ -57,8 +57,8 @@ def world(text_model):
 
 
 async def test_several_generations_share_one_frame_and_count_their_own_indices(world):
-    world.open(1)
-    world.open(2)
+    await world.open(1)
+    await world.open(2)
     a, b = world.ids("one two")[:2]
     world.running.on_step(step([(1, 0, a), (2, 0, b)]))
     world.running.on_step(step([(2, 0, a), (1, 0, b)]))
@@ -67,7 +67,7 @@ async def test_several_generations_share_one_frame_and_count_their_own_indices(w
 
 
 async def test_the_engine_runs_what_was_not_finished_before(world):
-    asked = world.open(known=[ChoiceProgress((9,)), ChoiceProgress((8, 7), finished=True)], n=2)
+    asked = await world.open(known=[ChoiceProgress((9,)), ChoiceProgress((8, 7), finished=True)], n=2)
     assert (asked.generated, asked.finished) == ([[9], [8, 7]], [False, True])
     world.running.on_step(step([(1, 0, 10)]))
     assert list((await world.frame()).index) == [1]
@@ -75,7 +75,7 @@ async def test_the_engine_runs_what_was_not_finished_before(world):
 
 async def test_after_a_stop_string_the_engine_is_told_and_later_tokens_are_dropped(world):
     ids = world.ids("Hello there, my friend")
-    world.open(stop=("there",))
+    await world.open(stop=("there",))
     for token_id in ids:
         world.running.on_step(step([(1, 0, token_id)]))
     assert world.sent == [FinishChoice(1, 0)]
@@ -89,7 +89,7 @@ async def test_after_a_stop_string_the_engine_is_told_and_later_tokens_are_dropp
 
 async def test_the_last_token_carries_all_text_that_was_held_back(world):
     ids = world.ids("Hello there")
-    world.open(stop=("there!",))
+    await world.open(stop=("there!",))
     world.running.on_step(step([(1, 0, token_id) for token_id in ids], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
     output = await world.frame()
     assert "".join(output.text) == "Hello there"
@@ -99,7 +99,7 @@ async def test_the_last_token_carries_all_text_that_was_held_back(world):
 
 async def test_a_choice_that_had_stopped_before_ends_at_once(world):
     known = [ChoiceProgress(tuple(world.ids("Hello there")))]
-    assert world.open(known=known, stop=("there",)) is None
+    assert await world.open(known=known, stop=("there",)) is None
     output = await world.frame()
     assert len(output.accepted) == 1
     assert [end.reason for end in output.finished] == [FinishReason.STOP]
@@ -107,8 +107,8 @@ async def test_a_choice_that_had_stopped_before_ends_at_once(world):
 
 
 async def test_the_groups_failure_is_said_with_its_code(world):
-    world.open(1)
-    world.open(2)
+    await world.open(1)
+    await world.open(2)
     late = GroupFailed(1, int(Code.DEADLINE_EXCEEDED), "DEADLINE_EXCEEDED", "the deadline passed")
     broken = GroupFailed(2, int(Code.INTERNAL), "INTERNAL", "logits are not numbers")
     world.running.on_step(step(failed=[late, broken]))
@@ -120,7 +120,7 @@ async def test_the_groups_failure_is_said_with_its_code(world):
 
 
 async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
-    world.open(1)
+    await world.open(1)
     world.running.on_step(msgspec.structs.replace(step(), let_in=[1]))
     world.running.cancel(world.link, 1)
     world.running.cancel(world.link, 1)
@@ -130,18 +130,18 @@ async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
 
 
 async def test_the_end_of_a_link_cancels_its_generations_only(world):
-    world.open(1)
+    await world.open(1)
     other = RouterLink("router-u", LinkBounds())
     ours, world.link = world.link, other
-    world.open(2)
+    await world.open(2)
     world.running.close_link(ours)
     assert world.sent == [CancelGroup(1)]
     assert world.running.num_choices == 1
 
 
 async def test_lost_ranks_fail_everything_by_the_nodes_fault(world):
-    world.open(1)
-    world.open(2, n=2)
+    await world.open(1)
+    await world.open(2, n=2)
     world.running.fail_all(unavailable("RANK_LOST", "rank 1 died of SIGKILL"), node_fault=True)
     output = await world.frame()
     assert [(failed.handle, failed.reason, failed.node_fault) for failed in output.failed] == [
@@ -152,7 +152,7 @@ async def test_lost_ranks_fail_everything_by_the_nodes_fault(world):
 
 
 async def test_log_probabilities_have_their_tokens_texts(world):
-    world.open(logprobs=1)
+    await world.open(logprobs=1)
     (token_id,) = world.ids("Hello")[:1]
     world.running.on_step(step([(1, 0, token_id)], logprobs={0: (-0.25, [(token_id, -0.25)])}))
     (row,) = (await world.frame()).logprobs
@@ -162,7 +162,7 @@ async def test_log_probabilities_have_their_tokens_texts(world):
 
 
 async def test_a_token_that_is_part_of_a_character_and_a_special_one_have_their_own_bytes(world):
-    world.open(logprobs=1)
+    await world.open(logprobs=1)
     eos = next(iter(world.model.eos_token_ids))
     parts = world.ids("\u00e4")
     assert len(parts) == 2, "the demo model has no token of its own for it"
@@ -175,7 +175,7 @@ async def test_a_token_that_is_part_of_a_character_and_a_special_one_have_their_
 
 async def test_a_router_that_does_not_read_loses_its_link_and_the_engine_goes_on(world):
     world.link = RouterLink("router-t", LinkBounds(rows=3))
-    world.open(1)
+    await world.open(1)
     for _ in range(5):
         world.running.on_step(step([(1, 0, 5)]))
     assert world.link.closed
@@ -207,7 +207,7 @@ async def sink():
 async def test_a_generation_is_a_span_of_its_requests_trace_with_its_phases_below(text_model, sink):
     tracing = Tracing("worker", sink.endpoint)
     world = World(text_model, tracing)
-    world.open(1)
+    await world.open(1)
     world.running.on_step(step([(1, 0, 5)]))
     world.running.on_step(step([(1, 0, 6)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
     await asyncio.to_thread(tracing.close)
@@ -219,8 +219,8 @@ async def test_a_generation_is_a_span_of_its_requests_trace_with_its_phases_belo
 
 
 async def test_a_generation_is_accepted_when_the_engine_has_let_it_in_and_a_refusal_comes_alone(world):
-    world.open(1)
-    world.open(2)
+    await world.open(1)
+    await world.open(2)
     refused = GroupFailed(2, int(Code.RESOURCE_EXHAUSTED), "QUEUE_FULL", "full", {"bound": "8"}, 1.5)
     world.running.on_step(msgspec.structs.replace(step(failed=[refused]), let_in=[1]))
     output = await world.frame()

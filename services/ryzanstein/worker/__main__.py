@@ -18,6 +18,7 @@ from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
 from ryzanstein.background import STOP
+from ryzanstein.backoff import Backoff
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.rpc.server import RpcServer, terminated
@@ -32,10 +33,12 @@ from ryzanstein.worker.node import Node
 from ryzanstein.worker.operations import Operations
 from ryzanstein.worker.service import WorkerServicer
 from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
+TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -46,8 +49,10 @@ async def serve(settings: WorkerSettings) -> None:
         stack.callback(tracing.close)
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
-        node = Node(settings, telemetry, tracing)
+        templates = TemplateProcess(settings.template_bounds(), telemetry.on_template_limit)
+        node = Node(settings, telemetry, tracing, templates)
         stack.push_async_callback(node.host.unload)
+        telemetry.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         await _serve_rpc(settings, node, telemetry, metrics.port)
 
 

@@ -16,6 +16,7 @@ from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.recovery import RecoveryPolicy
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.text.templates.process import TemplateBounds
 
 
 class WorkerSettings(ServiceSettings):
@@ -53,6 +54,10 @@ class WorkerSettings(ServiceSettings):
     tpot_objective_s: float = Field(
         0.0, ge=0, le=3600, description="prompts are cut so that a step which decodes takes no longer; 0: not for that"
     )
+
+    template_cpu_s: float = Field(1.0, gt=0, le=60, description="processor time of a chat template for one conversation")
+    template_memory_bytes: int = Field(512 * 2**20, ge=64 * 2**20, description="... and memory, beyond its process's own")
+    template_waiting: int = Field(1024, ge=1, description="conversations that wait for it; more are refused")
 
     beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of the status beat while work runs")
     beat_idle_s: float = Field(0.5, gt=0, le=10, description="... and while the node is idle")
@@ -124,6 +129,9 @@ class WorkerSettings(ServiceSettings):
             SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
             self.idle_check_s,
         )
+
+    def template_bounds(self) -> TemplateBounds:
+        return TemplateBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)
 
     def recovery(self) -> RecoveryPolicy:
         return RecoveryPolicy(

@@ -26,6 +26,7 @@ from ryzanstein.worker.ranks.recovery import Recovery, Rung
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.ranks.supervisor import Supervisor
 from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
@@ -75,10 +76,12 @@ class ModelHost:
         *,
         on_change: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],
+        templates: ChatRenderer,
         new_rank_server: NewRankServer = ForkServer,
     ) -> None:
         self._settings, self._events, self._telemetry = settings, events, telemetry
         self._on_change, self._on_gone = on_change, on_gone
+        self._templates = templates
         self._new_rank_server = new_rank_server
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -103,10 +106,14 @@ class ModelHost:
         try:
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
             self._supervise(choice)
+            if self.text.template is not None:
+                await self._templates.check(self.text.template)
         except asyncio.CancelledError:
             await self.unload()
             raise
         except Exception as error:
+            await self.unload()
+            self.choice = choice
             self._become(NodeState.FAILED, str(error) if isinstance(error, RyzansteinError) else repr(error))
             raise
 

@@ -5,23 +5,52 @@ Plain functions of the request and the model; raises the errors that clients see
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import Attempt, Prompt, SamplingParams
+from ryzanstein.generation import Attempt, ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.text.choice import ChoiceText, resumed
+from ryzanstein.worker.text.control import LONG_CHARS
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
+_Text = TypeVar("_Text")
 
-def tokenize(prompt: Prompt, model: TextModel) -> list[int]:
-    """INVALID_ARGUMENT for a prompt that the model cannot read or that is empty. Long prompts take milliseconds."""
-    prompt_ids = model.encode_prompt(prompt)
+
+async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
+    """INVALID_ARGUMENT for a prompt that the model cannot read or that is empty. Others run meanwhile when it is long."""
+    prompt_ids = await _encoded(prompt, model, templates)
     if not prompt_ids:
         raise errors.invalid("prompt", "must have at least one token")
     return prompt_ids
+
+
+async def _encoded(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
+    match prompt:
+        case ChatPrompt(messages):
+            rendered = await templates.render(model.checked_chat(messages), messages)
+            return await _aside(model.encode_rendered, rendered, len(rendered.text))
+        case TextPrompt(text):
+            return await _aside(model.encode, text, len(text))
+        case TokenPrompt():
+            return model.encode_prompt(prompt)
+
+
+async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
+    """In a thread, but for short texts: these take less time than handing them over costs others."""
+    return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
+
+
+async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
+    """The choices' texts so far. A finished choice's is not needed."""
+    stop = attempt.request.sampling.stop
+    return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
 
 
 def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextModel, context_length: int) -> SubmitGroup:

@@ -18,7 +18,7 @@ from ryzanstein import clock, errors
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt, ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation import Attempt, Prompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker import intake
 from ryzanstein.worker.config import WorkerSettings
@@ -33,14 +33,13 @@ from ryzanstein.worker.ranks.recovery import Rung
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.running import RunningGenerations
 from ryzanstein.worker.telemetry import NO_STATS, Telemetry
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
 FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
-_THREAD_CHARS = 4096  # shorter prompts tokenize in less time than a hand-over to a thread costs others
-
 _MEMORY_EVERY_BEATS = 4  # it is read from files
 
 
@@ -56,7 +55,13 @@ class Node:
     """One per agent. `drains` holds the reasons for which new generations are refused; empty: none."""
 
     def __init__(
-        self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing, new_rank_server: NewRankServer = ForkServer
+        self,
+        settings: WorkerSettings,
+        telemetry: Telemetry,
+        tracing: Tracing,
+        templates: ChatRenderer,
+        *,
+        new_rank_server: NewRankServer = ForkServer,
     ) -> None:
         self.settings = settings
         self.incarnation = uuid.uuid4().hex
@@ -66,8 +71,15 @@ class Node:
         self.running = RunningGenerations(self._send, telemetry, tracing)
         events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
         self.host = ModelHost(
-            settings, events, telemetry, on_change=self.changed, on_gone=self._on_gone, new_rank_server=new_rank_server
+            settings,
+            events,
+            telemetry,
+            on_change=self.changed,
+            on_gone=self._on_gone,
+            templates=templates,
+            new_rank_server=new_rank_server,
         )
+        self._templates = templates
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         self._telemetry = telemetry
         self.background = telemetry.background
@@ -132,7 +144,7 @@ class Node:
         text = self.host.text
         if text is None or model not in ("", text.name):
             raise errors.not_found("model", model)
-        return len(await self._encode(text, prompt))
+        return len(await intake.tokenize(prompt, text, self._templates))
 
     def beat(self) -> Beat:
         """How the node is now."""
@@ -195,14 +207,15 @@ class Node:
 
     async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
         text = self._admit(attempt)
-        prompt_ids = await self._encode(text, attempt.request.prompt)
+        prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates)
+        texts = await intake.texts_of(attempt, text)
         serving = self._serving(attempt)
         if text is not self.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check_room(attempt)  # again: others came while this one was tokenized, and none can from here on
         was_idle = len(self.running) == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
-        submit = self.running.open(link, handle, attempt, asked, text)
+        submit = self.running.open(link, handle, attempt, asked, text, texts=texts)
         if submit is not None:
             serving.group.send(submit)
         if was_idle:
@@ -237,11 +250,6 @@ class Node:
             raise errors.unavailable("MODEL_NOT_SERVED", message)
         return serving
 
-    async def _encode(self, text: TextModel, prompt: Prompt) -> list[int]:
-        if _num_chars(prompt) > _THREAD_CHARS:
-            return await asyncio.to_thread(intake.tokenize, prompt, text)
-        return intake.tokenize(prompt, text)
-
     def _send(self, message: CancelGroup | FinishChoice) -> None:
         if self.host.serving is not None:
             self.host.serving.group.send(message)
@@ -271,13 +279,3 @@ class Node:
 
 def _log_pause(late_s: float) -> None:
     log.warning("stood still, nobody is blamed for it", late_s=round(late_s, 3))
-
-
-def _num_chars(prompt: Prompt) -> int:
-    match prompt:
-        case ChatPrompt(messages):
-            return sum(len(message.content) for message in messages)
-        case TextPrompt(text):
-            return len(text)
-        case _:
-            return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -91,14 +91,22 @@ class RunningGenerations:
         return sum(not choice.ended for generation in self._groups.values() for choice in generation.choices)
 
     def open(
-        self, link: RouterLink, handle: int, attempt: Attempt, submit: SubmitGroup, model: TextModel
+        self,
+        link: RouterLink,
+        handle: int,
+        attempt: Attempt,
+        submit: SubmitGroup,
+        model: TextModel,
+        *,
+        texts: Sequence[ChoiceText],
     ) -> SubmitGroup | None:
-        """Takes a generation; what the engine shall run of it, None when nothing is left to run. The router hears that it is
-        accepted when the engine has let it in, so that a refusal comes before anything that a client sees.
+        """Takes a generation, whose choices' texts so far are `texts`; what the engine shall run of it, None when nothing is
+        left to run. The router hears that it is accepted when the engine has let it in, so that a refusal comes before
+        anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is said again.
         """
-        choices = [_resume(submit, i, model) for i in range(len(submit.generated))]
+        choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
         generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase, len(submit.prompt_ids))
@@ -243,13 +251,10 @@ class RunningGenerations:
         log.info("generation ended", outcome=outcome, tokens=tokens, duration_s=duration_s, **generation.ids)
 
 
-def _resume(submit: SubmitGroup, number: int, model: TextModel) -> RunningChoice:
+def _resume(submit: SubmitGroup, number: int, text: ChoiceText) -> RunningChoice:
     """A choice that goes on after the tokens that earlier attempts generated."""
-    text, stopped = ChoiceText(model, submit.sampling.stop), False
-    known = submit.generated[number]
-    for token_id in known:
-        stopped = text.push(token_id).stopped
-    return RunningChoice(text, len(known), len(known), stopped, submit.finished[number])
+    num_known = len(submit.generated[number])
+    return RunningChoice(text, num_known, num_known, text.stopped, submit.finished[number])
 
 
 def _logprobs(token_id: int, raw: tuple[float, list[tuple[int, float]]], text: ChoiceText, model: TextModel) -> TokenLogprobs:

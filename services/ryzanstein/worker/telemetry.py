@@ -15,6 +15,7 @@ from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
 from ryzanstein.worker.ranks.recovery import Rung
+from ryzanstein.worker.text.templates.rendering import Limit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
@@ -57,6 +58,9 @@ class Telemetry:
         self.recoveries = self._counter("recoveries_total", "What was done about failures, by rung of the ladder.", "rung")
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
+        self.template_limits = self._counter("template_limits_total", "Chats whose template broke a bound, by bound.", "limit")
+        for limit in Limit:
+            self.template_limits.labels(limit.value)
         self.beats = self._counter("beats_total", "Status beats.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
         for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
@@ -84,6 +88,9 @@ class Telemetry:
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"ryzanstein_worker_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def on_template_limit(self, limit: Limit) -> None:
+        self.template_limits.labels(limit.value).inc()
 
     def set_state(self, state: NodeState) -> None:
         for other in NodeState:

@@ -27,6 +27,7 @@ from ryzanstein.worker.operations import Operations
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
 
 QUICK = RankProfile(
     step_s=0.0005,
@@ -127,12 +128,23 @@ class Heard:
         return "".join(row[3] for row in self.tokens[handle])
 
 
+def made_node(ranks, **settings):
+    settings = WorkerSettings(_env_file=None, **settings)
+    return Node(settings, Telemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
+
+
 @asynccontextmanager
 async def serving(profile=QUICK, model=None, seed=1, **settings):
     """A ready node, its ranks, and a router's link to it; afterwards nothing is left."""
     ranks = SimulatedRanks(random.Random(seed), profile, model)
     settings = {"tp": 2, "watch_interval_s": 0.01, "stall_min_s": 0.15, "restart_first_s": 0.01, **settings}
-    node = Node(WorkerSettings(_env_file=None, **settings), Telemetry(), Tracing("worker"), ranks.new_server)
+    node = Node(
+        WorkerSettings(_env_file=None, **settings),
+        Telemetry(),
+        Tracing("worker"),
+        LocalRenderer(),
+        new_rank_server=ranks.new_server,
+    )
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)
@@ -499,7 +511,13 @@ async def test_an_agent_that_is_killed_leaves_nothing_and_is_told_nothing():
     descriptors = len(os.listdir("/proc/self/fd"))
     ranks = SimulatedRanks(random.Random(1), QUICK)
     for _ in range(20):
-        node = Node(WorkerSettings(_env_file=None, tp=3), Telemetry(), Tracing("worker"), ranks.new_server)
+        node = Node(
+            WorkerSettings(_env_file=None, tp=3),
+            Telemetry(),
+            Tracing("worker"),
+            LocalRenderer(),
+            new_rank_server=ranks.new_server,
+        )
         await node.host.load(ModelChoice.at(str(MODEL_DIR)))
         await node.host.settled(node.host.choice)
         heard = Heard(node)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.text.choice import ChoiceText
+from ryzanstein.worker.text.choice import ChoiceText, resumed
 from ryzanstein.worker.text.tokenizer import TextModel
 
 stops = st.lists(st.text("aeinot .", min_size=1, max_size=4), max_size=3)
@@ -16,15 +19,58 @@ def model(model_dir) -> TextModel:
 
 
 @given(data=st.data(), stop=stops)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_after_a_replay_every_later_text_is_that_of_the_undisturbed_run(model, data, stop) -> None:
     token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
-    k = data.draw(st.integers(0, len(token_ids)))
-    undisturbed, resumed = ChoiceText(model, stop), ChoiceText(model, stop)
+    assert_resumes_at_every_cut(model, token_ids, stop, data.draw(st.integers(1, 31)))
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_stop_string_or_a_character_that_spans_the_cut_is_seen(model, data) -> None:
+    """The stop strings are parts of a text in which most characters are several tokens, as they are and one longer."""
+    text = data.draw(st.text("ab ñ日👋\u200d", min_size=1, max_size=12)) + data.draw(st.sampled_from(["", "the end"]))
+    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(text) - 1), st.integers(1, len(text)))))
+    stop = [text[begin : end + 1], text[begin : end + 1] + "#"]
+    assert_resumes_at_every_cut(model, model.encode(text), stop, data.draw(st.integers(1, 5)))
+
+
+def assert_resumes_at_every_cut(model: TextModel, token_ids: list[int], stop: list[str], slice_tokens: int) -> None:
+    undisturbed = ChoiceText(model, stop)
     outputs = [undisturbed.push(token_id) for token_id in token_ids]
-    resumed.replay(token_ids[:k])
-    assert [resumed.push(token_id) for token_id in token_ids[k:]] == outputs[k:]
-    assert resumed.flush() == undisturbed.flush()
+    rest = undisturbed.flush()
+    for k in range(len(token_ids) + 1):
+        resumed = ChoiceText(model, stop)
+        for start in range(0, k, slice_tokens):
+            resumed.replay(token_ids[start : min(start + slice_tokens, k)])
+        assert resumed.stopped == (k > 0 and outputs[k - 1].stopped)
+        assert [resumed.push(token_id) for token_id in token_ids[k:]] == outputs[k:]
+        assert resumed.flush() == rest
+        if token_ids[k:]:
+            told, after_all = ChoiceText(model), ChoiceText(model)
+            told.replay(token_ids[:k])
+            for token_id in token_ids[:k]:
+                after_all.push(token_id)
+            assert told.next_bytes(token_ids[k]) == after_all.next_bytes(token_ids[k])
+
+
+async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:
+    """32,768 tokens and four stop strings, which took two thirds of a second at once; the bound is for a busy machine."""
+    token_ids = (model.encode("the quick brown fox, Füße ") * 10_000)[:32_768]
+    lags: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0)
+            lags.append(time.perf_counter() - began)
+
+    watching = asyncio.create_task(watch())
+    choice = await resumed(model, ["\nUser:", "###", "fox jumps", "zzzz" * 16], token_ids)
+    watching.cancel()
+    assert not choice.stopped
+    assert len(lags) > 10
+    assert max(lags) < 0.05, max(lags)
 
 
 @given(data=st.data(), stop=stops)

@@ -1,10 +1,12 @@
 """The real services as simulated processes: their own `serve`, with what cannot be simulated left out.
 
-Left out: the HTTP face, the metrics port and Tracing's exporter (none is configured). Ranks are simulated, see `ranks`.
+Left out: the HTTP face, the metrics port and Tracing's exporter (none is configured). Ranks are simulated, see `ranks`;
+chat templates have no process of their own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import sqlite3
@@ -25,6 +27,8 @@ from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.node import Node
 from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 ROUTERS: dict[Process, Router] = {}
@@ -92,6 +96,16 @@ class _NoPort:
         pass
 
 
+class _Templates(LocalRenderer):
+    """Chat templates rendered in the one process that there is."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
 @contextlib.asynccontextmanager
 async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     async with assembled(settings) as made:
@@ -102,8 +116,8 @@ async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 class _KnownNode(Node):
     """A node that the checks can find."""
 
-    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing) -> None:
-        super().__init__(settings, telemetry, tracing, RANKS[_process()].new_server)
+    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing, templates: ChatRenderer) -> None:
+        super().__init__(settings, telemetry, tracing, templates, new_rank_server=RANKS[_process()].new_server)
         NODES[_process()] = self
 
 
@@ -142,6 +156,7 @@ def install() -> None:
         (orchestrator, "MetricsServer", _NoPort),
         (worker, "MetricsServer", _NoPort),
         (worker, "Node", _KnownNode),
+        (worker, "TemplateProcess", _Templates),
         (TextModel, "load", load),
         (sqlite3, "connect", _connected),
     )

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.engine.tally import Tally
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +39,8 @@ class SampleRow(msgspec.Struct):
 
     `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the random draw. Penalties look at
     `prompt_ids` (repetition only) and `generated_ids` (all three). `banned_ids` get minus infinity: the stop tokens while
-    fewer than min_tokens are generated.
+    fewer than min_tokens are generated. `seen` and `said` are what penalties know of both and of the answer alone, made when
+    a penalty first asks and kept while `generated_ids` grows.
     """
 
     sampling: SamplingParams
@@ -47,6 +49,8 @@ class SampleRow(msgspec.Struct):
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     banned_ids: Sequence[int] = ()
+    seen: Tally | None = None
+    said: Tally | None = None
 
 
 def needs_full_logits(row: SampleRow) -> bool:

@@ -1,4 +1,5 @@
-"""What a request adds to the model's logits before anything is drawn: penalties, biases, bans. Sparse: only tokens concerned.
+"""What a request adds to the model's logits before anything is drawn: penalties, biases, bans. Sparse: only tokens
+concerned, which are counted as they come and not anew for each.
 
 Token ids outside the vocabulary name no logit and are passed over.
 
@@ -7,8 +8,8 @@ Legend: S rows, V vocabulary, J (row, token) pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampleRow
-
-Integers = npt.NDArray[np.int64]
+from ryzanstein.worker.engine.tally import Tally
 
 
 def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
@@ -32,30 +32,45 @@ def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 def _repetition(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     """Positive logits of tokens seen in prompt or answer are divided by the penalty, negative ones multiplied (CTRL 2019)."""
-    seen = [(s, chain(row.prompt_ids, row.generated_ids)) for s, row in enumerate(rows) if row.sampling.repetition_penalty != 1]
-    flat_J, _ = _count(seen, logits_SV.shape[1])
-    if len(flat_J) == 0:
+    penalized = [(s, row) for s, row in enumerate(rows) if row.sampling.repetition_penalty != 1]
+    flats, penalties = [], []
+    for s, row in penalized:
+        ids, _ = _seen(row, logits_SV.shape[1]).now()
+        flats.append(ids + s * logits_SV.shape[1])
+        penalties.append(np.full(len(ids), row.sampling.repetition_penalty, np.float32))
+    if not flats:
         return
-    penalty_J = _of_rows([row.sampling.repetition_penalty for row in rows], flat_J, logits_SV)
-    index_J = torch.from_numpy(flat_J).to(logits_SV.device)
-    values_J = logits_SV.view(-1)[index_J]
-    logits_SV.view(-1)[index_J] = torch.where(values_J < 0, values_J * penalty_J, values_J / penalty_J)
+    index_J, penalty_J = _joined(flats, logits_SV), _joined(penalties, logits_SV)
+    values_J = logits_SV.view(-1).index_select(0, index_J)
+    penalized_J = torch.where(values_J < 0, values_J * penalty_J, values_J / penalty_J)
+    logits_SV.view(-1).scatter_(0, index_J, penalized_J)
 
 
 def _presence_and_frequency(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     """Subtracts presence once and frequency for each time that the answer has the token (OpenAI API)."""
-    repeated = [
-        (s, row.generated_ids)
-        for s, row in enumerate(rows)
-        if row.sampling.presence_penalty != 0 or row.sampling.frequency_penalty != 0
-    ]
-    flat_J, count_J = _count(repeated, logits_SV.shape[1])
-    if len(flat_J) == 0:
-        return
-    presence_J = _of_rows([row.sampling.presence_penalty for row in rows], flat_J, logits_SV)
-    frequency_J = _of_rows([row.sampling.frequency_penalty for row in rows], flat_J, logits_SV)
-    counts_J = torch.from_numpy(count_J).to(logits_SV.device)
-    logits_SV.view(-1)[torch.from_numpy(flat_J).to(logits_SV.device)] -= presence_J + frequency_J * counts_J
+    flats, penalties = [], []
+    for s, row in enumerate(rows):
+        presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
+        if presence != 0 or frequency != 0:
+            ids, counts = _said(row, logits_SV.shape[1]).now()
+            flats.append(ids + s * logits_SV.shape[1])
+            penalties.append(np.float32(presence) + np.float32(frequency) * counts.astype(np.float32))
+    if flats:
+        index_J = _joined(flats, logits_SV)
+        values_J = logits_SV.view(-1).index_select(0, index_J)
+        logits_SV.view(-1).scatter_(0, index_J, values_J - _joined(penalties, logits_SV))
+
+
+def _seen(row: SampleRow, vocab_size: int) -> Tally:
+    if row.seen is None:
+        row.seen = Tally(row.prompt_ids, row.generated_ids, vocab_size)
+    return row.seen
+
+
+def _said(row: SampleRow, vocab_size: int) -> Tally:
+    if row.said is None:
+        row.said = Tally((), row.generated_ids, vocab_size)
+    return row.said
 
 
 def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -71,20 +86,12 @@ def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _ban(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
-    flat_J, _ = _count([(s, row.banned_ids) for s, row in enumerate(rows) if row.banned_ids], logits_SV.shape[1])
-    logits_SV.view(-1)[torch.from_numpy(flat_J).to(logits_SV.device)] = -torch.inf
+    size = logits_SV.shape[1]
+    banned = [s * size + token for s, row in enumerate(rows) for token in row.banned_ids if 0 <= token < size]
+    if banned:
+        logits_SV.view(-1)[torch.tensor(banned, device=logits_SV.device)] = -torch.inf
 
 
-def _count(tokens: Iterable[tuple[int, Iterable[int]]], vocab_size: int) -> tuple[Integers, Integers]:
-    """The distinct (row, token) pairs as indices into flattened logits, and how often each occurs."""
-    flats = [np.zeros(0, np.int64)]
-    for s, token_ids in tokens:
-        ids = np.fromiter(token_ids, np.int64)
-        flats.append(ids[(ids >= 0) & (ids < vocab_size)] + s * vocab_size)
-    return np.unique(np.concatenate(flats), return_counts=True)
-
-
-def _of_rows(values: Sequence[float], flat_J: Integers, logits_SV: Tensor) -> Tensor:
-    """Each pair's row's value."""
-    values_J = np.array(values, np.float32)[flat_J // logits_SV.shape[1]]
-    return torch.from_numpy(values_J).to(logits_SV.device)
+def _joined(arrays: Sequence[npt.NDArray[Any]], logits_SV: Tensor) -> Tensor:
+    """Those of all rows, where the logits are."""
+    return torch.from_numpy(np.concatenate(arrays)).to(logits_SV.device)

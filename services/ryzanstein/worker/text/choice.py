@@ -6,11 +6,15 @@ so the text of every later token is the same, including what was held back when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ryzanstein.worker.text.stops import StopScanner
 from ryzanstein.worker.text.tokenizer import TextModel
+
+REPLAY_TOKENS = 2048
+"""At once: some milliseconds in which the loop does nothing else."""
 
 
 class ChoiceOutput(NamedTuple):
@@ -43,7 +47,25 @@ class ChoiceText:
         """The last token has been pushed: returns all that was held back, up to a stop string if one is in it."""
         return self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
 
-    def replay(self, token_ids: Iterable[int]) -> None:
-        """Takes tokens whose text was sent by an earlier attempt."""
-        for token_id in token_ids:
-            self.push(token_id)
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._scanner.stopped
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Takes tokens whose text was sent by an earlier attempt: leaves all as `push` of each would, in far less time.
+
+        May be called again with the next ones. Takes 1 to 4 microseconds a token: see `REPLAY_TOKENS`.
+        """
+        self._at_start = self._at_start and all(map(self._model.is_skipped, token_ids))
+        self._scanner.skip(self._detokenizer.push_all(token_ids))
+
+
+async def resumed(model: TextModel, stop: Sequence[str], token_ids: Sequence[int]) -> ChoiceText:
+    """A choice that goes on after these tokens. Others run in between: an answer may be as long as the context."""
+    choice = ChoiceText(model, stop)
+    for start in range(0, len(token_ids), REPLAY_TOKENS):
+        choice.replay(token_ids[start : start + REPLAY_TOKENS])
+        if start + REPLAY_TOKENS < len(token_ids):
+            await asyncio.sleep(0)
+    return choice

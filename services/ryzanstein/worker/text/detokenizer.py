@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,10 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often empty."""
+        ...
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """As `push` of each, their texts joined."""
         ...
 
     def flush(self) -> str:
@@ -120,6 +125,9 @@ class ByteLevelDetokenizer:
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._bytes_of(token_id))
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -143,8 +151,21 @@ class PieceDetokenizer:
         self._run.append(token_id)
         if self._vocabulary.is_byte(token_id):
             return ""
+        return self._finish(token_id)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        vocabulary = self._vocabulary
+        run = self._run + [token_id for token_id in token_ids if not vocabulary.is_skipped(token_id)]
+        last = next((i for i in reversed(range(len(run))) if not vocabulary.is_byte(run[i])), -1)
+        self._run = run[: last + 1]
+        text = self._finish(run[last]) if last >= 0 else ""
+        self._run = run[last + 1 :]
+        return text
+
+    def _finish(self, last: int) -> str:
+        """The text of a run that ends with a piece."""
         text = self.flush()
-        self._before = [token_id]
+        self._before = [last]
         self._before_text = self._vocabulary.decode(self._before)
         return text
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 class _Pattern:
     """One stop string as an automaton (Knuth, Morris, Pratt 1977): `matched` characters of it end the text so far."""
 
-    __slots__ = ("_failure", "_text", "matched")
+    __slots__ = ("_failure", "matched", "text")
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self.text = text
         self._failure = [0] * len(text)
         self.matched = 0
         for i in range(1, len(text)):
@@ -23,12 +23,19 @@ class _Pattern:
     def feed(self, char: str) -> bool:
         """Whether the stop string is complete with this character."""
         self.matched = self._next(self.matched, char)
-        return self.matched == len(self._text)
+        return self.matched == len(self.text)
+
+    def restart(self, tail: str) -> int:
+        """Where it stands at the end of a text of which this is the end, or all that could matter of it."""
+        self.matched = 0
+        for char in tail:
+            self.feed(char)
+        return self.matched
 
     def _next(self, matched: int, char: str) -> int:
-        while matched and self._text[matched] != char:
+        while matched and self.text[matched] != char:
             matched = self._failure[matched - 1]
-        return matched + 1 if self._text[matched] == char else 0
+        return matched + 1 if self.text[matched] == char else 0
 
 
 class StopScanner:
@@ -55,6 +62,18 @@ class StopScanner:
         certain = len(buffer) - max(pattern.matched for pattern in self._patterns)
         self._held = buffer[certain:]
         return buffer[:certain]
+
+    def skip(self, text: str) -> None:
+        """As `push`, for text that nobody waits for: searched as a whole instead of character by character."""
+        if self.stopped or not self._patterns:
+            return
+        known = self._held + text
+        self.stopped = any(pattern.text in known for pattern in self._patterns)
+        # What is matched of a stop string that is not complete is shorter than it.
+        longest = max(len(pattern.text) for pattern in self._patterns)
+        tail = "" if self.stopped else known[max(0, len(known) - longest + 1) :]
+        matched = max(pattern.restart(tail) for pattern in self._patterns)
+        self._held = tail[len(tail) - matched :]
 
     def flush(self) -> str:
         """The text is complete: what was held back is part of the answer after all."""

@@ -5,6 +5,7 @@ Made once per model by the agent; immutable and thread-safe. `worker.text.choice
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,18 +14,24 @@ from tokenizers import Tokenizer
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
-from ryzanstein.worker.text.template import ChatTemplate
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
+from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
+from ryzanstein.worker.text.templates.sandbox import parse
 
 MAX_CHARS_PER_TOKEN = 16
+MAX_TEMPLATE_CHARS = 2**20
+_TEMPLATE_OVERHEAD = 2
+"""What a template may write for what messages may have."""
 
 
 class TextModel:
     """What a node knows of a model's text.
 
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read; `eos_token_ids` end an
-    answer.
+    answer. `template` is the chat template, which is not run here; None: it has none.
     """
 
     def __init__(self, files: ModelFiles, name: str) -> None:
@@ -33,9 +40,11 @@ class TextModel:
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
-        self._template = _template(files)
+        self._control = ControlTokens(self._tokenizer, files.chat_template or "", _unknown_ids(files, self._tokenizer))
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
+        self.template = self._template(files)
+        self._renderer = LocalRenderer()
 
     @classmethod
     def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
@@ -45,7 +54,10 @@ class TextModel:
         return cls(ModelFiles.read(directory), name or directory.name)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of any prompt. INVALID_ARGUMENT names the field; tokenizing a long one takes milliseconds per 10 kB."""
+        """Token ids of any prompt. INVALID_ARGUMENT names the field; tokenizing a long one takes milliseconds per 10 kB.
+
+        A chat's template is run in this process: an agent has `checked_chat` and `encode_rendered` instead.
+        """
         match prompt:
             case ChatPrompt(messages):
                 return self.encode_chat(messages)
@@ -56,19 +68,28 @@ class TextModel:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The conversation as the model's template writes it, up to where the assistant speaks."""
-        if self._template is None:
+        return self.encode_rendered(self._renderer.render_now(self.checked_chat(messages), messages))
+
+    def checked_chat(self, messages: Sequence[Message]) -> TemplateSource:
+        """The template for these messages, before any work. FAILED_PRECONDITION: there is none. INVALID_ARGUMENT: they
+        cannot fit."""
+        if self.template is None:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: complete text instead"
             )
         if len(messages) > self.context_length:
             raise errors.invalid("messages", f"has at most {self.context_length} entries for this model", len(messages))
         self._check_chars("messages", sum(len(message.content) for message in messages))
-        return self._ids(self._template.render(messages), special=False)
+        return self.template
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """What `template` made of messages; no message's text becomes a control token."""
+        return self._control.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
         """A text, with the special tokens that tokenizer.json puts around one."""
         self._check_chars("text", len(text))
-        return self._ids(text, special=True)
+        return token_ids(self._tokenizer, text, special=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of tokens, without special ones."""
@@ -90,9 +111,6 @@ class TextModel:
         """A new one for one choice."""
         return self._vocabulary.detokenizer()
 
-    def _ids(self, text: str, special: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-
     def _check_chars(self, field: str, num_chars: int) -> None:
         """Before any work: a text that cannot fit must not occupy the node."""
         if num_chars > self.max_prompt_chars:
@@ -105,6 +123,22 @@ class TextModel:
         if wrong is not None:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
         return list(token_ids)
+
+    def _template(self, files: ModelFiles) -> TemplateSource | None:
+        """MODEL_INVALID: it is none. Whoever runs it finds more."""
+        source = files.chat_template
+        if source is None:
+            return None
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise model_invalid(files.directory, f"chat template has {len(source)} characters, over {MAX_TEMPLATE_CHARS}")
+        try:
+            parse(source)
+        except TemplateSyntaxError as error:
+            raise model_invalid(files.directory, f"chat template, line {error.lineno}: {error}") from error
+        except RecursionError:
+            raise model_invalid(files.directory, "chat template: nested too deeply") from None
+        control, max_chars = self._control, _TEMPLATE_OVERHEAD * self.max_prompt_chars + MAX_TEMPLATE_CHARS
+        return TemplateSource(source, dict(files.special_tokens), control.texts, control.num_special, max_chars)
 
     def _eos_of_tokenizer(self, files: ModelFiles) -> frozenset[int]:
         content = files.special_tokens.get("eos_token")
@@ -126,10 +160,9 @@ def _tokenizer(files: ModelFiles) -> Tokenizer:
     return tokenizer
 
 
-def _template(files: ModelFiles) -> ChatTemplate | None:
-    if files.chat_template is None:
-        return None
-    try:
-        return ChatTemplate(files.chat_template, files.special_tokens)
-    except TemplateSyntaxError as error:
-        raise model_invalid(files.directory, f"chat template, line {error.lineno}: {error}") from error
+def _unknown_ids(files: ModelFiles, tokenizer: Tokenizer) -> list[int]:
+    """What stands for a character that the vocabulary has not is no control token, whatever it is called."""
+    model = json.loads(files.tokenizer_json)["model"]
+    names = (model.get("unk_token"), files.special_tokens.get("unk_token"))
+    known = [tokenizer.token_to_id(name) for name in names if isinstance(name, str)]
+    return [each for each in (*known, model.get("unk_id")) if each is not None]

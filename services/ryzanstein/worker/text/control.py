@@ -1,0 +1,103 @@
+"""Control tokens (whose turn it is, where an answer ends) from a template's own text, and none from the text of messages.
+
+A rendered conversation is tokenized as it is where messages have no control token's text. Where they have, the template's own
+are spelled as nobody can guess, for a tokenizer that knows them by that spelling alone, and everything else is plain text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+
+from tokenizers import AddedToken, Tokenizer
+
+from ryzanstein.worker.text.templates.rendering import Rendered
+
+LONG_CHARS = 4096
+
+
+def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
+    """`special`: with the tokens that tokenizer.json puts around a text. A long one leaves the interpreter to others, when it
+    is called in a thread."""
+    if len(text) > LONG_CHARS:
+        return list(tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+    return list(tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+class ControlTokens:
+    """Those of a tokenizer that a template may write: what it calls special, and what else stands in the template itself.
+
+    `texts` and `num_special` are as in `TemplateSource`. `unknown_ids` stand for characters that the vocabulary has not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str, unknown_ids: Iterable[int]) -> None:
+        added = sorted(tokenizer.get_added_tokens_decoder().items())
+        special = [(token_id, token) for token_id, token in added if token.special]
+        written = [(token_id, token) for token_id, token in added if not token.special and token.content in template]
+        self._tokenizer = tokenizer
+        self._ids = [token_id for token_id, _ in special + written]
+        self.texts = tuple(token.content for _, token in special + written)
+        self.num_special = len(special)
+        self._watched = frozenset(self._ids) - frozenset(unknown_ids)
+        nonce = secrets.token_hex(16)
+        self._spelled = [f"\ue000{nonce}:{index}\ue001" for index in range(len(self._ids))]
+        plain = [(token_id, token) for token_id, token in added if token_id not in set(self._ids)]
+        self._spelling = self._with_spelled_tokens([token for _, token in plain], [token for _, token in special + written])
+        self._real = {self._spelling.token_to_id(token.content): token_id for token_id, token in plain}
+        for spelled, token_id in zip(self._spelled, self._ids, strict=True):
+            self._real[self._spelling.token_to_id(spelled)] = token_id
+
+    def encode(self, rendered: Rendered) -> list[int]:
+        """The conversation's tokens: those of its text as a whole wherever no message has a control token in it."""
+        if not rendered.forged:
+            ids = token_ids(self._tokenizer, rendered.text)
+            found = (token_id for token_id in ids if token_id in self._watched)
+            if _is_part(found, (self._ids[index] for _, index in rendered.control)):
+                return ids
+        return list(self._told_apart(rendered))
+
+    def _told_apart(self, rendered: Rendered) -> Iterator[int]:
+        for token_id in token_ids(self._spelling, "".join(self._respelled(rendered))):
+            if token_id in self._real:
+                yield self._real[token_id]
+            elif token_id in self._watched:  # some models have control tokens among their own pieces
+                yield from self._letters(token_id)
+            else:
+                yield token_id
+
+    def _respelled(self, rendered: Rendered) -> Iterator[str]:
+        end = 0
+        for offset, index in rendered.control:
+            yield rendered.text[end:offset]
+            yield self._spelled[index]
+            end = offset + len(self.texts[index])
+        yield rendered.text[end:]
+
+    def _letters(self, token_id: int) -> Iterator[int]:
+        """Each character of a token's text by itself, as far as the vocabulary has it."""
+        for char in self._tokenizer.id_to_token(token_id) or "":
+            pieces = [char] if self._tokenizer.token_to_id(char) is not None else [f"<0x{byte:02X}>" for byte in char.encode()]
+            ids = map(self._tokenizer.token_to_id, pieces)
+            yield from (each for each in ids if each is not None and each not in self._watched)
+
+    def _with_spelled_tokens(self, plain: Sequence[AddedToken], control: Sequence[AddedToken]) -> Tokenizer:
+        """The same vocabulary, which it shares, with other names for control tokens."""
+        tokenizer = Tokenizer(self._tokenizer.model)
+        if self._tokenizer.normalizer is not None:
+            tokenizer.normalizer = self._tokenizer.normalizer
+        if self._tokenizer.pre_tokenizer is not None:
+            tokenizer.pre_tokenizer = self._tokenizer.pre_tokenizer
+        tokenizer.add_tokens(plain)
+        tokenizer.add_tokens(
+            [
+                AddedToken(spelled, special=True, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip)
+                for spelled, token in zip(self._spelled, control, strict=True)
+            ]
+        )
+        return tokenizer
+
+
+def _is_part(some: Iterable[int], whole: Iterable[int]) -> bool:
+    """Whether `some` are `whole` but for ones that are left out."""
+    rest = iter(whole)
+    return all(each in rest for each in some)

@@ -1,0 +1,201 @@
+"""The agent's end of its template process: starts it, asks it, and ends it when a template does not come to an end.
+
+One job at a time; the others wait their turn, so many and no more. The process holds nothing that is not in the next job: when
+it ends, whoever was asked in that moment is asked once more of the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.generation import Message
+from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
+from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
+from ryzanstein.worker.text.templates.rendering import Limit, Limited, Rendered, TemplateSource, rendered, said
+
+log = structlog.get_logger(__name__)
+
+_COMMAND = (sys.executable, "-m", "ryzanstein.worker.text.templates.program")
+_START_S = 60.0
+_PATIENCE = 10
+"""Seconds of waiting for a second of computing: cores are shared."""
+_TRIES = 2
+
+
+class TemplateProcessLost(Exception):
+    """It has ended, or does not answer. The message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateBounds:
+    """Of one job: processor seconds, and bytes that it may take; of all: how many wait."""
+
+    cpu_s: float
+    memory_bytes: int
+    max_waiting: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A job and who waits for its answer."""
+
+    template: TemplateSource
+    messages: Sequence[Message] | None
+    answer: asyncio.Future[Answer]
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that takes jobs. It knows `template`."""
+
+    process: WatchedProcess
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    template: TemplateSource | None = field(default=None)
+
+    async def ask(self, template: TemplateSource, messages: Sequence[Message] | None) -> Answer:
+        """EOFError, ConnectionError: it has ended."""
+        known = template is self.template
+        self.template = template
+        self.writer.write(framed(Job(None if known else template, None if messages is None else said(messages))))
+        return await self.read()
+
+    async def read(self) -> Answer:
+        (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
+        if length > MAX_FRAME_BYTES:
+            raise ConnectionError(f"it says {length} bytes")
+        return msgspec.msgpack.decode(await self.reader.readexactly(length), type=Answer)
+
+    async def ended(self) -> int:
+        """Kills it where it runs; how it ended."""
+        self.writer.close()
+        await end([self.process], 0.0)
+        return self.process.exited.result()
+
+
+class TemplateProcess:
+    """A `ChatRenderer`. `run` keeps the process; until it runs, and between two processes, jobs wait.
+
+    `on_limit` hears of each bound that a template broke.
+    """
+
+    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[Limit], None]) -> None:
+        self._bounds = bounds
+        self._on_limit = on_limit
+        self._waiting: deque[_Asked] = deque()
+        self._more = asyncio.Event()
+
+    async def check(self, template: TemplateSource) -> None:
+        answer = await self._ask(template, None)
+        if not isinstance(answer, Ready):
+            rendered(answer)
+
+    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
+        answer = await self._ask(template, messages)
+        if isinstance(answer, Ready):
+            raise errors.internal("the template process answers another question")
+        return rendered(answer)
+
+    async def run(self) -> None:
+        """Until cancelled. TemplateProcessLost: it ended and should be started again, after a pause if that happens often."""
+        async with self._started() as child:
+            log.info("template process ready", pid=child.process.pid)
+            while True:
+                await self._answer_next(child)
+
+    async def _ask(self, template: TemplateSource, messages: Sequence[Message] | None) -> Answer:
+        if len(self._waiting) >= self._bounds.max_waiting:
+            raise errors.queue_full(len(self._waiting), self._bounds.max_waiting)
+        asked = _Asked(template, messages, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self._more.set()
+        try:
+            async with asyncio.timeout(_START_S):
+                answer = await asked.answer
+        except TimeoutError:
+            raise errors.unavailable("NODE_NOT_READY", "the node's template process does not answer") from None
+        if isinstance(answer, Limited):
+            self._on_limit(answer.limit)
+        return answer
+
+    async def _answer_next(self, child: _Child) -> None:
+        while not self._waiting:
+            self._more.clear()
+            await self._more.wait()
+        asked = self._waiting[0]
+        if not asked.answer.done():  # who asked may have left
+            answer = await self._answer(child, asked)
+            if not asked.answer.done():
+                asked.answer.set_result(answer)
+        self._waiting.popleft()
+
+    async def _answer(self, child: _Child, asked: _Asked) -> Answer:
+        """TemplateProcessLost when it is the process's first end over this job: it stays the next one then."""
+        asked.tries += 1
+        try:
+            async with asyncio.timeout(_PATIENCE * self._bounds.cpu_s):
+                return await child.ask(asked.template, asked.messages)
+        except (TimeoutError, EOFError, ConnectionError) as error:
+            late = isinstance(error, TimeoutError)
+            code = await child.ended()
+            limit = _limit_of(code, asked.tries)
+            if limit is not None and not asked.answer.done():
+                asked.answer.set_result(Limited(limit))
+            raise TemplateProcessLost("it did not answer in time" if late else f"it {exit_text(code)}") from error
+
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[_Child]:
+        child = await self._spawn()
+        try:
+            async with asyncio.timeout(_START_S):
+                await child.read()
+            yield child
+        except (EOFError, ConnectionError, TimeoutError) as error:
+            raise TemplateProcessLost(f"it {exit_text(await child.ended())} at its start") from error
+        finally:
+            await child.ended()
+
+    async def _spawn(self) -> _Child:
+        """OSError: there are no processes or descriptors left."""
+        ours, popen = self._program()
+        process = WatchedProcess(popen.pid, os.pidfd_open(popen.pid))
+        process.over.add_done_callback(lambda _: process.ended(popen.wait()))
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return _Child(process, reader, writer)
+
+    def _program(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """In a session of its own: a terminal's Ctrl-C is the agent's business."""
+        ours, theirs = socket.socketpair()
+        fd, bounds = str(theirs.fileno()), self._bounds
+        arguments = ("--fd", fd, "--memory-bytes", str(bounds.memory_bytes), "--cpu-s", str(bounds.cpu_s))
+        try:
+            command = (*_COMMAND, "--parent", str(os.getpid()), *arguments)
+            fds = (theirs.fileno(),)
+            return ours, subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+
+def _limit_of(code: int, tries: int) -> Limit | None:
+    """The bound that was broken; None: something else ended the process, and the job is tried once more."""
+    if code == -signal.SIGXCPU:
+        return Limit.TIME
+    return Limit.PROCESS if tries >= _TRIES else None

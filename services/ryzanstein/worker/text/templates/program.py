@@ -1,0 +1,112 @@
+"""`python -m ryzanstein.worker.text.templates.program`: renders chat templates for the agent that started it.
+
+A template is a program from a stranger. Here it has as much time, memory and text as it gets and not the agent's; what is too
+much ends this process at worst, and the agent starts another. Ends with the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+import msgspec
+
+from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.text.templates.frames import LENGTH, Answer, Job, Ready, framed
+from ryzanstein.worker.text.templates.renderer import Renderer
+from ryzanstein.worker.text.templates.rendering import Limit, Limited, TemplateSource
+
+_PAGE_BYTES = resource.getpagesize()
+_DEAF_S = 1
+_FAILED = 70
+
+
+class _TimeIsUp(BaseException):
+    """No `except Exception` of a template's stops it."""
+
+
+class Program:
+    """Answers one job after the other."""
+
+    def __init__(self, stream: BinaryIO, cpu_s: float) -> None:
+        self._stream, self._cpu_s = stream, cpu_s
+        self._renderer = Renderer()
+        self._template: TemplateSource | None = None
+        signal.signal(signal.SIGPROF, _time_is_up)
+
+    def run(self) -> None:
+        """Until the agent closes its end."""
+        self._say(Ready())
+        while header := self._stream.read(LENGTH.size):
+            job = msgspec.msgpack.decode(self._stream.read(*LENGTH.unpack(header)), type=Job)
+            self._say(self._within_time(lambda job=job: self._answer(job)))
+
+    def _answer(self, job: Job) -> Answer:
+        self._template = job.template or self._template
+        if self._template is None:
+            raise ValueError("the first job brings a template")
+        if job.messages is None:
+            return self._renderer.check(self._template) or Ready()
+        return self._renderer.render(self._template, job.messages)
+
+    def _within_time(self, answer: Callable[[], Answer]) -> Answer:
+        """A timer interrupts Python; where it cannot, in one long operation, the kernel ends the process soon after."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soon = math.ceil(used.ru_utime + used.ru_stime + self._cpu_s) + _DEAF_S
+        resource.setrlimit(resource.RLIMIT_CPU, (soon, resource.RLIM_INFINITY))
+        try:
+            signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+            try:
+                return answer()
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except _TimeIsUp:
+            return Limited(Limit.TIME)
+
+    def _say(self, answer: Answer) -> None:
+        self._stream.write(framed(answer))
+        self._stream.flush()
+
+
+def _time_is_up(number: int, frame: FrameType | None) -> None:
+    raise _TimeIsUp
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    """Beyond what Python itself has taken. Where memory ends all the same, the kernel takes this process first."""
+    own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes + memory_bytes, own_bytes + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    parser = argparse.ArgumentParser(description="Renders chat templates; the agent starts it.")
+    for name in ("--parent", "--fd", "--memory-bytes"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--cpu-s", type=float, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    Path("/proc/self/comm").write_text("templates")
+    _bound_memory(arguments.memory_bytes)
+    with socket.socket(fileno=arguments.fd) as agent, agent.makefile("rwb") as stream, suppress(BrokenPipeError):
+        try:
+            Program(stream, arguments.cpu_s).run()
+        except Exception:  # no memory to read a job with, or a bug: the agent logs the code, and no stack gets into its log
+            return _FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

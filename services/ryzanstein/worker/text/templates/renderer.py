@@ -1,0 +1,93 @@
+"""Runs one template after the other in this process, with whatever bounds the process has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jinja2 import TemplateSyntaxError
+
+from ryzanstein.generation import Message
+from ryzanstein.worker.text.templates.rendering import (
+    Limit,
+    Limited,
+    Outcome,
+    Refused,
+    Rendered,
+    Said,
+    TemplateSource,
+    Unreadable,
+    rendered,
+    said,
+)
+from ryzanstein.worker.text.templates.sandbox import ChatTemplate, OutputTooLong
+from ryzanstein.worker.text.templates.veil import Ambiguous, ControlTexts
+
+AMBIGUOUS = "they have the text of control tokens, and it changes that: whose they are in the prompt is not certain"
+
+
+class Renderer:
+    """Keeps the last template compiled."""
+
+    def __init__(self) -> None:
+        self._source: TemplateSource | None = None
+        self._template: ChatTemplate | None = None
+        self._control = ControlTexts((), 0)
+
+    def check(self, source: TemplateSource) -> Limited | Unreadable | None:
+        """Compiles a template. None: it can be rendered."""
+        try:
+            self._compile(source)
+        except TemplateSyntaxError as error:
+            return Unreadable(f"line {error.lineno}: {error}")
+        except RecursionError:
+            return Limited(Limit.DEPTH)
+        except MemoryError:
+            return Limited(Limit.MEMORY)
+        except Exception as error:  # constants are computed already now
+            return Unreadable(f"{type(error).__name__}: {error}")
+        return None
+
+    def render(self, source: TemplateSource, messages: Sequence[Said]) -> Outcome:
+        wrong = self.check(source)
+        return self._render(messages) if wrong is None else wrong
+
+    def _compile(self, source: TemplateSource) -> None:
+        if self._source is not source:
+            self._source = self._template = None
+            self._template = ChatTemplate(source.source, source.variables, source.max_chars)
+            self._control = ControlTexts(source.control, source.num_special)
+            self._source = source
+
+    def _render(self, messages: Sequence[Said]) -> Outcome:
+        assert self._template is not None
+        self._template.tick()
+        try:
+            return self._control.rendered(self._template.text, messages)
+        except OutputTooLong:
+            return Limited(Limit.OUTPUT)
+        except RecursionError:
+            return Limited(Limit.DEPTH)
+        except MemoryError:
+            return Limited(Limit.MEMORY)
+        except Ambiguous:
+            return Refused(AMBIGUOUS)
+        except Exception as error:  # a template is a program: whatever it stumbles over, it is over these messages
+            return Refused(str(error))
+
+
+class LocalRenderer:
+    """A `ChatRenderer` without a process of its own, for whoever trusts the template."""
+
+    def __init__(self) -> None:
+        self._renderer = Renderer()
+
+    async def check(self, template: TemplateSource) -> None:
+        wrong = self._renderer.check(template)
+        if wrong is not None:
+            rendered(wrong)
+
+    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
+        return self.render_now(template, messages)
+
+    def render_now(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
+        return rendered(self._renderer.render(template, said(messages)))

@@ -1,0 +1,118 @@
+"""What is asked of whoever renders chat templates, and what comes back: the seam between an agent and its template process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import Message
+
+TEMPLATE_LIMIT = "TEMPLATE_LIMIT"
+MAX_SHOWN_CHARS = 300
+
+Said = tuple[str, str]
+"""A message as a template gets it: role and content."""
+
+
+class TemplateSource(msgspec.Struct, frozen=True):
+    """A model's template. `variables` are what it sees besides the messages: the names of special tokens.
+
+    `control` are the texts of the tokens that only the template may write; the first `num_special` of them are those that the
+    tokenizer calls special, about which templates do not ask. `max_chars` bounds what it makes.
+    """
+
+    source: str
+    variables: dict[str, str]
+    control: tuple[str, ...]
+    num_special: int
+    max_chars: int
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """A conversation's text. `control` has the template's own control tokens in order: offset in `text`, index in
+    `TemplateSource.control`. `forged`: the text has more of them, which stand in the messages."""
+
+    text: str
+    control: list[tuple[int, int]]
+    forged: bool
+
+
+class Limit(StrEnum):
+    """The bound that a template broke."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    DEPTH = "depth"
+    PROCESS = "process"
+
+
+class Limited(msgspec.Struct, frozen=True, tag=True):
+    """The template did not come to an end within its bounds."""
+
+    limit: Limit
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The template does not take these messages, or what it does with them fails."""
+
+    message: str
+
+
+class Unreadable(msgspec.Struct, frozen=True, tag=True):
+    """The source is not a template."""
+
+    message: str
+
+
+Outcome = Rendered | Limited | Refused | Unreadable
+
+
+class ChatRenderer(Protocol):
+    """Runs templates for an agent."""
+
+    async def check(self, template: TemplateSource) -> None:
+        """Makes a template ready. FAILED_PRECONDITION with reason MODEL_INVALID: it is not one."""
+        ...
+
+    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
+        """The conversation up to where the assistant speaks next. Errors as of `rendered`; RESOURCE_EXHAUSTED when too many
+        wait."""
+        ...
+
+
+def said(messages: Sequence[Message]) -> list[Said]:
+    return [(message.role.value, message.content) for message in messages]
+
+
+def rendered(outcome: Outcome) -> Rendered:
+    """INVALID_ARGUMENT: the template refuses the messages: some demand that roles alternate, or know no system role.
+    FAILED_PRECONDITION: it breaks a bound, or is none."""
+    match outcome:
+        case Rendered():
+            return outcome
+        case Limited(limit):
+            raise limited(limit)
+        case Refused(message):
+            raise errors.invalid("messages", f"the model's chat template refuses them: {message[:MAX_SHOWN_CHARS]}")
+        case Unreadable(message):
+            raise errors.failed_precondition("MODEL_INVALID", f"chat template, {message[:MAX_SHOWN_CHARS]}")
+
+
+def limited(limit: Limit) -> RyzansteinError:
+    """Another node has the same template: nobody else is asked."""
+    return RyzansteinError(_MEANING[limit], Code.FAILED_PRECONDITION, TEMPLATE_LIMIT, {"limit": limit.value})
+
+
+_MEANING = {
+    Limit.TIME: "the model's chat template takes too long",
+    Limit.MEMORY: "the model's chat template takes too much memory",
+    Limit.OUTPUT: "the model's chat template writes too long a text",
+    Limit.DEPTH: "the model's chat template is nested too deeply",
+    Limit.PROCESS: "the process that renders the model's chat template ended twice",
+}

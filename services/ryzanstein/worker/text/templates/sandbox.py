@@ -1,0 +1,98 @@
+"""A chat template: a Jinja program that comes with a model and turns a conversation into the text that it was trained on.
+
+It runs sandboxed, with the functions that templates in the Hugging Face layout expect. The sandbox bounds what it can reach,
+not what it takes: that is up to the process that it runs in. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ryzanstein.worker.text.templates.rendering import Said
+
+
+class OutputTooLong(Exception):
+    """The template wrote more than its bound."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks what an assistant said, for training. Here it is only its contents."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template: constants in it are computed already here, whatever that takes.
+
+    Raises jinja2.TemplateSyntaxError when `source` is not a template.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str], max_chars: int) -> None:
+        environment = _environment()
+        environment.globals["strftime_now"] = self._strftime_now
+        self._template = environment.from_string(source)
+        self._variables = dict(variables)
+        self._max_chars = max_chars
+        self._moment = datetime.now()
+
+    def tick(self) -> None:
+        """Until the next one it is the same time, however often the template is run."""
+        self._moment = datetime.now()
+
+    def text(self, messages: Sequence[Said]) -> str:
+        """The conversation up to where the assistant speaks next. Any exception: a template is a program. OutputTooLong."""
+        plain = [{"role": role, "content": content} for role, content in messages]
+        parts: list[str] = []
+        num_chars = 0
+        for part in self._template.generate(
+            **self._variables, messages=plain, tools=None, documents=None, add_generation_prompt=True
+        ):
+            num_chars += len(part)
+            if num_chars > self._max_chars:
+                raise OutputTooLong
+            parts.append(part)
+        return "".join(parts)
+
+    def _strftime_now(self, pattern: str) -> str:
+        return self._moment.strftime(pattern)
+
+
+def parse(source: str) -> None:
+    """Whether it is a template, without running any of it. Raises jinja2.TemplateSyntaxError, RecursionError."""
+    _environment().parse(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML; models were trained without."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
