@@ -32,6 +32,7 @@ STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_MAX_NUMBERS = 2**48  # of a tensor; torch cannot name the bytes of much larger ones
 _WINDOW_BYTES = 8 * 2**20
 
 
@@ -50,6 +51,8 @@ class CheckedWeights:
         self.nbytes = 0
 
     def new(self, *shape: int) -> Tensor:
+        if math.prod(shape) > _MAX_NUMBERS:
+            raise CheckpointError(f"config.json describes a tensor of shape {list(shape)}, larger than any")
         tensor = torch.empty(shape, dtype=self._dtype, device="meta")
         self.nbytes += tensor.nbytes
         return tensor

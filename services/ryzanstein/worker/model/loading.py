@@ -20,6 +20,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tying import untied_where_stored
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -88,6 +89,7 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
     spec = read_spec(model_dir)
     entries = _with_prefix(read_tensor_files(model_dir), spec.names)
+    spec = untied_where_stored(spec, entries)
     kernels = open_kernels(options)
     weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype, kernels.native)
     weights = CheckedWeights(entries, model_dir, options.torch_dtype, weight_format)

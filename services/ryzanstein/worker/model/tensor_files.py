@@ -1,23 +1,28 @@
 """The files of a checkpoint and what their headers say, read without torch and without touching a weight.
 
 A safetensors file is eight bytes of header length, a JSON header with dtype, shape and byte range of each tensor, then the
-tensors (https://huggingface.co/docs/safetensors).
+tensors, one after the other (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.json_files import UnreadableFile, open_regular, parse_object, read_object
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 * 2**20
+"""A header of this size, 150,000 tensors, is read in a second; files of known models have a hundredth."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "*.gguf", "*.pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,14 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str
     offset: int
+    num_bytes: int
 
 
 def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
     """Every tensor of the checkpoint by name. Raises CheckpointError naming the file, and the tensor that it breaks off in."""
-    index_file = model_dir / "model.safetensors.index.json"
-    if not index_file.exists():
-        return _read_header(model_dir / "model.safetensors")
+    index_file = model_dir / _INDEX
+    if not os.path.lexists(index_file):
+        return _read_whole(model_dir)
     weight_map = _read_index(index_file)
     headers = {file: _read_header(model_dir / file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
@@ -44,28 +50,45 @@ def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
     return {name: headers[file][name] for name, file in weight_map.items()}
 
 
+def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
+    """Without an index all tensors are in one file."""
+    path = model_dir / _WEIGHTS
+    if not os.path.lexists(path):
+        other = next((found.name for pattern in _OTHER_FORMATS for found in model_dir.glob(pattern)), None)
+        if other is not None:
+            raise CheckpointError(
+                f"{path}: No such file or directory. {other} is there, which is not read: save the model as safetensors, "
+                "with save_pretrained of transformers"
+            )
+    return _read_header(path)
+
+
 def _read_index(path: Path) -> Mapping[str, str]:
     try:
-        weight_map = json.loads(path.read_bytes())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        weight_map = read_object(path).get("weight_map")
+    except UnreadableFile as error:
         raise CheckpointError(f"{path}: no weight_map: {error}") from error
-    if not isinstance(weight_map, dict) or not all(_is_plain_name(file) for file in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(map(_is_plain_name, weight_map.values())):
         raise CheckpointError(f"{path}: weight_map must map tensors to files in the same directory")
     return weight_map
 
 
 def _is_plain_name(file: object) -> bool:
-    return isinstance(file, str) and Path(file).name == file
+    return isinstance(file, str) and Path(file).name == file and file not in ("", "..")
 
 
 def _read_header(path: Path) -> dict[str, TensorEntry]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length) if length <= MAX_HEADER_BYTES else b""
-        file_bytes = path.stat().st_size
+            file_bytes = os.fstat(file.fileno()).st_size
+    except UnreadableFile as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
+    if MAX_HEADER_BYTES < length <= file_bytes:
+        raise CheckpointError(f"{path}: its header has {length} bytes, more than {MAX_HEADER_BYTES}")
     if length != len(header):
         raise CheckpointError(f"{path}: truncated in its header: {file_bytes} bytes, the header alone claims {length}")
     return _entries(path, header, 8 + length, file_bytes)
@@ -73,11 +96,13 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
 
 def _entries(path: Path, header: bytes, data_start: int, file_bytes: int) -> dict[str, TensorEntry]:
     try:
-        table = json.loads(header)
+        table = parse_object(header)
         table.pop("__metadata__", None)
-        return {name: _entry(path, name, fields, data_start, file_bytes) for name, fields in table.items()}
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        entries = {name: _entry(path, name, fields, data_start, file_bytes) for name, fields in table.items()}
+    except (UnreadableFile, ValueError, AttributeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
+    _check_neighbours(path, entries, data_start)
+    return entries
 
 
 def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, file_bytes: int) -> TensorEntry:
@@ -85,9 +110,26 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, fi
     shape, dtype = tuple(map(index, fields["shape"])), fields["dtype"]
     data_bytes = file_bytes - data_start
     if not 0 <= start <= end:
-        raise CheckpointError(f"{path}: tensor {name} lies from byte {start} to {end}, which is no range")
+        raise _wrong(path, name, f"lies from byte {shown(start)} to {shown(end)}, which is no range")
     if end > data_bytes:
-        raise CheckpointError(f"{path}: truncated in tensor {name}: it ends at byte {end} of the data, there are {data_bytes}")
+        raise CheckpointError(
+            f"{path}: truncated in tensor {name}: it ends at byte {shown(end)} of the data, there are {data_bytes}"
+        )
+    if min(shape, default=0) < 0 or not isinstance(dtype, str):
+        raise _wrong(path, name, f"has shape {shown(list(shape))} and dtype {shown(dtype)}")
     if dtype in _ITEM_BYTES and end - start != _ITEM_BYTES[dtype] * math.prod(shape):
-        raise CheckpointError(f"{path}: tensor {name} has {end - start} bytes, {dtype} {list(shape)} needs another number")
-    return TensorEntry(name, path, shape, dtype, data_start + start)
+        raise _wrong(path, name, f"has {end - start} bytes, {dtype} {shown(list(shape))} needs another number")
+    return TensorEntry(name, path, shape, dtype, data_start + start, end - start)
+
+
+def _check_neighbours(path: Path, entries: Mapping[str, TensorEntry], data_start: int) -> None:
+    """Tensors follow one another, as the format has it: none lies in another's bytes."""
+    end = data_start
+    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.num_bytes)):
+        if entry.offset < end:
+            raise _wrong(path, entry.name, f"begins at byte {entry.offset}, before the one before it ends")
+        end = entry.offset + entry.num_bytes
+
+
+def _wrong(path: Path, name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: tensor {name} {what}")

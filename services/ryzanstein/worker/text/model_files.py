@@ -5,7 +5,7 @@ Every error names the file. Weights are the ranks' business.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,13 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
+from ryzanstein.worker.model.architectures.registry import values_of
+from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.refusal import CheckpointError, bounded, shown
+
+MAX_TOKENIZER_BYTES = 256 * 2**20
+"""Of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -34,15 +41,19 @@ class ModelFiles:
     def read(cls, directory: Path) -> ModelFiles:
         """FAILED_PRECONDITION with reason MODEL_INVALID naming the file that is missing or wrong."""
         config = _read_json(directory / "config.json")
-        text_config = {**config, **config.get("text_config", {})}
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
+        text_config = _text_config(config, directory / "config.json")
+        values = values_of(text_config)
+        context_length = _count(values, "max_position_embeddings", directory)
+        vocab_size = _count(values, "vocab_size", directory)
         return cls(
             directory=directory,
-            tokenizer_json=_read_text(directory / "tokenizer.json"),
-            context_length=_positive(text_config, "max_position_embeddings", directory),
-            vocab_size=_positive(text_config, "vocab_size", directory),
-            eos_token_ids=_ids(text_config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
+            tokenizer_json=_read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES),
+            context_length=context_length,
+            vocab_size=vocab_size,
+            eos_token_ids=_ids(text_config, directory / "config.json", vocab_size)
+            | _ids(generation, directory / "generation_config.json", vocab_size),
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
             chat_template=_chat_template(directory, tokenizer),
@@ -51,40 +62,52 @@ class ModelFiles:
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:
     """The model directory cannot be served, whatever is retried."""
-    return errors.failed_precondition("MODEL_INVALID", f"{path}: {what}")
+    return errors.failed_precondition("MODEL_INVALID", bounded(f"{path}: {what}"))
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, most).decode("utf-8")
+    except (UnreadableFile, UnicodeDecodeError) as error:
         raise model_invalid(path, str(error)) from error
 
 
 def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    if not required and not path.exists():
+    if not required and not os.path.lexists(path):
         return {}
     try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise model_invalid(path, f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise model_invalid(path, f"must be an object, is {type(value).__name__}")
-    return value
+        return parse_object(_read_text(path))
+    except UnreadableFile as error:
+        raise model_invalid(path, str(error)) from error
 
 
-def _positive(config: Mapping[str, Any], key: str, directory: Path) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise model_invalid(directory / "config.json", f"{key} must be a positive integer, is {value!r}")
-    return value
+def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What a multimodal model says of its decoder counts."""
+    nested = config.get("text_config", {})
+    if not isinstance(nested, dict):
+        raise model_invalid(path, f"text_config must be an object, is {shown(nested)}")
+    return {**config, **nested}
 
 
-def _ids(value: Any) -> frozenset[int]:
-    """One id, several or none."""
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
+def _count(values: Values, key: str, directory: Path) -> int:
+    try:
+        return values.count(key)
+    except CheckpointError as error:
+        raise errors.failed_precondition("MODEL_INVALID", bounded(f"{directory}/{error}")) from error
+
+
+def _ids(config: Mapping[str, Any], path: Path, vocab_size: int) -> frozenset[int]:
+    """What `eos_token_id` says: one id, several or none."""
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(_is_id(token_id, vocab_size) for token_id in ids):
+        what = f"must be a token id in [0, {vocab_size}), or a list of them, is {shown(value)}"
+        raise model_invalid(path, f"eos_token_id {what}")
+    return frozenset(ids)
+
+
+def _is_id(value: object, vocab_size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
 
 
 def _content(token: Any) -> str | None:
@@ -100,7 +123,8 @@ def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
 
 def _extra_special_tokens(tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
     extra = tokenizer.get("extra_special_tokens") or tokenizer.get("additional_special_tokens") or []
-    contents = map(_content, extra.values() if isinstance(extra, dict) else extra)
+    named = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
+    contents = map(_content, named)
     return tuple(content for content in contents if content is not None)
 
 
@@ -111,5 +135,6 @@ def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
         return _read_text(path)
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None

@@ -66,7 +66,7 @@ GEMMA3_OLD = {
     "rope_parameters": ...,
     "rope_theta": 2e6,
     "rope_local_base_freq": 5e3,
-    "rope_scaling": {"type": "linear", "factor": 8.0},
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
@@ -108,6 +108,7 @@ SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **MSCALE},
         },
     ),
+    ("deepseek_v3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, {}),
     ("deepseek_v3", {"num_nextn_predict_layers": 2}, {"num_nextn_predict_layers": ..., "num_mtp_layers": 2}),
 ]
 
@@ -177,7 +178,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "topk_group is 4 of 128 groups of 2 experts, num_experts_per_tok 9",
     ),
     ("deepseek_v3", {"topk_group": 9}, "topk_group is 9 of 8 groups of 32 experts"),
-    ("deepseek_v3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not known"),
     ("deepseek", {}, "model_type 'deepseek' is not known"),
 ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ryzanstein.worker.model.architectures.config import Architecture, Choices
 from ryzanstein.worker.model.architectures.spec import AlibiSpec, DecoderSpec, WeightNames
 from ryzanstein.worker.model.architectures.values import Values
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 _BLOOM_NAMES = WeightNames(
     embedding="transformer.word_embeddings",
@@ -30,6 +31,11 @@ _BLOOM_NAMES = WeightNames(
 )
 _MPT_ATTENTION = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True, "alibi_bias_max": 8}
 """transformers has ALiBi with eight whatever the checkpoint says: another number would have no reference to be right by."""
+
+
+def _falcon_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`num_kv_heads` counts from the third generation on."""
+    return config if config.get("new_decoder_architecture") else {**config, "num_kv_heads": None}
 
 
 def _falcon(spec: DecoderSpec, values: Values) -> DecoderSpec:
@@ -55,7 +61,7 @@ def _falcon_names(values: Values, groups: bool, parallel: bool) -> WeightNames:
     if groups and num_norms in (None, 2):
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     if num_norms not in (None, 1):
-        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {num_norms!r} is not known")
+        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {shown(num_norms)} is not known")
     return replace(names, mlp_norm=None)
 
 
@@ -70,7 +76,7 @@ def _mpt(spec: DecoderSpec, values: Values) -> DecoderSpec:
     attention = values.table("attn_config")
     for key, only in _MPT_ATTENTION.items():
         if attention.config.get(key, only) != only:
-            raise CheckpointError(f"config.json: attn_config.{key} {attention.config[key]!r} is not known, only {only!r}")
+            raise CheckpointError(f"config.json: attn_config.{key} {shown(attention.config[key])} is not known, only {only!r}")
     scale = attention.number("softmax_scale", spec.head_dim**-0.5)
     return replace(
         spec,
@@ -102,9 +108,9 @@ BLOOM = Architecture(
     defaults={
         "tie_word_embeddings": True,
         "rms_norm_eps": 1e-5,
-        "hidden_act": "gelu_new",
         "max_position_embeddings": 2048,
     },
+    fixed={"hidden_act": "gelu_new", "head_dim": None, "num_key_value_heads": None, "intermediate_size": None},
     required={"apply_residual_connection_post_layernorm": False},
 )
 FALCON = Architecture(
@@ -134,6 +140,7 @@ FALCON = Architecture(
         "multi_query": True,
         "parallel_attn": True,
     },
+    older=_falcon_heads,
     refine=_falcon,
     refined="ALiBi where `alibi`, one key-value head where `multi_query`, groups where `new_decoder_architecture`",
 )
@@ -163,7 +170,8 @@ MPT = Architecture(
         "max_position_embeddings": "max_seq_len",
         "rms_norm_eps": "layer_norm_epsilon",
     },
-    defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "gelu"},
+    defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    fixed={"hidden_act": "gelu", "head_dim": None, "num_key_value_heads": None, "intermediate_size": None},
     required={"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "norm_type": "low_precision_layernorm"},
     refine=_mpt,
     refined="queries, keys and values clipped",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ryzanstein.worker.model.architectures.rotary_config import rotary, served_context
+from ryzanstein.worker.model.architectures.foreign import refuse_foreign
+from ryzanstein.worker.model.architectures.rotary_config import Rotated, rotary, served_context
 from ryzanstein.worker.model.architectures.spec import (
     Activation,
     AlibiSpec,
@@ -20,7 +21,7 @@ from ryzanstein.worker.model.architectures.spec import (
     WeightNames,
 )
 from ryzanstein.worker.model.architectures.values import Values
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -32,6 +33,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
+MAX_LAYERS = 4096
+"""More than any model has. The layers of a description are built before a tensor is looked for."""
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 Flag = bool | str
@@ -51,6 +54,7 @@ class Choices:
     qk_normed: Flag = True
     positions: Literal["rotary", "alibi", "learned"] = "rotary"
     position_offset: int = 0
+    rotated: Rotated = "whole"
     interleaved: Flag = False
     qkv_layout: QkvLayout = "split"
     transposed: bool = False
@@ -61,6 +65,8 @@ class Choices:
     head_bias: bool = False
     windowed: Callable[[Values, int], bool] | None = None
     """Whether a layer has the window of config.json, where that has no layer_types. None: no layer of the architecture has."""
+    layer_types: bool = True
+    """Whether layer_types of config.json counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class Architecture:
     """A row of the table: `model_type` as config.json has it, the checkpoint's names, and what differs from Llama.
 
     `renamed` has Llama's keys by what this architecture calls them, `defaults` what an absent key means to transformers,
-    `required` the only value that is served of an option which would change the model. `refine` adds what no table says; in
+    `fixed` what transformers has whatever the key says, `required` the only value that is served of an option which would
+    change the model. `older` rewrites spellings that only this architecture ever had. `refine` adds what no table says; in
     words that is `refined`.
     """
 
@@ -78,18 +85,21 @@ class Architecture:
     choices: Choices = field(default_factory=Choices)
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
+    older: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     refine: Callable[[DecoderSpec, Values], DecoderSpec] | None = None
     refined: str = ""
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """The decoder that `config` describes. Raises CheckpointError naming the key that is missing, wrong or unknown."""
-        values = Values(config, renamed=self.renamed, defaults=self.defaults)
-        if config.get("quantization_config"):
-            raise CheckpointError("config.json: quantization_config is not known")
+        config = config if self.older is None else self.older(config)
+        refuse_foreign(config)
+        values = Values(config, renamed=self.renamed, defaults=self.defaults, fixed=self.fixed)
+        values.refuse_contradictions()
         for key, only in self.required.items():
             if config.get(key, only) not in (only, None):
-                raise CheckpointError(f"config.json: {key} {config[key]!r} is not known, only {only!r}")
+                raise CheckpointError(f"config.json: {key} {shown(config[key])} is not known, only {only!r}")
         spec = self._spec(values)
         return spec if self.refine is None else self.refine(spec, values)
 
@@ -109,7 +119,7 @@ class Architecture:
             head_dim=head_dim,
             intermediate_size=values.count("intermediate_size", 4 * hidden_size if self._quadruple else None),
             vocab_size=values.count("vocab_size"),
-            context_length=served_context(values),
+            context_length=self._context_length(values),
             norm=norm,
             activation=_activation(values),
             rotaries=rotaries,
@@ -131,6 +141,10 @@ class Architecture:
         """Whether an MLP is four times as wide as the model where config.json does not say: all that have no gate."""
         return self.names.gate is None
 
+    def _context_length(self, values: Values) -> int:
+        scaled = self.choices.positions == "rotary" and self.choices.rotated in ("whole", "factor")
+        return served_context(values) if scaled else values.count("max_position_embeddings")
+
     def _norm(self, values: Values) -> NormSpec:
         choices = self.choices
         eps = values.number("rms_norm_eps", 1e-6)
@@ -148,29 +162,34 @@ def _chosen(values: Values, flag: Flag) -> bool:
 
 
 def _rotaries(values: Values, head_dim: int, choices: Choices) -> tuple[RotarySpec, ...]:
-    if choices.positions != "rotary":
+    if choices.positions != "rotary" or choices.rotated == "kinds":
         return ()
-    return (rotary(values, head_dim, interleaved=_chosen(values, choices.interleaved)),)
+    return (rotary(values, head_dim, choices.rotated, interleaved=_chosen(values, choices.interleaved)),)
 
 
 def _layers(values: Values, choices: Choices, rotary_index: int | None, scale: float) -> tuple[LayerSpec, ...]:
-    num_layers = values.count("num_hidden_layers")
+    num_layers = values.count("num_hidden_layers", most=MAX_LAYERS)
+    windowed = _windowed(values, choices, num_layers)
+    if any(windowed):
+        values.refuse_null("sliding_window")
     return tuple(
-        LayerSpec(window=values.count("sliding_window") if windowed else None, rotary=rotary_index, attention_scale=scale)
-        for windowed in _windowed(values, choices, num_layers)
+        LayerSpec(window=values.count("sliding_window") if has else None, rotary=rotary_index, attention_scale=scale)
+        for has in windowed
     )
 
 
 def _windowed(values: Values, choices: Choices, num_layers: int) -> list[bool]:
     if choices.windowed is None:
         return [False] * num_layers
-    kinds = values.per_layer("layer_types", num_layers)
+    kinds = values.per_layer("layer_types", num_layers) if choices.layer_types else None
     if kinds is None:
         return [choices.windowed(values, index) for index in range(num_layers)]
-    unknown = sorted({str(kind) for kind in kinds} - set(_WINDOWED))
-    if unknown:
-        raise CheckpointError(f"config.json: {values.name('layer_types')} {unknown[0]!r} is not known, only {list(_WINDOWED)}")
-    return [_WINDOWED[kind] for kind in kinds[:num_layers]]
+    if len(kinds) > num_layers:
+        raise values.error("layer_types", f"must be a list of {num_layers} entries, got {len(kinds)}")
+    unknown = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _WINDOWED), None)
+    if unknown is not None:
+        raise values.error("layer_types", f"{shown(unknown)} is not known, only {list(_WINDOWED)}")
+    return [_WINDOWED[kind] for kind in kinds]
 
 
 def _divisor(num_kv_heads: int, num_heads: int) -> int:
@@ -180,7 +199,8 @@ def _divisor(num_kv_heads: int, num_heads: int) -> int:
 
 
 def _activation(values: Values) -> Activation:
-    name = values.optional("hidden_act") or "silu"
+    name = values.optional("hidden_act")
+    name = values.defaults.get("hidden_act", "silu") if name is None else name
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: {values.name('hidden_act')} {name!r} is not known, only {sorted(ACTIVATIONS)}")
+        raise values.error("hidden_act", f"{shown(name)} is not known, only {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.worker.model.architectures.config import Architecture, Choices
+from ryzanstein.worker.model.architectures.config import MAX_LAYERS, Architecture, Choices
 from ryzanstein.worker.model.architectures.experts import moe_spec
 from ryzanstein.worker.model.architectures.llama_like import LLAMA_NAMES
 from ryzanstein.worker.model.architectures.rotary_config import score_growth
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, LatentSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.model.architectures.values import Values
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps is
 _NUM_RATED = {"greedy": None, "group_limited_greedy": 1}  # by topk_method; None: all experts are one group
@@ -38,7 +38,7 @@ _DEFAULTS = {"head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lor
 def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
     method = str(values.optional("topk_method"))
     if method not in _NUM_RATED:
-        raise CheckpointError(f"config.json: topk_method {method!r} is not known, only {', '.join(_NUM_RATED)}")
+        raise CheckpointError(f"config.json: topk_method {shown(method)} is not known, only {', '.join(_NUM_RATED)}")
     routing = RoutingSpec("softmax", scale=values.number("routed_scaling_factor"), groups=_groups(values, _NUM_RATED[method]))
     return _sparse(_latent(spec, values), values, routing)
 
@@ -52,7 +52,7 @@ def _deepseek_v3(spec: DecoderSpec, values: Values) -> DecoderSpec:
         corrected=True,
         groups=_groups(values, 2),
     )
-    further = range(spec.num_layers, spec.num_layers + values.count("num_mtp_layers", least=0))
+    further = range(spec.num_layers, spec.num_layers + values.count("num_mtp_layers", least=0, most=MAX_LAYERS))
     ignored = (*spec.names.ignored, *(f"{spec.names.layer.format(layer=index)}*" for index in further))
     return _sparse(_latent(replace(spec, names=replace(spec.names, ignored=ignored)), values), values, routing)
 
@@ -69,10 +69,6 @@ def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
     )
     if spec.num_kv_heads != spec.num_heads:
         raise CheckpointError(f"config.json: num_key_value_heads {spec.num_kv_heads} is not known, only {spec.num_heads}")
-    if spec.rotaries[0].dim != latent.rotary_dim:
-        raise CheckpointError(
-            f"config.json: partial_rotary_factor is not known, all of qk_rope_head_dim {spec.head_dim} rotate"
-        )
     scale = score_growth(values) * (latent.plain_dim + latent.rotary_dim) ** -0.5
     return replace(
         spec,

@@ -57,9 +57,9 @@ MIXTRAL = Architecture(
         expert="block_sparse_moe.experts.{expert}.",
         expert_projections=("w1", "w3", "w2"),
     ),
-    choices=Choices(windowed=windows.every_layer),
+    choices=Choices(windowed=windows.every_layer, layer_types=False),
     renamed={"num_experts": "num_local_experts"},
-    defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "rope_theta": 1e6},
+    defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     refine=_mixtral,
 )
 QWEN2_MOE = Architecture(

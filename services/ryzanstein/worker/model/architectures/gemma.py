@@ -4,13 +4,15 @@ around each half of a layer."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ryzanstein.worker.model.architectures import windows
 from ryzanstein.worker.model.architectures.config import Architecture, Choices
 from ryzanstein.worker.model.architectures.llama_like import LLAMA_NAMES
-from ryzanstein.worker.model.architectures.rotary_config import rotary_table, scaling
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, RotarySpec
+from ryzanstein.worker.model.architectures.rotary_config import scaling
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, LongScaling, RotarySpec
 from ryzanstein.worker.model.architectures.values import Values
 
 _NAMES = replace(
@@ -31,6 +33,11 @@ _DEFAULTS = {
 _REQUIRED = {"use_bidirectional_attention": False}
 
 
+def _gemma1_gelu(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first checkpoints say "gelu"; the models were trained with its approximation by tanh."""
+    return {**config, "hidden_act": "gelu_pytorch_tanh"} if config.get("hidden_act") == "gelu" else config
+
+
 def _gemma(spec: DecoderSpec, values: Values) -> DecoderSpec:
     return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
 
@@ -48,21 +55,33 @@ def _gemma2(spec: DecoderSpec, values: Values) -> DecoderSpec:
 def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     """Layers with a window rotate by positions of their own: another base, and no scaling but what is said for them."""
     spec = _gemma2(spec, values)
-    kinds = _rotary(values, spec, "full_attention", "rope_theta", 1e6), _local(values, spec)
+    whole, local = _rotary_tables(values)
+    kinds = _rotary(values, spec, whole, values.number("rope_theta", 1e6)), _rotary(values, spec, local, _local_theta(values))
     layers = tuple(replace(layer, rotary=0 if layer.window is None else 1) for layer in spec.layers)
     return replace(spec, rotaries=kinds, layers=layers)
 
 
-def _local(values: Values, spec: DecoderSpec) -> RotarySpec:
-    if "sliding_attention" in rotary_table(values).config:
-        return _rotary(values, spec, "sliding_attention", "rope_local_base_freq", 1e4)
-    return RotarySpec(values.number("rope_local_base_freq", 1e4), spec.head_dim)
+def _rotary_tables(values: Values) -> tuple[Values, Values]:
+    """The settings of layers that see everything, and of those with a window. `rope_scaling` is for the former; settings that
+    are not told apart by kind are overlooked, as in transformers."""
+    tables = values.table("rope_parameters")
+    whole, local = tables.table("full_attention"), tables.table("sliding_attention")
+    stretched = values.table("rope_scaling")
+    if stretched.config:
+        whole = Values({"rope_type": "default", **whole.config, **stretched.config}, stretched.where)
+    return whole, local
 
 
-def _rotary(values: Values, spec: DecoderSpec, kind: str, key: str, theta: float) -> RotarySpec:
-    settings = rotary_table(values)
-    own = settings.table(kind) if kind in settings.config else settings
-    return RotarySpec(own.number("rope_theta", values.number(key, theta)), spec.head_dim, scaling=scaling(values, own))
+def _local_theta(values: Values) -> float:
+    return values.number("rope_local_base_freq", 1e4)
+
+
+def _rotary(values: Values, spec: DecoderSpec, table: Values, theta: float) -> RotarySpec:
+    table.refuse_null("rope_theta")
+    stretched = scaling(values, table)
+    if isinstance(stretched, LongScaling):
+        raise table.error("rope_type", "'longrope' is not known here")
+    return RotarySpec(table.number("rope_theta", theta), spec.head_dim, scaling=stretched)
 
 
 GEMMA = Architecture(
@@ -72,6 +91,7 @@ GEMMA = Architecture(
     choices=_CHOICES,
     defaults={**_DEFAULTS, "num_key_value_heads": None},
     required=_REQUIRED,
+    older=_gemma1_gelu,
     refine=_gemma,
     refined="embeddings scaled",
 )
@@ -90,9 +110,10 @@ GEMMA3_TEXT = Architecture(
     model_type="gemma3_text",
     title="Gemma 3, text only",
     names=replace(_NAMES, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
-    choices=replace(_CHOICES, qk_norm="shared", windowed=windows.all_but_each_sixth),
+    choices=replace(_CHOICES, rotated="kinds", qk_norm="shared", windowed=windows.all_but_each_sixth),
     renamed={"hidden_act": "hidden_activation"},
     defaults=_DEFAULTS,
+    fixed={"attn_logit_softcapping": None},
     required=_REQUIRED,
     refine=_gemma3,
     refined="embeddings scaled, layers with windows rotate by another base",

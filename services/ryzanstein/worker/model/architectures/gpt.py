@@ -18,6 +18,8 @@ _GPT_RENAMED = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+_MULTI_HEAD = {"head_dim": None, "num_key_value_heads": None}
+"""Keys that these architectures do not have: each head has its own keys, and is a share of the model's width."""
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 
 
@@ -28,6 +30,13 @@ def _gpt2(spec: DecoderSpec, values: Values) -> DecoderSpec:
         replace(layer, attention_scale=scale / (index + 1) if deeper else scale) for index, layer in enumerate(spec.layers)
     )
     return replace(spec, layers=tuple(layers))
+
+
+def _opt(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    width = values.count("word_embed_proj_dim", spec.hidden_size)
+    if width != spec.hidden_size:
+        raise values.error("word_embed_proj_dim", f"{width} is not known, only hidden_size {spec.hidden_size}")
+    return spec
 
 
 GPT2 = Architecture(
@@ -59,6 +68,7 @@ GPT2 = Architecture(
         "hidden_act": "gelu_new",
         "scale_attn_weights": True,
     },
+    fixed=_MULTI_HEAD,
     required={"add_cross_attention": False},
     refine=_gpt2,
     refined="scores scaled by layer where `scale_attn_by_inverse_layer_idx`",
@@ -86,6 +96,7 @@ GPT_NEOX = Architecture(
         _GPT,
         qkv_layout="grouped",
         parallel="use_parallel_residual",
+        rotated="factor",
         qkv_bias="attention_bias",
         out_bias="attention_bias",
     ),
@@ -97,6 +108,7 @@ GPT_NEOX = Architecture(
         "use_parallel_residual": True,
         "partial_rotary_factor": 0.25,
     },
+    fixed={"num_key_value_heads": None},
 )
 GPTJ = Architecture(
     model_type="gptj",
@@ -117,9 +129,10 @@ GPTJ = Architecture(
         down="mlp.fc_out",
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
-    choices=replace(_GPT, interleaved=True, parallel=True, qkv_bias=False, out_bias=False, head_bias=True),
+    choices=replace(_GPT, rotated="count", interleaved=True, parallel=True, qkv_bias=False, out_bias=False, head_bias=True),
     renamed=_GPT_RENAMED,
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "rotary_dim": 64},
+    fixed=_MULTI_HEAD,
 )
 PHI = Architecture(
     model_type="phi",
@@ -142,7 +155,9 @@ PHI = Architecture(
         key_norm="self_attn.k_layernorm",
         ignored=("rotary_emb.inv_freq",),
     ),
-    choices=replace(_GPT, qk_norm="shared", qk_norm_bias=True, qk_normed="qk_layernorm", parallel=True, head_bias=True),
+    choices=replace(
+        _GPT, rotated="factor", qk_norm="shared", qk_norm_bias=True, qk_normed="qk_layernorm", parallel=True, head_bias=True
+    ),
     renamed=_LAYER_NORM_EPS,
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
 )
@@ -175,6 +190,8 @@ OPT = Architecture(
         mlp_bias="enable_bias",
     ),
     renamed={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
-    defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "relu", "enable_bias": True},
+    defaults={"tie_word_embeddings": True, "hidden_act": "relu", "enable_bias": True},
+    fixed={**_MULTI_HEAD, "rms_norm_eps": 1e-5},
     required={"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    refine=_opt,
 )

@@ -3,12 +3,16 @@ queries, a gated MLP."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ryzanstein.worker.model.architectures import windows
 from ryzanstein.worker.model.architectures.config import Architecture, Choices
+from ryzanstein.worker.model.architectures.rotary_config import rotary_kind, rotary_table
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.refusal import shown
 
 LLAMA_NAMES = WeightNames(
     embedding="model.embed_tokens",
@@ -68,21 +72,14 @@ def _smollm3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     interval = values.count("no_rope_layer_interval", 4)
     listed = values.per_layer("no_rope_layers", spec.num_layers)
     rotated = listed or [(index + 1) % interval != 0 for index in range(spec.num_layers)]
-    window = values.optional_count("sliding_window") if values.flag("use_sliding_window") else None
-    from_types = values.optional("layer_types") is not None
+    listed_windows = values.optional("layer_types") is not None
     return replace(
         spec,
         layers=tuple(
-            replace(layer, rotary=0 if has else None, window=_smollm3_window(layer.window, window, bool(has), from_types))
+            replace(layer, rotary=0 if has else None, window=layer.window if listed_windows or not has else None)
             for layer, has in zip(spec.layers, rotated, strict=False)
         ),
     )
-
-
-def _smollm3_window(own: int | None, window: int | None, rotated: bool, from_types: bool) -> int | None:
-    if window is None or not from_types:
-        return None if rotated else window
-    return own
 
 
 def _clipped(spec: DecoderSpec, values: Values) -> DecoderSpec:
@@ -91,6 +88,22 @@ def _clipped(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 def _cohere(spec: DecoderSpec, values: Values) -> DecoderSpec:
     return replace(spec, logit_scale=values.number("logit_scale", 0.0625))
+
+
+def _phi3_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """LongRoPE was once called "su" and "yarn" here."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    table = config.get(key)
+    if not isinstance(table, dict) or table.get("rope_type", table.get("type")) not in ("su", "yarn"):
+        return config
+    return {**config, key: {**table, "rope_type": "longrope"}}
+
+
+def _phi3(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    kind = rotary_kind(values)
+    if kind not in ("default", "longrope"):
+        raise rotary_table(values).error("rope_type", f"{shown(kind)} is not known, only default, longrope")
+    return spec
 
 
 def _stablelm(spec: DecoderSpec, values: Values) -> DecoderSpec:
@@ -146,7 +159,7 @@ OLMO = Architecture(
     title="OLMo 1",
     names=LLAMA_NAMES,
     choices=Choices(norm="layer", norm_weight=False, qkv_bias="attention_bias", out_bias="attention_bias"),
-    defaults={"rms_norm_eps": 1e-5},
+    fixed={"rms_norm_eps": 1e-5},
     refine=_clipped,
     refined="queries, keys and values clipped",
 )
@@ -168,6 +181,7 @@ STABLELM = Architecture(
         qk_normed="qk_layernorm",
         qkv_bias="use_qkv_bias",
         parallel="use_parallel_residual",
+        rotated="factor",
     ),
     renamed={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
@@ -202,6 +216,7 @@ STARCODER2 = Architecture(
         out_bias="use_bias",
         mlp_bias="use_bias",
         windowed=windows.every_layer,
+        layer_types=False,
     ),
     renamed={"rms_norm_eps": "norm_epsilon"},
     defaults={
@@ -224,8 +239,10 @@ PHI3 = Architecture(
         gate="mlp.gate_up_proj",
         up="mlp.gate_up_proj",
     ),
-    choices=Choices(qkv_layout="stacked", windowed=windows.every_layer),
+    choices=Choices(qkv_layout="stacked", rotated="factor", windowed=windows.every_layer, layer_types=False),
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    older=_phi3_longrope,
+    refine=_phi3,
 )
 INTERNLM2 = Architecture(
     model_type="internlm2",

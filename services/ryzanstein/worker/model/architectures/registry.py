@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.worker.json_files import UnreadableFile, read_object
 from ryzanstein.worker.model.architectures import alibi, deepseek, experts, gemma, gpt, llama_like
 from ryzanstein.worker.model.architectures.config import Architecture
+from ryzanstein.worker.model.architectures.foreign import refuse_nested
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.model_type: architecture
@@ -55,17 +57,24 @@ def read_spec(model_dir: Path) -> DecoderSpec:
 
 def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
     """The decoder that a parsed config.json describes."""
+    refuse_nested(config, ARCHITECTURES)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise CheckpointError(f"config.json: model_type {model_type!r} is not known, only {sorted(ARCHITECTURES)}")
+        raise CheckpointError(f"config.json: model_type {shown(model_type)} is not known, only {sorted(ARCHITECTURES)}")
     return ARCHITECTURES[model_type].spec(config)
+
+
+def values_of(config: Mapping[str, Any]) -> Values:
+    """A config.json by Llama's names, read as its architecture does; as Llama's where that is not known."""
+    model_type = config.get("model_type")
+    architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    if architecture is None:
+        return Values(config)
+    return Values(config, renamed=architecture.renamed, defaults=architecture.defaults)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return read_object(path)
+    except UnreadableFile as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return config

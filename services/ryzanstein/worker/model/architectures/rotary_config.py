@@ -1,10 +1,11 @@
 """Reads the rotary settings of a config.json, in both spellings: `rope_parameters` (transformers 5) and `rope_theta` with
-`rope_scaling` (before)."""
+`rope_scaling` (before). Where both are there, `rope_scaling` counts, as in transformers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from ryzanstein.worker.model.architectures.spec import (
     LinearScaling,
@@ -15,22 +16,31 @@ from ryzanstein.worker.model.architectures.spec import (
     YarnScaling,
 )
 from ryzanstein.worker.model.architectures.values import Values
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
+
+Rotated = Literal["whole", "kinds", "factor", "count"]
+"""What of a head rotates: all of it, in layers of each kind by settings of their own where "kinds"; the part that
+`partial_rotary_factor` says; or `rotary_dim` numbers, which know no other settings."""
 
 
 def rotary_table(values: Values) -> Values:
-    """The object with the settings of all layers, or of each kind of layer."""
-    return values.table("rope_parameters" if "rope_parameters" in values.config else "rope_scaling")
+    """The object with the settings of all layers."""
+    return values.table("rope_scaling" if values.optional("rope_scaling") else "rope_parameters")
 
 
-def rotary(values: Values, head_dim: int, *, interleaved: bool) -> RotarySpec:
+def rotary(values: Values, head_dim: int, rotated: Rotated, *, interleaved: bool) -> RotarySpec:
     """The one rotation of a decoder. Raises CheckpointError naming what is missing or not known."""
+    if rotated == "count":
+        return RotarySpec(10000.0, _paired(values.count("rotary_dim"), head_dim), interleaved)
     table = rotary_table(values)
+    if (kind := next((key for key in ("full_attention", "sliding_attention") if key in table.config), None)) is not None:
+        raise table.error(kind, "is not known: all layers rotate alike here")
+    table.refuse_null("rope_theta")
     theta = table.number("rope_theta", values.number("rope_theta", 10000.0))
-    dim = _dim(values, table, head_dim)
+    dim = _dim(values, table, head_dim, rotated)
     stretched = scaling(values, table)
     if isinstance(stretched, LongScaling) and len(stretched.factors) != dim // 2:
-        raise CheckpointError(f"config.json: {table.where}short_factor must have {dim // 2} numbers")
+        raise table.error("short_factor", f"must have {dim // 2} numbers")
     return RotarySpec(theta, dim, interleaved, stretched)
 
 
@@ -38,7 +48,7 @@ def scaling(values: Values, table: Values) -> RotaryScaling | None:
     """How `table` stretches the wavelengths, None for not at all."""
     kind = _kind(table)
     if kind not in SCALINGS:
-        raise CheckpointError(f"config.json: {table.where}rope_type {kind!r} is not known, only {', '.join(SCALINGS)}")
+        raise table.error("rope_type", f"{shown(kind)} is not known, only {', '.join(SCALINGS)}")
     return SCALINGS[kind](values, table)
 
 
@@ -61,30 +71,50 @@ def score_growth(values: Values) -> float:
     return float(_magnitude(table.number("factor"), table.number("mscale_all_dim")) ** 2)
 
 
+def rotary_kind(values: Values) -> str:
+    """How positions are scaled, by transformers' name for it."""
+    return _kind(rotary_table(values))
+
+
 def _kind(table: Values) -> str:
-    """Phi 3 once called LongRoPE "su" and "yarn"; its factors tell."""
-    if "short_factor" in table.config:
-        return "longrope"
     return str(table.config.get("rope_type", table.config.get("type", "default")))
 
 
-def _dim(values: Values, table: Values, head_dim: int) -> int:
-    dim = int(head_dim * table.number("partial_rotary_factor", values.number("partial_rotary_factor", 1.0)))
-    dim = dim if values.optional("rotary_dim") is None else values.count("rotary_dim")
+def _dim(values: Values, table: Values, head_dim: int, rotated: Rotated) -> int:
+    """Where a whole head rotates, the plain rotation overlooks the factor; a scaled one would be too short for the head."""
+    if rotated == "factor":
+        table.refuse_null("partial_rotary_factor")
+        return _paired(int(head_dim * _factor(values, table)), head_dim)
+    if _kind(table) != "default" and int(head_dim * _factor(values, table)) != head_dim:
+        raise CheckpointError(f"config.json: partial_rotary_factor is not known with {table.name('rope_type')} {_kind(table)}")
+    return _paired(head_dim, head_dim)
+
+
+def _factor(values: Values, table: Values) -> float:
+    return table.number("partial_rotary_factor", values.number("partial_rotary_factor", 1.0))
+
+
+def _paired(dim: int, head_dim: int) -> int:
     if dim % 2 or not 0 < dim <= head_dim:
         raise CheckpointError(f"config.json: {dim} of the {head_dim} numbers of a head cannot be rotated in pairs")
     return dim
 
 
 def _original_context(values: Values, table: Values) -> int:
-    outside = values.optional("original_max_position_embeddings")
-    if outside is not None:
+    values.refuse_null("original_max_position_embeddings")
+    table.refuse_null("original_max_position_embeddings")
+    if values.optional("original_max_position_embeddings") is not None:
         return values.count("original_max_position_embeddings")
     return table.count("original_max_position_embeddings", values.count("max_position_embeddings"))
 
 
 def _none(values: Values, table: Values) -> None:
-    """Also dynamic scaling: it changes nothing before max_position_embeddings, and that is where the context ends."""
+    """The wavelengths are as they are."""
+
+
+def _dynamic(values: Values, table: Values) -> None:
+    """Changes nothing before max_position_embeddings, and that is where the context ends."""
+    table.number("factor")
 
 
 def _linear(values: Values, table: Values) -> LinearScaling:
@@ -127,13 +157,13 @@ def _magnitude(factor: float, scale: float) -> float:
 def _long(values: Values, table: Values) -> LongScaling:
     original_context = _original_context(values, table)
     factor = table.number("factor", values.count("max_position_embeddings") / original_context)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
+    usual = math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 < original_context else 1.0
     return LongScaling(table.numbers("short_factor"), table.number("attention_factor", usual))
 
 
 SCALINGS: Mapping[str, Callable[[Values, Values], RotaryScaling | None]] = {
     "default": _none,
-    "dynamic": _none,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

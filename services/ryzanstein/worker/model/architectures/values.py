@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
+
+MAX_COUNT = 2**31 - 1
+"""Of any whole number: what a count is on the wire, and more than any model has of anything."""
+
+ALIASED = frozenset(
+    {
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "num_experts",
+        "num_mtp_layers",
+    }
+)
+"""Llama's keys that transformers also understands where an architecture calls them something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
     """A mapping of config.json; `where` leads to it from the top. Null counts as absent, except where null has a meaning.
 
-    Callers use Llama's names; `renamed` has what the architecture calls them, where Llama's are understood as well, `defaults`
-    what an absent key means.
+    Callers use Llama's names; `renamed` has what the architecture calls them, `defaults` what an absent key means, `fixed`
+    what is so whatever the file says.
     """
 
     config: Mapping[str, Any]
     where: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def name(self, key: str) -> str:
         """The key as the file has it, with its place."""
@@ -28,54 +45,68 @@ class Values:
 
     def _key(self, key: str) -> str:
         own = self.renamed.get(key, key)
-        return key if self.config.get(own) is None and self.config.get(key) is not None else own
+        known_by_alias = key in ALIASED and self.config.get(own) is None and self.config.get(key) is not None
+        return key if known_by_alias else own
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def refuse_contradictions(self) -> None:
+        """A key under two names must have one value: which of them transformers takes depends on their order."""
+        for key in ALIASED & self.renamed.keys():
+            own = self.renamed[key]
+            one, other = self.config.get(own), self.config.get(key)
+            if one is not None and other is not None and one != other:
+                raise self.error(own, f"is {shown(one)}, {key} is {shown(other)}: they are the same")
+
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             bound = "above 0" if least == 1 else f"of at least {least}"
-            raise CheckpointError(f"config.json: {self.name(key)} must be a whole number {bound}, got {value!r}")
+            raise self.error(key, f"must be a whole number {bound}, got {shown(value)}")
+        if value > most:
+            raise self.error(key, f"must be at most {most}, got {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise CheckpointError(f"config.json: {self.name(key)} must be a number above 0, got {value!r}")
+        if not _is_number(value) or not value > 0:
+            raise self.error(key, f"must be a number above 0, got {shown(value)}")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        value = self._get(key, False)
+        """Null is not true, whatever absent means: where transformers takes it at all, it takes it for false."""
+        value = None if self.optional(key) is None and self.defaults.get(key) else self._get(key, False)
         if not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {self.name(key)} must be true or false, got {value!r}")
+            raise self.error(key, f"must be true or false, got {shown(value)}")
         return value
 
     def table(self, key: str) -> Values:
         value = self._get(key, {})
         if not isinstance(value, dict):
-            raise CheckpointError(f"config.json: {self.name(key)} must be an object, got {value!r}")
+            raise self.error(key, f"must be an object, got {shown(value)}")
         return Values(value, f"{self.name(key)}.")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(number, int | float) for number in value):
-            raise CheckpointError(f"config.json: {self.name(key)} must be a list of numbers, got {value!r}")
+        if not isinstance(value, list) or not all(map(_is_number, value)):
+            raise self.error(key, f"must be a list of numbers, got {shown(value)}")
         return tuple(map(float, value))
 
     def indices(self, key: str) -> tuple[int, ...]:
         value = self._get(key, [])
         if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
-            raise CheckpointError(f"config.json: {self.name(key)} must be a list of whole numbers, got {value!r}")
+            raise self.error(key, f"must be a list of whole numbers, got {shown(value)}")
         return tuple(value)
 
     def per_layer(self, key: str, num_layers: int) -> list[Any] | None:
         """A list with an entry for each layer, or None where there is none."""
         value = self.optional(key)
         if value is not None and (not isinstance(value, list) or len(value) < num_layers):
-            raise CheckpointError(f"config.json: {self.name(key)} must be a list of {num_layers} entries, got {value!r}")
+            raise self.error(key, f"must be a list of {num_layers} entries, got {shown(value)}")
         return value
 
     def optional(self, key: str) -> Any:
         """The value, where null means that there is none; absent is the default."""
+        if key in self.fixed:
+            return self.fixed[key]
         return self.config.get(self._key(key), self.defaults.get(key))
 
     def optional_count(self, key: str) -> int | None:
@@ -84,10 +115,26 @@ class Values:
     def optional_number(self, key: str) -> float | None:
         return None if self.optional(key) is None else self.number(key)
 
+    def refuse_null(self, key: str) -> None:
+        """For a key that may be absent, but not null: transformers then has nothing, not the default."""
+        if self.config.get(self._key(key), ...) is None:
+            raise self.error(key, "is null")
+
+    def error(self, key: str, what: str) -> CheckpointError:
+        """What is wrong with a key, by the name that the file has for it."""
+        return CheckpointError(f"config.json: {self.name(key)} {what}")
+
     def _get(self, key: str, default: Any) -> Any:
-        value = self.config.get(self._key(key))
+        value = self.optional(key)
         value = self.defaults.get(key) if value is None else value
         value = default if value is None else value
         if value is None:
-            raise CheckpointError(f"config.json: {self.name(key)} is missing")
+            raise self.error(key, "is missing")
         return value
+
+
+def _is_number(value: object) -> bool:
+    """A finite one that a float can hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) < 2**1023 and not math.isnan(value)

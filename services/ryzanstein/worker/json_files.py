@@ -1,0 +1,66 @@
+"""Reads JSON files of a model directory, which may have been written by anybody: bounded in size and depth, never blocking.
+
+Knows nothing of what the files say. Raises UnreadableFile, whose message leaves the path to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_JSON_BYTES = 64 * 2**20
+"""Of a file that describes a model. The greatest known is the index of a mixture of experts, 9 MB."""
+
+
+class UnreadableFile(Exception):
+    """What is the matter with a file, without its name."""
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file, or a link to one. A pipe, a device or a directory is refused at once instead of being waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnreadableFile(error.strerror) from error
+    except ValueError as error:
+        raise UnreadableFile("no name that a file can have") from error
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableFile("not a regular file")
+        yield file
+
+
+def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
+    """The whole file."""
+    with open_regular(path) as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise UnreadableFile(error.strerror) from error
+    if len(content) > most:
+        raise UnreadableFile(f"has more than {most} bytes")
+    return content
+
+
+def parse_object(content: bytes | str) -> dict[str, Any]:
+    """The object that a JSON text is."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise UnreadableFile("not JSON that can be read: nested too deeply") from None
+    except ValueError as error:
+        raise UnreadableFile(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnreadableFile(f"must be an object, is {type(value).__name__}")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file."""
+    return parse_object(read_bytes(path))

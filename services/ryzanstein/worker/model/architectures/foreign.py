@@ -1,0 +1,34 @@
+"""What config.json can say that no architecture here is: refused for all of them alike, with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ryzanstein.worker.model.refusal import CheckpointError, shown
+
+_SERVED_AS = "the weights must be stored as floats: save the model dequantized, or take the original checkpoint"
+
+
+def refuse_foreign(config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for stored quantization, attention that looks ahead, and layers that differ one by one."""
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(f"config.json: quantization_config is not known (quant_method {shown(method)}): {_SERVED_AS}")
+    if not config.get("is_causal", True):
+        raise CheckpointError("config.json: is_causal false is not known: only decoders that look back are served")
+    if config.get("per_layer_config"):
+        raise CheckpointError("config.json: per_layer_config is not known: all layers must have the same sizes")
+
+
+def refuse_nested(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a multimodal model, whose decoder is described one level below."""
+    nested = config.get("text_config")
+    if nested is None or config.get("model_type") in known:
+        return
+    inner = nested.get("model_type") if isinstance(nested, dict) else None
+    raise CheckpointError(
+        f"config.json: model_type {shown(config.get('model_type'))} with a text_config is a multimodal model, and only text is "
+        f"served: save its language model by itself (text_config has model_type {shown(inner)})"
+    )
