@@ -52,5 +52,5 @@ def _largest_field(body: bytes) -> str:
     """The one after whose name the most bytes come before the next one's."""
     begins = sorted((body.find(b'"%s"' % name.encode()), name) for name in _FIELDS)
     found = [(at, name) for at, name in begins if at >= 0]
-    ends = [at for at, _ in found][1:] + [len(body)]
+    ends = [*[at for at, _ in found][1:], len(body)]
     return max(((end - at, name) for (at, name), end in zip(found, ends, strict=False)), default=(0, "body"))[1]
