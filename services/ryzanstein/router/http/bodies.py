@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ryzanstein.router.http.failures import MALFORMED, TOO_LARGE, Failure, Refused
-from ryzanstein.router.http.outline import excess_of
+from ryzanstein.router.http.outline import SMALL_BYTES, Excess, excesses
 from ryzanstein.router.http.presence import ClientLeft
 from ryzanstein.router.http.schemas import Body
 
@@ -17,8 +18,9 @@ _Body = TypeVar("_Body", bound=Body)
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _NO_OBJECT = Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
-# What msgspec says of one field: the mistake, and where it is.
-_PLACED = re.compile(r"(?P<said>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+# What msgspec says of one field: the mistake, and where it is. What is longer quotes the body: the name of an unknown field.
+_PLACE = " - at `$"
+_MAX_CHARS = 512
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LENGTH = re.compile(r"Expected `\w+` of length <= (\d+)")
@@ -32,14 +34,18 @@ async def read_body(http: Request, decoder: msgspec.json.Decoder[_Body]) -> _Bod
         raw = await http.body()
     except ClientDisconnect:
         raise ClientLeft from None
-    return decoded(raw, decoder)
+    for excess in excesses(raw):
+        if excess is not None:
+            raise Refused(_excessive(excess), TOO_LARGE)
+        await asyncio.sleep(0)  # the loop's others come between the pieces of a large body
+    body = decoded(raw, decoder)
+    if len(raw) > SMALL_BYTES:
+        await asyncio.sleep(0)
+    return body
 
 
 def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """Counts first, decodes then. Refused for too much or for the first mistake."""
-    if (excess := excess_of(raw)) is not None:
-        message = f"{excess.field}: there are at most {excess.bound} {excess.what}"
-        raise Refused(Failure(400, message, excess.field, "invalid_argument"), TOO_LARGE)
+    """Refused for the first mistake."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -50,15 +56,19 @@ def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
         raise Refused(_not_json(str(error)), MALFORMED) from None
 
 
+def _excessive(excess: Excess) -> Failure:
+    message = f"{excess.field}: there are at most {excess.bound} {excess.what}"
+    return Failure(400, message, excess.field, "invalid_argument")
+
+
 def _not_json(why: str) -> Failure:
     return Failure(400, f"the body is not valid JSON: {why}"[:512], None, "invalid_json")
 
 
 def _mistake(message: str) -> Failure:
-    placed = _PLACED.fullmatch(message)
-    said, path = (placed["said"], placed["path"]) if placed else (message, "")
+    said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
     # A dictionary's key is not told, only that it is one of them.
-    path = path.replace("[...]", "").removeprefix(".")
+    path = path.removesuffix("`").replace("[...]", "").removeprefix(".")
     if (missing := _MISSING.fullmatch(said)) is not None:
         path, said = _joined(path, missing[1]), "is required"
     elif (unknown := _UNKNOWN.fullmatch(said)) is not None:
