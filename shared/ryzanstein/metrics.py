@@ -6,10 +6,15 @@ service declares its metrics in its own `telemetry` module as one class, built o
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, start_http_server
+import socket
+import threading
+
+from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+
+from ryzanstein.metrics_handler import BoundedHandler, BoundedServer
 
 # OpenTelemetry's gen_ai bucket lists (status Development, so kept as our own constants).
 TIME_TO_FIRST_TOKEN_BUCKETS = (
@@ -48,13 +53,20 @@ def new_registry() -> CollectorRegistry:
 
 
 class MetricsServer:
-    """`/metrics` over HTTP, in a thread of the library, so that a scrape never waits for the event loop."""
+    """`/metrics` over HTTP, in threads of its own, so that a scrape never waits for the event loop."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._server, self._thread = start_http_server(port, host, registry)
+        self._server = _server_of(host)((host, port), BoundedHandler.factory(registry))
         self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _server_of(host: str) -> type[BoundedServer]:
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return type("MetricsServer", (BoundedServer,), {"address_family": family})

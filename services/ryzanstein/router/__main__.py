@@ -24,7 +24,10 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.http.app import create_app
+from ryzanstein.router.http.connections import ConnectionBounds
+from ryzanstein.router.http.gate import HttpLimits
 from ryzanstein.router.http.server import HttpServer
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
@@ -47,7 +50,7 @@ async def serve(settings: RouterSettings) -> None:
 async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: int) -> None:
     rpc = grpc_face(router, settings)
     background = router.telemetry.background
-    http = HttpServer(create_app(router.core, router.telemetry), settings.host, settings.http_port)
+    http = _http_face(router, settings)
     await rpc.start()
     let_find(router, settings, rpc.port)
     if settings.http:
@@ -64,6 +67,16 @@ async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: i
         readiness.cancel()
         log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
         await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
+
+
+def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
+    limits = HttpLimits(settings.http_max_body_bytes, settings.max_messages, settings.http_body_timeout_s)
+    bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
+    if settings.http and not may_open(settings.http_max_connections):
+        log.warning("the limit of open files is below http_max_connections", http_max_connections=settings.http_max_connections)
+    app = create_app(router.core, router.telemetry, limits)
+    refused = router.telemetry.http_refused
+    return HttpServer(app, settings.host, settings.http_port, bounds, lambda reason: refused.labels(reason).inc())
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:

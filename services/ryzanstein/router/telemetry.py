@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
 from ryzanstein.metrics import (
@@ -20,7 +20,25 @@ LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
 
+HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections")
+
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
+
+
+class _Maker:
+    """Makes metrics whose names begin as the router's do."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"ryzanstein_router_{name}", text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=self._registry, buckets=buckets)
 
 
 class Telemetry:
@@ -31,14 +49,8 @@ class Telemetry:
         self.registry = registry = new_registry()
         self.background = Background("router", registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"ryzanstein_router_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=registry, buckets=buckets)
+        make = _Maker(registry)
+        counter, gauge, histogram = make.counter, make.gauge, make.histogram
 
         self.requests = counter("requests", "Calls that ended, by code", "face", "method", "code")
         self.generations = counter("generations", "Generations that ended, by outcome", "model", "outcome")
@@ -52,6 +64,7 @@ class Telemetry:
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
         self.refused = counter("refused", "Requests refused by admission", "reason")
+        self.http_refused = _known(counter("http_refused", "HTTP requests refused for their form", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by what became of them", "outcome")
         self.first_token = histogram("time_to_first_token", "Submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model")
         self.per_token = histogram(

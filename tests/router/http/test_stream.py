@@ -205,7 +205,7 @@ def test_tokens_whose_text_is_not_certain_yet_move_the_position_but_send_nothing
 class TestAReaderThatTakesNothing:
     @pytest.fixture
     def limits(self):
-        return HttpLimits(write_timeout_s=0.3)
+        return HttpLimits(max_body_bytes=16 * 2**20, write_timeout_s=0.3)
 
     async def test_is_dropped_and_its_generation_detached(self, face, chat, eventually):
         """Far more than the socket's buffers hold, and a client that never reads."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -21,16 +22,18 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core import Core, ServedModel
+from ryzanstein.router.http.bodies import read_body
 from ryzanstein.router.http.cursor import Cursor
 from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.http.failures import (
     CLIENT_CLOSED_REQUEST,
     Failure,
+    Refused,
     failure_from_error,
-    failure_from_validation,
 )
 from ryzanstein.router.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.http.generate import Generations
+from ryzanstein.router.http.openapi import described
 from ryzanstein.router.http.presence import ClientLeft
 from ryzanstein.router.http.prompts import chat_request, completion_request
 from ryzanstein.router.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
@@ -42,23 +45,28 @@ def create_app(core: Core, telemetry: Telemetry, limits: HttpLimits | None = Non
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(Gate, limits=limits, telemetry=telemetry)
-    _handle_errors(app)
-    _add_generation_routes(app, Generations(core, limits))
+    _handle_errors(app, telemetry)
+    _add_generation_routes(app, Generations(core, limits), limits)
     _add_model_routes(app, core)
     _add_probes(app, core)
     return app
 
 
-def _add_generation_routes(app: FastAPI, generations: Generations) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatCompletionRequest, http: Request) -> Response:
-        request = chat_request(body, http.headers, call_of(http.scope).request_id)
+def _add_generation_routes(app: FastAPI, generations: Generations, limits: HttpLimits) -> None:
+    chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+    completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+    @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest))
+    async def chat_completions(http: Request) -> Response:
+        body = await read_body(http, chat_decoder)
+        request = chat_request(body, http.headers, call_of(http.scope).request_id, limits.max_messages)
         if body.stream:
             return await generations.stream(http, request, ChatDialect(), _wants_usage(body))
         return await generations.answer(http, request, ChatDialect())
 
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, http: Request) -> Response:
+    @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    async def completions(http: Request) -> Response:
+        body = await read_body(http, completion_decoder)
         request = completion_request(body, http.headers, call_of(http.scope).request_id)
         if body.stream:
             return await generations.stream(http, request, CompletionDialect(), _wants_usage(body))
@@ -99,14 +107,20 @@ def _add_probes(app: FastAPI, core: Core) -> None:
         raise errors.no_nodes("", "no node is ready")
 
 
-def _handle_errors(app: FastAPI) -> None:
+def _handle_errors(app: FastAPI, telemetry: Telemetry) -> None:
     @app.exception_handler(RyzansteinError)
     async def domain_error(_: Request, error: RyzansteinError) -> Response:
         return failure_from_error(error).response()
 
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> Response:
+        telemetry.http_refused.labels(error.reason).inc()
+        return error.failure.response()
+
     @app.exception_handler(RequestValidationError)
-    async def bad_request(_: Request, error: RequestValidationError) -> Response:
-        return failure_from_validation(error.errors()).response()
+    async def bad_query(_: Request, error: RequestValidationError) -> Response:
+        where = str(error.errors()[0]["loc"][-1])
+        return Failure(400, f"{where}: {error.errors()[0]['msg']}"[:512], where, "invalid_argument").response()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

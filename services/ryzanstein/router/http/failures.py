@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -40,8 +39,11 @@ _TYPES = MappingProxyType(
 )
 # Names that clients of OpenAI look for.
 _CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
-# What pydantic puts into a location to say which member of a union it tried.
-_UNION_MEMBER = re.compile(r"str|int|float|bool|function-.*|list\[.*|dict\[.*|constrained-.*|[A-Z]\w*")
+# Why a request was turned away before it became one, as `ryzanstein_router_http_refused_total` counts it.
+TOO_LARGE = "too_large"
+MALFORMED = "malformed"
+TIMEOUT = "timeout"
+CONNECTIONS = "connections"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,15 @@ class Failure:
         return Response(content, self.status, dict(self.headers), "application/json")
 
 
+class Refused(Exception):
+    """The request is turned away for its form: nothing of it reached the domain. `reason` is one of those above."""
+
+    def __init__(self, failure: Failure, reason: str) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.reason = reason
+
+
 def failure_from_error(error: RyzansteinError) -> Failure:
     """The mapping of docs/errors.md, with Retry-After where the error says when to come back."""
     headers = {}
@@ -81,34 +92,5 @@ def failure_from_error(error: RyzansteinError) -> Failure:
     )
 
 
-def failure_from_validation(problems: Sequence[Mapping[str, Any]]) -> Failure:
-    """A body that pydantic refused: the first field that is wrong, where in it, and all that was said about that place."""
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return Failure(400, f"the body is not valid JSON: {first['ctx']['error']} at {first['loc'][-1]}", None, "invalid_json")
-    # Of a union each member complains; the one that got furthest is the one that was meant.
-    paths = [_path(problem["loc"]) for problem in problems if problem["loc"][:2] == first["loc"][:2]]
-    path = max(paths, key=_depth)
-    if not path:
-        return Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
-    said = " or ".join(dict.fromkeys(str(problem["msg"]) for problem in problems if _path(problem["loc"]) == path))
-    return Failure(400, f"{path}: {said}"[:512], path, "invalid_argument")
-
-
 def _missing(error: RyzansteinError) -> str | None:
     return "model" if error.resource is not None and error.resource[0] == "model" else None
-
-
-def _depth(path: str) -> int:
-    return path.count("[") + path.count(".")
-
-
-def _path(location: Sequence[str | int]) -> str:
-    """("body", "messages", 0, "content", "str") is messages[0].content."""
-    path = ""
-    for part in location[1:]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not _UNION_MEMBER.fullmatch(part):
-            path += f".{part}" if path else part
-    return path

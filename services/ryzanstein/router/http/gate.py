@@ -1,10 +1,11 @@
-"""What every HTTP request passes through: its id, the bounds on its size and on how many run, its log line, its metric.
+"""What every HTTP request passes through: its id, the bounds on its body and on how many run, its log line, its metric.
 
 Plain ASGI around the application, so that it also sees what goes wrong in the framework.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -12,12 +13,19 @@ from dataclasses import dataclass
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
-from ryzanstein.router.http.failures import CLIENT_CLOSED_REQUEST, failure_from_error
+from ryzanstein.router.http.failures import (
+    CLIENT_CLOSED_REQUEST,
+    MALFORMED,
+    TIMEOUT,
+    TOO_LARGE,
+    Failure,
+    Refused,
+    failure_from_error,
+)
 from ryzanstein.router.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -30,9 +38,12 @@ _QUIET = frozenset({"/healthz", "/readyz"})
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds of the face: the size of a body, requests at once, and how long a reader may take no byte of a stream."""
+    """Bounds of the face: a body's size, its messages and the time until it is there, requests at once, and how long a reader
+    may take no byte of a stream."""
 
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 4 * 2**20
+    max_messages: int = 2048
+    body_timeout_s: float = 30.0
     max_requests: int = 8192
     write_timeout_s: float = 60.0
 
@@ -83,7 +94,10 @@ class Gate:
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
-            await self._app(scope, _bounded(receive, self._limits.max_body_bytes), send)
+            await self._app(scope, _bounded(receive, Headers(scope=scope), self._limits), send)
+        except Refused as refused:
+            self._telemetry.http_refused.labels(refused.reason).inc()
+            await refused.failure.response()(scope, receive, send)
         except Exception as error:
             if call.started:
                 raise
@@ -117,16 +131,46 @@ def _labelled(send: Send, call: Call) -> Send:
     return labelled
 
 
-def _bounded(receive: Receive, bound: int) -> Receive:
-    """Counts a body as it comes, whatever its Content-Length says."""
-    received = 0
+def _check_headers(headers: Headers, limits: HttpLimits) -> None:
+    """Refuses a body before a byte of it is read."""
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > limits.max_body_bytes:
+        raise _too_large(limits.max_body_bytes)
+    if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+        message = f"Content-Encoding: must be identity, got {encoding[:64]!r}"
+        raise Refused(Failure(415, message, "Content-Encoding", "unsupported_encoding"), MALFORMED)
+
+
+def _bounded(receive: Receive, headers: Headers, limits: HttpLimits) -> Receive:
+    """Refuses a body by its headers once somebody wants it, then counts it as it comes, whatever its Content-Length says, and
+    waits for it no longer than the bound."""
+    loop = asyncio.get_running_loop()
+    received, complete, until = 0, False, loop.time() + limits.body_timeout_s
 
     async def bounded() -> Message:
-        nonlocal received
-        message = await receive()
+        nonlocal received, complete
+        if complete:
+            return await receive()
+        if not received:
+            _check_headers(headers, limits)
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            raise _too_late(limits.body_timeout_s) from None
+        complete = not message.get("more_body", False)
         received += len(message.get("body", b""))
-        if received > bound:
-            raise HTTPException(413, f"the body has more than {bound} bytes")
+        if received > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
         return message
 
     return bounded
+
+
+def _too_large(bound: int) -> Refused:
+    return Refused(Failure(413, f"the body has more than {bound} bytes", "body", "body_too_large"), TOO_LARGE)
+
+
+def _too_late(bound_s: float) -> Refused:
+    message = f"the body was not complete within {bound_s:g} s"
+    return Refused(Failure(408, message, "body", "request_timeout", {"Connection": "close"}), TIMEOUT)

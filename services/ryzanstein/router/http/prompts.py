@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from ryzanstein import clock, errors
 from ryzanstein.generation import (
@@ -45,11 +46,15 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def chat_request(body: ChatCompletionRequest, headers: Mapping[str, str], request_id: str) -> GenerationRequest:
+def chat_request(
+    body: ChatCompletionRequest, headers: Mapping[str, str], request_id: str, max_messages: int
+) -> GenerationRequest:
     """Raises INVALID_ARGUMENT that names the field."""
     refuse_unsupported(body)
     if not body.messages:
         raise errors.invalid("messages", "must have at least one message")
+    if len(body.messages) > max_messages:
+        raise errors.invalid("messages", f"has at most {max_messages} messages", len(body.messages))
     prompt = ChatPrompt(tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)))
     sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
     request = _request(body, prompt, sampling, headers, request_id)
@@ -120,12 +125,16 @@ def _completion_prompt(body: CompletionRequest) -> Prompt:
     return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
 
 
-def _only(prompt: Sequence[str | int | list[int]]) -> str | list[int]:
+def _only(prompt: Sequence[str | int | list[int]]) -> str | Sequence[int]:
     """Token ids, or the one prompt that the list holds."""
-    prompts = [item for item in prompt if not isinstance(item, int)]
-    if len(prompts) > 1:
-        raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompts))
-    return prompts[0] if prompts else [item for item in prompt if isinstance(item, int)]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return cast(Sequence[int], prompt)
+    if len(kinds) > 1:
+        raise errors.invalid("prompt", "must be a text, a list of token ids, or a list of one of these")
+    if len(prompt) > 1:
+        raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompt))
+    return cast(str | list[int], prompt[0]) if prompt else []
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

@@ -28,7 +28,7 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
     }
     params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        seed=None if body.seed is None else body.seed % 2**64,
+        seed=None if body.seed is None else _seed(body.seed),
         max_tokens=max_tokens,
         stop=_stop(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -37,6 +37,12 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
     )
     params.validate()
     return params
+
+
+def _seed(seed: int) -> int:
+    if not -(2**63) <= seed < 2**64:
+        raise errors.invalid("seed", f"must be in [{-(2**63)}, {2**64 - 1}]", seed)
+    return seed % 2**64
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The bodies of requests, as pydantic reads them: types only. Bounds are the domain's, see `sampling` and `prompts`.
+"""The bodies of requests as msgspec reads them: types, and how many of each. Other bounds are the domain's, see `sampling`.
 
-Strict: a number in quotes is a mistake, not a number. Fields of the OpenAI API that this cluster does not have may be present
-as long as they ask for nothing; see `refuse_unsupported`.
+Strict: a number in quotes is a mistake, not a number. The first mistake ends the reading. Fields of the OpenAI API that this
+cluster does not have are skipped over, not built, and may be present as long as they ask for nothing; see `refuse_unsupported`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta, Raw
 
 from ryzanstein import errors
+from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
-
-def _encodable(text: str) -> str:
-    """JSON can spell half of a surrogate pair; no text that a node or a database takes has one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 # Each with the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -49,40 +40,41 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "web_search_options": (),
     }
 )
-# Fields that never change an answer.
-_WITHOUT_EFFECT = frozenset(
-    {"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
-)
 # What a client sends back when it repeats a message that it was sent.
 _MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"annotations": ([],), "audio": (), "function_call": (), "name": (), "refusal": (), "tool_call_id": (), "tool_calls": ([],)}
 )
+_STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
+# No value that asks for nothing is longer than this, white space included.
+_MAX_IDLE_BYTES = 256
+_value = msgspec.json.Decoder()
+# msgspec reads no union of Raw and None; a field that the body does not have is None all the same.
+_ABSENT: Any = None
 
 
-class Body(BaseModel):
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all bodies have in common."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
-
-class StreamOptions(Body):
+class StreamOptions(Body, frozen=True):
     include_usage: bool | None = None
+    include_obfuscation: Raw = _ABSENT
 
 
-class GenerationOptions(Body):
+class GenerationOptions(Body, frozen=True, kw_only=True):
     """What chat and completion requests share. None is the default of `SamplingParams`."""
 
-    model: Text = ""
+    model: str = ""
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: Text | list[Text] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    user: Text | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: int | None = None
+    user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Beyond OpenAI's.
@@ -90,60 +82,91 @@ class GenerationOptions(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    # Refused unless they ask for nothing.
+    audio: Raw = _ABSENT
+    best_of: Raw = _ABSENT
+    echo: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    functions: Raw = _ABSENT
+    modalities: Raw = _ABSENT
+    moderation: Raw = _ABSENT
+    prediction: Raw = _ABSENT
+    reasoning_effort: Raw = _ABSENT
+    response_format: Raw = _ABSENT
+    service_tier: Raw = _ABSENT
+    store: Raw = _ABSENT
+    suffix: Raw = _ABSENT
+    tool_choice: Raw = _ABSENT
+    tools: Raw = _ABSENT
+    verbosity: Raw = _ABSENT
+    web_search_options: Raw = _ABSENT
+    # They never change an answer.
+    metadata: Raw = _ABSENT
+    parallel_tool_calls: Raw = _ABSENT
+    prompt_cache_key: Raw = _ABSENT
+    prompt_cache_retention: Raw = _ABSENT
+    safety_identifier: Raw = _ABSENT
 
 
-class ContentPart(Body):
-    """One part of a message's content; `text` where `type` is "text"."""
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message's content; `text` where `type` is "text". What other kinds have is skipped."""
 
     type: str
-    text: Text | None = None
+    text: str | None = None
 
 
-class ChatMessage(Body):
+class ChatMessage(Body, frozen=True):
     role: str
-    content: Text | list[ContentPart] | None = None
+    content: str | list[ContentPart] | None = None
+    annotations: Raw = _ABSENT
+    audio: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    name: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+    tool_call_id: Raw = _ABSENT
+    tool_calls: Raw = _ABSENT
 
 
-class ChatCompletionRequest(GenerationOptions):
+class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    session_id: Text | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    session_id: str | None = None
 
 
-class CompletionRequest(GenerationOptions):
+class CompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
 
 
 def refuse_unsupported(body: GenerationOptions) -> None:
-    """Raises INVALID_ARGUMENT for a field that is unknown, or that asks for what this cluster does not have."""
-    _refuse(body, _UNSUPPORTED, _WITHOUT_EFFECT, "")
+    """Raises INVALID_ARGUMENT for a field that asks for what this cluster does not have."""
+    _refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
-        _refuse(body.stream_options, MappingProxyType({"include_obfuscation": (False,)}), frozenset(), "stream_options.")
+        _refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
         if not body.stream:
             raise errors.invalid("stream_options", "is only for stream: true")
 
 
 def refuse_unsupported_in_message(message: ChatMessage, path: str) -> None:
     """The same for a message at `path`."""
-    _refuse(message, _MESSAGE_UNSUPPORTED, frozenset(), f"{path}.")
+    _refuse(message, _MESSAGE_UNSUPPORTED, f"{path}.")
 
 
-def _refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], without_effect: frozenset[str], path: str) -> None:
-    for name, value in (body.model_extra or {}).items():
-        if value is None and (name in unsupported or name in without_effect):
-            continue
-        if name in unsupported:
-            if value not in unsupported[name]:
-                raise errors.invalid(f"{path}{name}", "is not supported")
-        elif name not in without_effect:
-            raise errors.invalid(f"{path}{name}"[:128], "is not a field of this request")
+def _refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], path: str) -> None:
+    for name, idle in unsupported.items():
+        given = getattr(body, name)
+        if given is not None and not _is_idle(bytes(given), idle):
+            raise errors.invalid(f"{path}{name}", "is not supported")
+
+
+def _is_idle(given: bytes, idle: tuple[Any, ...]) -> bool:
+    return given == b"null" or (len(given) <= _MAX_IDLE_BYTES and _value.decode(given) in idle)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
-_KEEP_ALIVE_S = 75
+from ryzanstein.router.http.connections import ConnectionBounds, Connections
+from ryzanstein.router.http.protocol import BoundedProtocol
+
 _BACKLOG = 2048
+_SWEEP_S = 5
 
 
 class _QuietServer(uvicorn.Server):
@@ -23,17 +27,29 @@ class _QuietServer(uvicorn.Server):
 
 
 class HttpServer:
-    """`start`, then `port` is the bound one; `stop` ends it."""
+    """`start`, then `port` is the bound one; `stop` ends it. `on_refused` is told why a connection was refused."""
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        port: int,
+        bounds: ConnectionBounds | None = None,
+        on_refused: Callable[[str], object] = lambda reason: None,
+    ) -> None:
         self._host = host
+        bounds = bounds or ConnectionBounds()
+        self._stuck: set[asyncio.Transport] = set()
         self._config = uvicorn.Config(
             app,
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            http=partial(BoundedProtocol, Connections(bounds, on_refused)),  # type: ignore[arg-type]
+            timeout_keep_alive=round(bounds.keep_alive_s),
+            callback_notify=self._drop_stuck,
+            timeout_notify=_SWEEP_S,
             backlog=_BACKLOG,
             ws="none",
         )
@@ -74,6 +90,14 @@ class HttpServer:
         self._config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
         await asyncio.wait([self._serving])  # what it ended with `live` has said
+
+    async def _drop_stuck(self) -> None:
+        """A connection that is to be closed waits for its client to read what is left, but not for ever."""
+        transports = {connection.transport for connection in self._server.server_state.connections}
+        closing = {transport for transport in transports if transport.is_closing()}
+        for transport in closing & self._stuck:
+            transport.abort()
+        self._stuck = closing
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

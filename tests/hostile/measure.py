@@ -1,0 +1,68 @@
+"""`python -m tests.hostile.measure`: what each hostile input does to a router, as a Markdown table.
+
+A corpus is a function that takes a running router and gives rows; a new one joins `CORPORA`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.hostile.corpus import BODIES, HostileBody
+from tests.hostile.victim import Victim, victim
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """`lags_s`: the loop's worst lateness in each try."""
+
+    name: str
+    num_bytes: int
+    answer: str
+    lags_s: tuple[float, ...]
+
+    def __str__(self) -> str:
+        lags_ms = [1000 * lag for lag in self.lags_s]
+        return f"| {self.name} | {_size(self.num_bytes)} | {self.answer} | {statistics.median(lags_ms):.0f} ms |"
+
+
+def http_rows(router: Victim) -> Iterator[Row]:
+    for body in BODIES:
+        yield http_row(router, body)
+
+
+def http_row(router: Victim, body: HostileBody, tries: int = _TRIES) -> Row:
+    """Posts it and lets the loop come to rest."""
+    lags_s = []
+    for _ in range(tries):
+        router.worst_lag_s()
+        reply = router.post(body.path, body.content)
+        time.sleep(0.05)
+        lags_s.append(router.worst_lag_s())
+    param = "" if reply.status_code == 200 else reply.json()["error"]["param"] or "no JSON"
+    return Row(body.name, len(body.content), f"{reply.status_code} {param[:32]}".strip(), tuple(lags_s))
+
+
+CORPORA: Mapping[str, Callable[[Victim], Iterator[Row]]] = {"http": http_rows}
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def main() -> None:
+    """Names of corpora as arguments; all without."""
+    with victim() as router:
+        for name in sys.argv[1:] or CORPORA:
+            print("| input | size | answer | worst lag of the loop |\n|---|---|---|---|")
+            for row in CORPORA[name](router):
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""`python -m tests.hostile.node`: the benchmarks' scripted node, for any prompt.
+
+One that is a number is the pace of its answer.
+"""
+
+from __future__ import annotations
+
+import uvloop
+
+from ryzanstein import log as logs
+from ryzanstein.router.benchmarks import scripted_node
+from ryzanstein.router.benchmarks.scripted_link import ScriptedLink
+from ryzanstein.v1 import inference_pb2 as inference
+
+
+class AnyPromptLink(ScriptedLink):
+    def _submit(self, submit) -> None:
+        messages = submit.messages.messages
+        try:
+            pace = str(float(messages[-1].content))
+        except (IndexError, ValueError):
+            pace = "0.001"
+        del messages[:]
+        messages.append(inference.Message(role=inference.ROLE_USER, content=pace))
+        submit.sampling.max_tokens = submit.sampling.max_tokens or 2
+        super()._submit(submit)
+
+
+if __name__ == "__main__":
+    logs.setup("node", "warning")
+    scripted_node.ScriptedLink = AnyPromptLink
+    uvloop.run(scripted_node.serve())
