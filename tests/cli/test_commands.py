@@ -150,11 +150,11 @@ def test_an_interactive_conversation_ends_with_the_input_and_survives_errors(up:
     assert "Zorvia" in done.stdout.splitlines()[1]
 
 
-def test_a_bad_parameter_is_exit_code_1_and_names_the_field(up: Up) -> None:
-    done = run("chat", "Hello!", "--temperature", "3", *up.router)
+def test_what_the_cluster_refuses_is_exit_code_1_and_a_sentence_about_the_field(up: Up) -> None:
+    done = run("chat", "Hello!", "--session", "s" * 129, *up.router)
     assert done.returncode == 1
-    assert "INVALID_ARGUMENT" in done.stderr
-    assert "field sampling.temperature" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: session_id ")
+    assert done.stderr.splitlines()[-1].endswith(" (INVALID_ARGUMENT)")
 
 
 def test_status_lists_nodes_ranks_models_and_sessions(up: Up) -> None:

@@ -1,5 +1,4 @@
-"""Whatever an operator puts together, with a namespace of its own or without one: all of it is in one namespace, and what refers
-to something finds it there."""
+"""Whatever an operator puts together, with a namespace of its own or not, is in one namespace and refers to nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +20,9 @@ NAMED = "app.kubernetes.io/name"
 
 @pytest.fixture(
     scope="module",
-    params=[(base, chosen, ours, below) for base in BASES for chosen in CHOICES for ours in ("", "own") for below in ("", "low")],
+    params=[
+        (base, chosen, ours, below) for base in BASES for chosen in CHOICES for ours in ("", "own") for below in ("", "low")
+    ],
     ids=lambda each: f"{each[0]}+{'+'.join(each[1]) or 'none'}-{each[2] or 'default'}-on-{each[3] or 'default'}",
 )
 def variant(request: pytest.FixtureRequest, overlay: Callable[..., list[Document]]) -> tuple[str, list[Document]]:
@@ -53,7 +54,7 @@ def test_every_selector_picks_pods_that_there_are(variant: tuple[str, list[Docum
     """Redis is the operator's; kube-dns and the monitoring are chosen by their own namespaces."""
     _, documents = variant
     pods = {each["spec"]["template"]["metadata"]["labels"][NAMED] for each in documents if "template" in each.get("spec", {})}
-    selected = {name for each in documents for name in selected_names(each["spec"] if "spec" in each else {})}
+    selected = {name for each in documents for name in selected_names(each.get("spec", {}))}
     assert selected - {"redis"} == pods
 
 

@@ -14,7 +14,8 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, Orchestrator
+from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
+from ryzanstein.cli.options import Orchestrator, address_value, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
@@ -26,11 +27,15 @@ T = TypeVar("T")
 
 
 def drain(
-    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    node: Annotated[
+        str | None, typer.Argument(callback=text_value, help="The node's id, as `ryzanstein status` shows it.")
+    ] = None,
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
-    direct: Annotated[str | None, typer.Option(help="host:port of the node: ask it itself and wait for its work.")] = None,
-    grace: Annotated[float, typer.Option(min=0, help="With --direct: seconds that running work may take.")] = 30.0,
+    direct: Annotated[
+        str | None, typer.Option(callback=address_value, help="host:port of the node: ask it itself and wait for its work.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds that running work may take.")] = 30.0,
 ) -> None:
     """Let a node finish its work and take no more."""
     if (node is None) == (direct is None):
@@ -49,10 +54,14 @@ def drain(
 
 
 def undrain(
-    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    node: Annotated[
+        str | None, typer.Argument(callback=text_value, help="The node's id, as `ryzanstein status` shows it.")
+    ] = None,
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
-    direct: Annotated[str | None, typer.Option(help="host:port of the node: also ends a quarantine of its ranks.")] = None,
+    direct: Annotated[
+        str | None, typer.Option(callback=address_value, help="host:port of the node: also ends a quarantine of its ranks.")
+    ] = None,
 ) -> None:
     """Let a drained node take work again."""
     if (node is None) == (direct is None):

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ryzanstein.cli import display
 from ryzanstein.cli.cluster_view import ClusterView
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
+from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS
+from ryzanstein.cli.options import Orchestrator, Router
 from ryzanstein.cli.problems import problems
 from ryzanstein.cli.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
 from ryzanstein.cli.survey import look

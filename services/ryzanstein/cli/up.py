@@ -33,7 +33,7 @@ def up(
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks of each node.")] = 2,
     model: ModelDir = MODEL_DIR,
     routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
-    threads_per_rank: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
+    threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each rank.")] = 1,
     quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Of the weights, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
