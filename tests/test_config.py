@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.orchestrator.config import OrchestratorSettings
@@ -22,7 +21,7 @@ def fields(*annotations: type) -> list[tuple[type[ServiceSettings], str]]:
 def refused(kind: type[ServiceSettings], name: str, value: str) -> list[str]:
     """The settings that the refusal names; empty when it was no refusal."""
     try:
-        CliApp.run(kind, cli_args=[f"--{name.replace('_', '-')}={value}"])
+        kind(**{name: value})
     except ValidationError as error:
         return [".".join(map(str, problem["loc"])) for problem in error.errors()]
     return []

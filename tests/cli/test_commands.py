@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -248,11 +249,61 @@ def test_an_interrupted_demo_leaves_neither_processes_nor_files(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_that_is_taken_is_exit_code_1_and_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_exit_code_1_and_named_with_its_holder(tmp_path: Path) -> None:
     free = [part for port in ("--http-port", "--orchestrator-port") for part in (port, "0")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        port = address.rpartition(":")[2]
+        port = str(taken.getsockname()[1])
         done = run("up", "--nodes", "1", "--tp", "1", "--grpc-port", port, "--state-dir", str(tmp_path), *free)
     assert done.returncode == 1
-    assert f"cannot listen on {address}" in done.stderr
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"port {port} of 127.0.0.1 is taken by process {os.getpid()} (")
+    assert sentence.endswith("); choose another with --grpc-port, or 0")
+
+
+def test_a_second_up_in_the_same_directory_is_told_who_has_it_and_disturbs_nobody(up: Up) -> None:
+    directory = up.addresses["state_dir"]
+    ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
+    done = run("up", "--state-dir", directory, *ports)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"the state directory {directory} is in use by process {up.process.pid};")
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+
+
+def test_a_second_up_on_the_same_port_is_told_who_has_it_and_disturbs_nobody(up: Up, tmp_path: Path) -> None:
+    port = up.addresses["grpc"][0].rpartition(":")[2]
+    done = run("up", "--state-dir", str(tmp_path / "other"), "--grpc-port", port, "--http-port", "0")
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"port {port} of 127.0.0.1 is taken by process {up.addresses['pids']['router-0']} (")
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+
+
+def test_an_up_that_was_killed_is_no_obstacle_to_the_next(start: Starter) -> None:
+    first = start("--nodes", "1", "--tp", "1")
+    family = first.family()
+    first.process.kill()
+    first.wait()
+    assert left_of(family) == []
+    assert start("--nodes", "1", "--tp", "1").addresses["state_dir"] == first.addresses["state_dir"]
+
+
+def test_what_up_writes_is_for_its_owner_alone(up: Up) -> None:
+    directory = Path(up.addresses["state_dir"])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    logs = list(directory.glob("*.log"))
+    assert len(logs) == 4
+    assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--grpc-port", "9000", "--http-port", "9001", "--routers", "2"), "port 9001 is also wanted by --grpc-port"),
+        (("--grpc-port", "65535", "--routers", "2"), "port 65536 of router 1 is above 65535"),
+    ],
+)
+def test_ports_that_cannot_be_are_exit_code_2(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    done = run("up", "--state-dir", str(tmp_path), *flags)
+    assert done.returncode == 2
+    assert named in " ".join(done.stderr.replace("│", "").split())
