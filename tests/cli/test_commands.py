@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import stat
@@ -307,3 +308,44 @@ def test_ports_that_cannot_be_are_exit_code_2(flags: tuple[str, ...], named: str
     done = run("up", "--state-dir", str(tmp_path), *flags)
     assert done.returncode == 2
     assert named in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_the_last_ready_node_is_drained_only_when_asked_twice_and_then_chat_says_so_at_once(start: Starter) -> None:
+    up = start("--nodes", "2", "--tp", "1")
+    assert run("drain", "node-0", *up.orchestrator).returncode == 0
+    refused = run("drain", "node-1", *up.orchestrator, says="")
+    assert refused.returncode == 1
+    (sentence,) = refused.stderr.splitlines()
+    assert sentence.startswith("node-1 is the last ready node of 'demo': ")
+    assert "--force" in sentence
+    direct = run("drain", "--direct", up.addresses["nodes"]["node-1"], *up.orchestrator, says="")
+    assert (direct.returncode, direct.stderr) == (1, refused.stderr)
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+    assert at_a_terminal("drain", "node-1", *up.orchestrator, says="n") == 1
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+    assert at_a_terminal("drain", "node-1", *up.orchestrator, says="y") == 0
+    asked_at = time.monotonic()
+    deadline = asked_at + COMMAND_S
+    while (done := run("chat", "Hello!", *up.router)).returncode == 0 and time.monotonic() < deadline:
+        asked_at = time.monotonic()
+    assert time.monotonic() - asked_at < 12, "it waited for a node, as for one that is away"
+    assert done.returncode == 1
+    assert "all its nodes drain (node-0, node-1) (UNAVAILABLE, NO_NODES)" in done.stderr
+    assert run("undrain", "node-1", *up.orchestrator).returncode == 0
+    while run("chat", "Hello!", *up.router).returncode != 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert run("drain", "node-1", "--force", *up.orchestrator).returncode == 0
+
+
+def at_a_terminal(*arguments: str, says: str) -> int:
+    """The exit code of a command whose standard input is a terminal, where a person answers so."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(command(*arguments), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        os.write(ours, f"{says}\n".encode())
+        output, _ = process.communicate(timeout=COMMAND_S)
+        assert b"is the last ready node of 'demo'" in output
+        return process.returncode
+    finally:
+        os.close(theirs)
+        os.close(ours)

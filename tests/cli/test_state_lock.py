@@ -39,10 +39,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_held_directory_is_refused_with_its_name_and_the_holders_process(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    with (
-        pytest.raises(InUseError, match=f"state directory {tmp_path / 'state'} is in use by process {holder.pid};"),
-        held(tmp_path / "state"),
-    ):
+    said = f"state directory {tmp_path / 'state'} is in use by process {holder.pid};"
+    with pytest.raises(InUseError, match=said), held(tmp_path / "state"):
         pass
 
 
@@ -62,8 +60,6 @@ def test_a_directory_that_is_made_is_for_its_owner_alone(tmp_path: Path) -> None
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(InUseError, match=f"{tmp_path / 'file' / 'state'} cannot be used: Not a directory"),
-        held(tmp_path / "file" / "state"),
-    ):
+    directory = tmp_path / "file" / "state"
+    with pytest.raises(InUseError, match=f"{directory} cannot be used: Not a directory"), held(directory):
         pass
