@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import serves
 
 pytestmark = pytest.mark.cluster
@@ -180,6 +181,17 @@ def test_status_for_people_is_plain_text_in_a_pipe(up: Up) -> None:
     assert "node-0" in done.stdout
     assert "READY" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_status_of_a_router_alone_shows_what_its_nodes_say_themselves(up: Up) -> None:
+    nobody = ("--orchestrator", f"127.0.0.1:{free_ports(1)[0]}")
+    done = run("status", "--json", *up.router, *nobody)
+    assert done.returncode == 1
+    assert "orchestrator did not answer" in done.stderr
+    for each in json.loads(done.stdout)["nodes"]:
+        node = each["node"]
+        assert (node["tp"], node["state"], node["model"]) == (1, "READY", "demo")
+        assert node["load"]["kv_blocks_total"] > 0
 
 
 def test_draining_an_unknown_node_is_exit_code_1(up: Up) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeVar
 
 from ryzanstein import wire
@@ -21,7 +22,7 @@ from ryzanstein.cli.cluster_view import (
     RouterView,
     SessionView,
 )
-from ryzanstein.cluster import Node, NodeState
+from ryzanstein.cluster import Beat, Node, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
@@ -93,7 +94,14 @@ async def _node(node: Node, member: bool) -> NodeView:
     losses = tuple(
         RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
     )
-    return NodeView(node, tuple(map(_rank, answer.ranks)), answer.rank_restarts, "", answer.beat.reason, losses, member)
+    ranks = tuple(map(_rank, answer.ranks))
+    node = node if member else _as_it_says(node, wire.beat_from_wire(answer.beat), len(ranks))
+    return NodeView(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
+
+
+def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:
+    """A node of which no orchestrator told: all that is known of it, it says itself."""
+    return replace(node, tp=tp, state=beat.state, model=beat.model, context_length=beat.context_length, load=beat.load)
 
 
 def _rank(rank: worker_pb2.RankStatus) -> RankView:
