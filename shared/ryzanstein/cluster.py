@@ -19,6 +19,10 @@ class NodeState(OpenEnum):
     FAILED = 5
 
 
+# Why a node drains that is itself again in a moment, in its beats' `reason`: who waits for it need not wait in vain.
+STOPS, MODEL_CHANGES = "the node stops", "the model changes"
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a router needs to choose a node: sequences and KV blocks."""
@@ -44,6 +48,11 @@ class Beat:
     reason: str = ""
     time: float = 0.0
     profiling: bool = False
+
+    @property
+    def drained(self) -> bool:
+        """It drains until somebody takes that back: it neither restarts nor changes its model."""
+        return self.state is NodeState.DRAINING and STOPS not in self.reason and MODEL_CHANGES not in self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,13 @@ From the environment (`RYZANSTEIN_GRPC_PORT`) or from flags (`--grpc-port`); fla
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+# Above these a number is a slip: no count, no size and no time of ours comes near, and sums of them stay exact.
+_LARGEST, _LARGEST_S = 2**53, 1e9
 
 
 class ServiceSettings(BaseSettings):
@@ -19,6 +24,7 @@ class ServiceSettings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
+        allow_inf_nan=False,
     )
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
@@ -26,3 +32,14 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
+
+    @field_validator("*")
+    @classmethod
+    def _is_usable(cls, value: Any, info: ValidationInfo) -> Any:
+        """Numbers have an end, and text can be written down: bytes of a command line that are no UTF-8 cannot."""
+        largest = _LARGEST_S if (info.field_name or "").endswith("_s") else _LARGEST
+        if isinstance(value, int | float) and value > largest:
+            raise ValueError(f"must be at most {largest:.0f}")
+        if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
+            raise ValueError("must be UTF-8 text")
+        return value

@@ -15,6 +15,8 @@ OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
+# The cause of a NO_NODES that nobody waited for.
+ALL_DRAIN = "draining"
 
 
 class Code(IntEnum):
@@ -157,7 +159,7 @@ def draining(node_id: str) -> RyzansteinError:
 
 
 def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
-    """`cause`: how the last attempt of a begun generation ended."""
+    """`cause`: how the last attempt of a begun generation ended, or ALL_DRAIN."""
     return RyzansteinError(
         f"no ready node serves {model!r}: {why}",
         Code.UNAVAILABLE,

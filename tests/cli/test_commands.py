@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import serves
 
 pytestmark = pytest.mark.cluster
@@ -150,11 +153,11 @@ def test_an_interactive_conversation_ends_with_the_input_and_survives_errors(up:
     assert "Zorvia" in done.stdout.splitlines()[1]
 
 
-def test_a_bad_parameter_is_exit_code_1_and_names_the_field(up: Up) -> None:
-    done = run("chat", "Hello!", "--temperature", "3", *up.router)
+def test_what_the_cluster_refuses_is_exit_code_1_and_a_sentence_about_the_field(up: Up) -> None:
+    done = run("chat", "Hello!", "--session", "s" * 129, *up.router)
     assert done.returncode == 1
-    assert "INVALID_ARGUMENT" in done.stderr
-    assert "field sampling.temperature" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: session_id ")
+    assert done.stderr.splitlines()[-1].endswith(" (INVALID_ARGUMENT)")
 
 
 def test_status_lists_nodes_ranks_models_and_sessions(up: Up) -> None:
@@ -178,6 +181,17 @@ def test_status_for_people_is_plain_text_in_a_pipe(up: Up) -> None:
     assert "node-0" in done.stdout
     assert "READY" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_status_of_a_router_alone_shows_what_its_nodes_say_themselves(up: Up) -> None:
+    nobody = ("--orchestrator", f"127.0.0.1:{free_ports(1)[0]}")
+    done = run("status", "--json", *up.router, *nobody)
+    assert done.returncode == 1
+    assert "orchestrator did not answer" in done.stderr
+    for each in json.loads(done.stdout)["nodes"]:
+        node = each["node"]
+        assert (node["tp"], node["state"], node["model"]) == (1, "READY", "demo")
+        assert node["load"]["kv_blocks_total"] > 0
 
 
 def test_draining_an_unknown_node_is_exit_code_1(up: Up) -> None:
@@ -248,11 +262,102 @@ def test_an_interrupted_demo_leaves_neither_processes_nor_files(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_that_is_taken_is_exit_code_1_and_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_exit_code_1_and_named_with_its_holder(tmp_path: Path) -> None:
     free = [part for port in ("--http-port", "--orchestrator-port") for part in (port, "0")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        port = address.rpartition(":")[2]
+        port = str(taken.getsockname()[1])
         done = run("up", "--nodes", "1", "--tp", "1", "--grpc-port", port, "--state-dir", str(tmp_path), *free)
     assert done.returncode == 1
-    assert f"cannot listen on {address}" in done.stderr
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"port {port} of 127.0.0.1 is taken by process {os.getpid()} (")
+    assert sentence.endswith("); choose another with --grpc-port, or 0")
+
+
+def test_a_second_up_in_the_same_directory_is_told_who_has_it_and_disturbs_nobody(up: Up) -> None:
+    directory = up.addresses["state_dir"]
+    ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
+    done = run("up", "--state-dir", directory, *ports)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"the state directory {directory} is in use by process {up.process.pid};")
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+
+
+def test_a_second_up_on_the_same_port_is_told_who_has_it_and_disturbs_nobody(up: Up, tmp_path: Path) -> None:
+    port = up.addresses["grpc"][0].rpartition(":")[2]
+    done = run("up", "--state-dir", str(tmp_path / "other"), "--grpc-port", port, "--http-port", "0")
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"port {port} of 127.0.0.1 is taken by process {up.addresses['pids']['router-0']} (")
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+
+
+def test_an_up_that_was_killed_is_no_obstacle_to_the_next(start: Starter) -> None:
+    first = start("--nodes", "1", "--tp", "1")
+    family = first.family()
+    first.process.kill()
+    first.wait()
+    assert left_of(family) == []
+    assert start("--nodes", "1", "--tp", "1").addresses["state_dir"] == first.addresses["state_dir"]
+
+
+def test_what_up_writes_is_for_its_owner_alone(up: Up) -> None:
+    directory = Path(up.addresses["state_dir"])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    logs = list(directory.glob("*.log"))
+    assert len(logs) == 4
+    assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--grpc-port", "9000", "--http-port", "9001", "--routers", "2"), "port 9001 is also wanted by --grpc-port"),
+        (("--grpc-port", "65535", "--routers", "2"), "port 65536 of router 1 is above 65535"),
+    ],
+)
+def test_ports_that_cannot_be_are_exit_code_2(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    done = run("up", "--state-dir", str(tmp_path), *flags)
+    assert done.returncode == 2
+    assert named in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_the_last_ready_node_is_drained_only_when_asked_twice_and_then_chat_says_so_at_once(start: Starter) -> None:
+    up = start("--nodes", "2", "--tp", "1")
+    assert run("drain", "node-0", *up.orchestrator).returncode == 0
+    refused = run("drain", "node-1", *up.orchestrator, says="")
+    assert refused.returncode == 1
+    (sentence,) = refused.stderr.splitlines()
+    assert sentence.startswith("node-1 is the last ready node of 'demo': ")
+    assert "--force" in sentence
+    direct = run("drain", "--direct", up.addresses["nodes"]["node-1"], *up.orchestrator, says="")
+    assert (direct.returncode, direct.stderr) == (1, refused.stderr)
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+    assert at_a_terminal("drain", "node-1", *up.orchestrator, says="n") == 1
+    assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
+    assert at_a_terminal("drain", "node-1", *up.orchestrator, says="y") == 0
+    asked_at = time.monotonic()
+    deadline = asked_at + COMMAND_S
+    while (done := run("chat", "Hello!", *up.router)).returncode == 0 and time.monotonic() < deadline:
+        asked_at = time.monotonic()
+    assert time.monotonic() - asked_at < 12, "it waited for a node, as for one that is away"
+    assert done.returncode == 1
+    assert "all its nodes drain (node-0, node-1) (UNAVAILABLE, NO_NODES)" in done.stderr
+    assert run("undrain", "node-1", *up.orchestrator).returncode == 0
+    while run("chat", "Hello!", *up.router).returncode != 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert run("drain", "node-1", "--force", *up.orchestrator).returncode == 0
+
+
+def at_a_terminal(*arguments: str, says: str) -> int:
+    """The exit code of a command whose standard input is a terminal, where a person answers so."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(command(*arguments), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        os.write(ours, f"{says}\n".encode())
+        output, _ = process.communicate(timeout=COMMAND_S)
+        assert b"is the last ready node of 'demo'" in output
+        return process.returncode
+    finally:
+        os.close(theirs)
+        os.close(ours)

@@ -20,8 +20,13 @@ def shown(error: RyzansteinError) -> str:
 
 def test_a_wrong_field_is_named_with_its_bound() -> None:
     text = shown(errors.invalid("sampling.temperature", "must be in [0, 2]", 3))
-    assert "INVALID_ARGUMENT" in text
-    assert "field sampling.temperature: must be in [0, 2]" in text
+    assert text == "error: sampling.temperature must be in [0, 2], got 3 (INVALID_ARGUMENT)\n"
+
+
+def test_a_field_that_the_message_does_not_begin_with_is_named_below() -> None:
+    lines = shown(errors.context_too_long(900, 200, 1000)).splitlines()
+    assert lines[0].endswith("exceed the model's context of 1000 tokens (INVALID_ARGUMENT, CONTEXT_TOO_LONG)")
+    assert lines[1:] == ["  field sampling.max_tokens: prompt and answer have at most 1000 tokens"]
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
@@ -29,7 +34,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    assert "model: gone" in shown(errors.not_found("model", "gone"))
+    assert shown(errors.not_found("model", "gone")) == "error: no such model: 'gone' (NOT_FOUND, MODEL_NOT_FOUND)\n"
 
 
 def test_square_brackets_in_messages_are_not_markup() -> None:

@@ -51,6 +51,14 @@ def test_nobody_there_is_exit_code_1_with_a_hint() -> None:
     assert "ryzanstein up" in output
 
 
+def test_status_with_everything_down_is_one_sentence_and_exit_code_1() -> None:
+    first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
+    code, output = run("status", "--orchestrator", first, "--router", second)
+    assert code == 1
+    (sentence,) = output.splitlines()
+    assert sentence.startswith(f"nothing answers: no orchestrator at {first}, no router at {second};")
+
+
 def test_status_without_services_says_who_did_not_answer() -> None:
     first, second = free_ports(2)
     code, output = run("status", "--json", "--orchestrator", f"127.0.0.1:{first}", "--router", f"127.0.0.1:{second}")

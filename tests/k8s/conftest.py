@@ -60,34 +60,38 @@ def workloads(manifests: list[Document]) -> dict[str, Document]:
 
 
 @pytest.fixture(scope="session")
-def with_component(
+def overlay(
     k8s_dir: Path, render: Callable[[Path], list[Document]], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], list[Document]]:
-    """The base with one component, as an operator's own overlay would have it."""
+) -> Callable[..., list[Document]]:
+    """What an operator's own overlay renders: on a base of ours with some components, in a namespace of its own or in ours.
 
-    def documents(name: str) -> list[Document]:
+    `below`: the namespace that an overlay between the two sets.
+    """
+
+    def documents(base: str, *components: str, namespace: str = "", below: str = "") -> list[Document]:
         # Relative, because kustomize refuses absolute paths; a copy, so that the overlay need not be in the repository.
         root = tmp_path_factory.mktemp("operator")
         shutil.copytree(k8s_dir, root / "k8s")
-        overlay = root / "overlay"
-        overlay.mkdir()
-        (overlay / "kustomization.yaml").write_text(
-            "apiVersion: kustomize.config.k8s.io/v1beta1\n"
-            "kind: Kustomization\n"
-            "namespace: ryzanstein\n"
-            "resources: [../k8s/base]\n"
-            f"components: [../k8s/components/{name}]\n"
-        )
-        return render(overlay)
+        _write(root / "below", f"k8s/{base}", (), below)
+        return render(_write(root / "overlay", "below", components, namespace))
 
     return documents
 
 
-@pytest.fixture(scope="session")
-def with_pod_monitor(with_component: Callable[[str], list[Document]]) -> list[Document]:
-    return with_component("pod-monitor")
+def _write(directory: Path, resource: str, components: tuple[str, ...], namespace: str) -> Path:
+    directory.mkdir()
+    lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", f"resources: [../{resource}]"]
+    lines += [f"namespace: {namespace}"] if namespace else []
+    lines += ["components:", *(f"  - ../k8s/components/{name}" for name in components)] if components else []
+    (directory / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    return directory
 
 
 @pytest.fixture(scope="session")
-def with_redis(with_component: Callable[[str], list[Document]]) -> list[Document]:
-    return with_component("redis-sessions")
+def with_pod_monitor(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "pod-monitor")
+
+
+@pytest.fixture(scope="session")
+def with_redis(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "redis-sessions")

@@ -64,6 +64,7 @@ class ScriptedNode(WorkerServiceServicer):
     step_s: float = 0.002
     state: int = worker.NODE_STATE_READY
     model: str = MODEL
+    reason: str = ""
     frozen: bool = False
     """Neither beats nor tokens, but the connection stays."""
     stalled: bool = False
@@ -184,6 +185,7 @@ class ScriptedNode(WorkerServiceServicer):
             context_length=self.context_length,
             load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
+            reason=self.reason,
         )
 
     async def _speak(self, running: dict[int, Running], heard: list[int]) -> AsyncIterator[worker.ConnectResponse]:

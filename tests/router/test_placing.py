@@ -271,3 +271,76 @@ async def test_a_model_that_is_unloaded_is_not_held_against_the_request(start_no
     primary.state = worker.NODE_STATE_STARTING
     await reading.task
     assert (reading.tokens, reading.nodes) == (whole(8), [backup.node_id])
+
+
+BY_OPERATOR = "drains: an operator asked"
+
+
+async def drain(client: Any, until: Any, node: Any, reason: str = BY_OPERATOR) -> None:
+    node.state, node.reason = worker.NODE_STATE_DRAINING, reason
+    await until(lambda: {view.node_id: view.state for view in client.router.links.snapshot()}[node.node_id] == node.state)
+
+
+async def test_a_new_request_fails_at_once_when_all_nodes_were_taken_out_of_service(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    nodes = [await start_node(name) for name in "ab"]
+    client = await start_router(*nodes, failover_wait_s=60.0)
+    for node in nodes:
+        await drain(client, until, node)
+    reading = Reading(client, 3)
+    error = await reading.failure()
+    assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "draining")
+    assert "all its nodes drain (a, b)" in error.message
+    assert reading.took_s < 10.0
+
+
+@pytest.mark.parametrize(
+    "reason", ["drains: the node stops", "drains: an operator asked, the node stops", "drains: the model changes"]
+)
+async def test_a_node_that_stops_or_changes_its_model_is_waited_for(
+    start_node: Any, start_router: Any, until: Any, reason: str
+) -> None:
+    first, second = [await start_node(name) for name in "ab"]
+    client = await start_router(first, second, failover_wait_s=60.0)
+    await drain(client, until, first)
+    await drain(client, until, second, reason)
+    reading = Reading(client, 3)
+    await asyncio.sleep(0.3)
+    assert not reading.task.done()
+    second.state, second.reason = worker.NODE_STATE_READY, ""
+    await reading.task
+    assert reading.tokens == whole(3)
+
+
+async def test_a_node_that_is_away_is_waited_for_while_the_others_drain(start_node: Any, start_router: Any, until: Any) -> None:
+    drained, away = [await start_node(name) for name in "ab"]
+    client = await start_router(drained, away, failover_wait_s=60.0)
+    await drain(client, until, drained)
+    await away.die()
+    await until(lambda: client.value("link_up", node_id="b") == 0)
+    reading = Reading(client, 3)
+    await asyncio.sleep(0.3)
+    assert not reading.task.done()
+    await away.start()
+    await reading.task
+    assert reading.tokens == whole(3)
+
+
+async def test_what_has_begun_waits_also_when_only_nodes_that_drain_are_left(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    nodes = [await start_node(name, step_s=0.02) for name in "ab"]
+    client = await start_router(*nodes, failover_wait_s=60.0)
+    primary, other = await primary_first(client, nodes)
+    reading = Reading(client, 100)
+    await until(lambda: len(reading.tokens) >= 5)
+    await drain(client, until, other)
+    primary.state, primary.reason = worker.NODE_STATE_DRAINING, BY_OPERATOR
+    primary.ranks_lost = True
+    await until(lambda: client.value("link_up", node_id=primary.node_id) == 1)
+    await asyncio.sleep(0.3)
+    assert not reading.task.done()
+    other.state, other.reason = worker.NODE_STATE_READY, ""
+    await reading.task
+    assert reading.tokens == whole(100)

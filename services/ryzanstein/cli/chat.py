@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import Answer, ask
-from ryzanstein.cli.defaults import ROUTER_ADDRESS, Router
+from ryzanstein.cli.defaults import ROUTER_ADDRESS
+from ryzanstein.cli.options import Router, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb
@@ -51,15 +52,19 @@ class Speaker:
 
 
 def chat(
-    text: Annotated[str | None, typer.Argument(help="What to say; without it the conversation is interactive.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(callback=text_value, help="What to say; without it the conversation is interactive.")
+    ] = None,
     *,
-    session: Annotated[str, typer.Option(help="Continue this session; without it a new one.")] = "",
+    session: Annotated[str, typer.Option(callback=text_value, help="Continue this session; without it a new one.")] = "",
     router: Router = ROUTER_ADDRESS,
-    model: Annotated[str, typer.Option(help="Needed when the cluster serves several.")] = "",
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Bound of each answer.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each answer.")] = None,
+    model: Annotated[str, typer.Option(callback=text_value, help="Needed when the cluster serves several.")] = "",
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Bound of each answer.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed draws the same tokens.")] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for each answer.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document for each answer.")] = False,
 ) -> None:
     """Talk to the cluster; answers stream in."""
@@ -75,14 +80,21 @@ def _converse(speaker: Speaker, as_json: bool) -> None:
     """Turn after turn until the input ends. An error does not end the conversation."""
     people = display.people()
     people.print(Text(f"session {speaker.session_id}; end with Ctrl-D", style="dim"))
-    while True:
-        try:
-            text = people.input("[bold cyan]you[/] ").strip()
-        except EOFError:
-            people.print()
-            return
+    while (text := _heard(people)) is not None:
         if text:
             _turn(speaker, text, as_json)
+    people.print()
+
+
+def _heard(people: Console) -> str | None:
+    """The next line; empty when there is nothing in it to say, None at the end of the input."""
+    try:
+        return text_value(people.input("[bold cyan]you[/] ").strip())
+    except EOFError:
+        return None
+    except (UnicodeDecodeError, typer.BadParameter):
+        people.print("what was said is not UTF-8 text", style="red")
+        return ""
 
 
 def _turn(speaker: Speaker, text: str, as_json: bool) -> bool:

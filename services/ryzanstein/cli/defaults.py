@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 GRPC_PORT = 50051
 HTTP_PORT = 8000
@@ -13,6 +10,3 @@ ORCHESTRATOR_PORT = 50050
 ROUTER_ADDRESS = f"127.0.0.1:{GRPC_PORT}"
 ORCHESTRATOR_ADDRESS = f"127.0.0.1:{ORCHESTRATOR_PORT}"
 STATE_DIR = Path.home() / ".local" / "state" / "ryzanstein"
-
-Router = Annotated[str, typer.Option(envvar="RYZANSTEIN_ROUTER", help="host:port of a router.")]
-Orchestrator = Annotated[str, typer.Option(envvar="RYZANSTEIN_ORCHESTRATOR", help="host:port of the orchestrator.")]

@@ -36,17 +36,30 @@ def show_failure(console: Console, failure: ServiceFailedError) -> None:
 
 
 def show_error(console: Console, error: RyzansteinError) -> None:
-    """The message, the reason, each field that is wrong, and when to come back."""
-    headline = Text.assemble(("error ", "bold red"), (error.code.name, "red"), f" ({error.reason}): {error.message}")
-    console.print(headline, soft_wrap=True)
+    """One sentence that says what is wrong, with the reason in brackets; then what it does not say: further fields, what is
+    missing, and when to come back."""
+    console.print(Text.assemble(("error: ", "bold red"), f"{_sentence(error)} ({_reason(error)})"), soft_wrap=True)
     for violation in error.violations:
-        console.print(Text.assemble("  field ", (violation.field, "bold"), f": {violation.description}"))
-    if error.resource is not None:
-        console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"))
+        if not error.message.startswith(f"{violation.field}: "):
+            console.print(Text.assemble("  field ", (violation.field, "bold"), f": {violation.description}"), soft_wrap=True)
+    if error.resource is not None and error.resource[1] not in error.message:
+        console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"), soft_wrap=True)
     if error.retry_after_s is not None:
         console.print(Text(f"  try again in {error.retry_after_s:g} s"))
     if error.reason == Code.UNAVAILABLE.name:  # nobody of ours said so: no service answered
         console.print(Text("  is the cluster running? `ryzanstein up` starts one"))
+
+
+def _sentence(error: RyzansteinError) -> str:
+    """A wrong field is its subject: `sampling.temperature must be in [0, 2], got 3`."""
+    for violation in error.violations:
+        if error.message.startswith(f"{violation.field}: "):
+            return error.message.replace(": ", " ", 1)
+    return error.message
+
+
+def _reason(error: RyzansteinError) -> str:
+    return error.code.name if error.reason in ("", error.code.name) else f"{error.code.name}, {error.reason}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -6,37 +6,43 @@ Through the orchestrator, or asking the node itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+import sys
+from typing import Annotated
 
-import grpc
 import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, Orchestrator
+from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
+from ryzanstein.cli.last_node import LastNode, last_node, last_node_at
+from ryzanstein.cli.options import Orchestrator, address_value, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
-from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 _TIMEOUT_S = 10.0
 
-T = TypeVar("T")
-
 
 def drain(
-    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    node: Annotated[
+        str | None, typer.Argument(callback=text_value, help="The node's id, as `ryzanstein status` shows it.")
+    ] = None,
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
-    direct: Annotated[str | None, typer.Option(help="host:port of the node: ask it itself and wait for its work.")] = None,
-    grace: Annotated[float, typer.Option(min=0, help="With --direct: seconds that running work may take.")] = 30.0,
+    direct: Annotated[
+        str | None, typer.Option(callback=address_value, help="host:port of the node: ask it itself and wait for its work.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds that running work may take.")] = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask, also when it is the last ready node.")] = False,
 ) -> None:
     """Let a node finish its work and take no more."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
     people = display.people()
     try:
+        if not force:
+            _confirm(asyncio.run(last_node(orchestrator, str(node)) if direct is None else last_node_at(orchestrator, direct)))
         if direct is not None:
             unfinished = asyncio.run(drain_node(direct, grace))
             people.print(f"{direct} drained, {unfinished} generations had to move")
@@ -48,11 +54,28 @@ def drain(
         raise typer.Exit(1) from None
 
 
+def _confirm(last: LastNode | None) -> None:
+    """Asks who drains the last ready node; exit code 1 when the answer is no, or there is nobody to ask."""
+    if last is None:
+        return
+    people = display.people()
+    if not sys.stdin.isatty():
+        people.print(f"{last}; --force drains it all the same", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    if not typer.confirm(f"{last}. Drain it?", err=True):
+        people.print("nothing was changed")
+        raise typer.Exit(1)
+
+
 def undrain(
-    node: Annotated[str | None, typer.Argument(help="The node's id, as `ryzanstein status` shows it.")] = None,
+    node: Annotated[
+        str | None, typer.Argument(callback=text_value, help="The node's id, as `ryzanstein status` shows it.")
+    ] = None,
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
-    direct: Annotated[str | None, typer.Option(help="host:port of the node: also ends a quarantine of its ranks.")] = None,
+    direct: Annotated[
+        str | None, typer.Option(callback=address_value, help="host:port of the node: also ends a quarantine of its ranks.")
+    ] = None,
 ) -> None:
     """Let a drained node take work again."""
     if (node is None) == (direct is None):
@@ -74,14 +97,14 @@ async def withdraw_drain(orchestrator: str, node_id: str) -> None:
     """Returns when the wish is withdrawn. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        await _call(stub.UndrainNode(orchestrator_pb2.UndrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
+        await answered(stub.UndrainNode(orchestrator_pb2.UndrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
 async def undrain_node(address: str) -> str:
     """What still keeps the node from taking generations; empty: nothing."""
     async with open_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        answer = await _call(stub.Undrain(worker_pb2.UndrainRequest(), timeout=_TIMEOUT_S))
+        answer = await answered(stub.Undrain(worker_pb2.UndrainRequest(), timeout=_TIMEOUT_S))
     return answer.reason
 
 
@@ -89,7 +112,7 @@ async def request_drain(orchestrator: str, node_id: str) -> None:
     """Returns when the wish is recorded. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        await _call(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
+        await answered(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
 async def drain_node(address: str, grace_s: float) -> int:
@@ -98,12 +121,5 @@ async def drain_node(address: str, grace_s: float) -> int:
     grace.FromNanoseconds(int(grace_s * 1e9))
     async with open_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        answer = await _call(stub.Drain(worker_pb2.DrainRequest(grace=grace), timeout=grace_s + _TIMEOUT_S))
+        answer = await answered(stub.Drain(worker_pb2.DrainRequest(grace=grace), timeout=grace_s + _TIMEOUT_S))
     return answer.unfinished
-
-
-async def _call(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as failure:
-        raise error_from_rpc(failure) from failure

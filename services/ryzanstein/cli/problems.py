@@ -18,13 +18,19 @@ def problems(view: ClusterView) -> list[str]:
     """Empty: nothing that could be asked complained."""
     found = [f"{service} does not answer: {error}" for service, error in view.errors.items()]
     if "router" not in view.errors and not any(model.ready_nodes for model in view.models):
-        found.append("no node is ready: every request waits, then fails with NO_NODES")
+        found.append(_nobody_ready(view))
     for node in view.nodes:
         found += _of_node(node, "orchestrator" not in view.errors)
     found += _unlinked(view.router)
     for link in view.router.links:
         found += _of_link(view.router.router_id, link)
     return found
+
+
+def _nobody_ready(view: ClusterView) -> str:
+    if view.nodes and all(each.node.state is NodeState.DRAINING or each.node.drain_requested for each in view.nodes):
+        return "no node is ready: all of them drain, and every request fails with NO_NODES"
+    return "no node is ready: every request waits, then fails with NO_NODES"
 
 
 def _of_node(view: NodeView, members_known: bool) -> Iterator[str]:

@@ -100,7 +100,7 @@ class LocalCluster:
         """Where logs and databases are."""
         if self._state_dir is None:
             self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
-        self._state_dir.mkdir(parents=True, exist_ok=True)
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._state_dir
 
     def start(self) -> None:

@@ -78,7 +78,7 @@ class ServiceProcess:
         Call from a thread that lives as long as the service should: the kernel's death signal is bound to the thread.
         """
         tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._command]
-        with self.log_path.open("ab") as log:
+        with open(self.log_path, "ab", opener=_private) as log:
             self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def wait_ready(self, deadline: float) -> None:
@@ -149,6 +149,14 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that only its owner may read, also when an earlier version made it for everybody."""
+    descriptor = os.open(path, flags, 0o600)
+    with suppress(PermissionError):  # somebody else's file stays as that one made it
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _as_flags(flags: Flags) -> list[str]:

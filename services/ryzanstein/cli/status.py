@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ryzanstein.cli import display
 from ryzanstein.cli.cluster_view import ClusterView
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
+from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS
+from ryzanstein.cli.options import Orchestrator, Router
 from ryzanstein.cli.problems import problems
 from ryzanstein.cli.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
 from ryzanstein.cli.survey import look
@@ -24,8 +25,15 @@ def status(
     router: Router = ROUTER_ADDRESS,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Problems, nodes, ranks, links, losses, models and sessions. Exit code 1 when a service did not answer."""
+    """Problems, nodes, ranks, links, losses, models and sessions. Exit code 1 when a service did not answer.
+
+    In a narrow terminal the less important columns are left out.
+    """
     view = asyncio.run(look(orchestrator, router))
+    if not as_json and {"orchestrator", "router"} <= view.errors.keys():
+        nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"
+        display.people().print(nobody, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
     if as_json:
         display.print_json(as_document(view))
     else:
@@ -36,10 +44,11 @@ def status(
 
 
 def as_document(view: ClusterView) -> dict[str, Any]:
-    """For scripts; states by their names, times in seconds."""
+    """For scripts; states by their names, times in seconds, null for a degree of tensor parallelism that is not known."""
     document = asdict(view)
     for shown, node_view in zip(document["nodes"], view.nodes, strict=True):
         shown["node"]["state"] = node_view.node.state.name
+        shown["node"]["tp"] = node_view.node.tp or None
     for shown, link in zip(document["router"]["links"], view.router.links, strict=True):
         shown["state"] = link.state.name
     return {"problems": problems(view), **document}
@@ -49,5 +58,6 @@ def show(console: Console, view: ClusterView) -> None:
     found = problems(view)
     for problem in found or ["no problems"]:
         console.print(problem, style="red" if found else "green", markup=False, soft_wrap=True)
-    for table in _TABLES:
-        console.print(table(view))
+    for table in (make(view) for make in _TABLES):
+        if len(table):
+            console.print(table)

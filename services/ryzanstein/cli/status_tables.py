@@ -5,29 +5,44 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rich.table import Table
-
 from ryzanstein.cli import display
 from ryzanstein.cli.cluster_view import ClusterView, NodeView
+from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.survey import MAX_SESSIONS
-from ryzanstein.cluster import NodeState
+from ryzanstein.cluster import Load, NodeState
 
 MAX_LOSSES = 12
+_UNKNOWN = "-"
 
 
-def node_table(view: ClusterView) -> Table:
+def node_table(view: ClusterView) -> FittedTable:
     """Members with their state and load."""
-    table = Table("node", "state", "model", "tp", "running", "waiting", "KV blocks", "restarts", "beat", title="nodes")
+    table = FittedTable(
+        "nodes",
+        Column("node", folds=True),
+        Column("state"),
+        Column("model", 3, folds=True),
+        Column("tp", 6),
+        Column("running", 1),
+        Column("waiting", 2),
+        Column("KV blocks", 5),
+        Column("restarts", 4),
+        Column("beat", 3, folds=True),
+    )
     now = time.time()
     for each in view.nodes:
-        node, load = each.node, each.node.load
-        beat = _ago(now, node.beat_time) if node.beat_time and not each.error else each.error or "-"
-        kv = f"{load.kv_blocks_used}/{load.kv_blocks_total}"
-        running = f"{load.running}/{load.capacity}"
-        table.add_row(
-            node.node_id, _state(each), node.model, str(node.tp), running, str(load.waiting), kv, str(each.rank_restarts), beat
-        )
+        node = each.node
+        beat = _ago(now, node.beat_time) if node.beat_time and not each.error else each.error or _UNKNOWN
+        place = (node.node_id, _state(each), node.model or _UNKNOWN, str(node.tp or _UNKNOWN))
+        table.add(*place, *_load(node.load), str(each.rank_restarts), beat)
     return table
+
+
+def _load(load: Load) -> tuple[str, str, str]:
+    """Running, waiting, KV blocks; nothing of them is known where there is no capacity."""
+    if not load.capacity:
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN
+    return f"{load.running}/{load.capacity}", str(load.waiting), f"{load.kv_blocks_used}/{load.kv_blocks_total}"
 
 
 def _state(view: NodeView) -> str:
@@ -37,32 +52,58 @@ def _state(view: NodeView) -> str:
     return f"{view.node.state.name} (drains)" if view.node.drain_requested else view.node.state.name
 
 
-def rank_table(view: ClusterView) -> Table:
-    table = Table("node", "rank", "pid", "phase", "since", "step", "last step", "memory", title="ranks")
+def rank_table(view: ClusterView) -> FittedTable:
+    table = FittedTable(
+        "ranks",
+        Column("node", folds=True),
+        Column("rank"),
+        Column("pid", 5),
+        Column("phase", 1),
+        Column("since", 2),
+        Column("step", 4),
+        Column("last step", 3),
+        Column("memory", 4),
+    )
     for each in view.nodes:
         for rank in each.ranks:
             last_step, memory = display.milliseconds(rank.last_step_s), display.binary_bytes(rank.resident_bytes)
             since = f"{rank.since_progress_s:.1f} s"
             place = (each.node.node_id, str(rank.rank), str(rank.pid))
-            table.add_row(*place, rank.phase, since, str(rank.step), last_step, memory)
+            table.add(*place, rank.phase, since, str(rank.step), last_step, memory)
     return table
 
 
-def link_table(view: ClusterView) -> Table:
+def link_table(view: ClusterView) -> FittedTable:
     """One router's streams: who is there, who is suspected, who is not asked."""
-    table = Table("node", "address", "link", "suspected", "breaker", "in flight", title=f"links of {view.router.router_id}")
+    table = FittedTable(
+        f"links of {view.router.router_id}",
+        Column("node", folds=True),
+        Column("address", 3, folds=True),
+        Column("link"),
+        Column("suspected", 1, folds=True),
+        Column("breaker", 2),
+        Column("in flight", 4),
+    )
     for link in view.router.links:
         up = "up" if link.up else "down"
-        table.add_row(link.node_id or "?", link.address, up, link.suspicion or "-", link.breaker, str(link.inflight))
+        suspicion = link.suspicion or _UNKNOWN
+        table.add(link.node_id or f"? at {link.address}", link.address, up, suspicion, link.breaker, str(link.inflight))
     return table
 
 
-def loss_table(view: ClusterView) -> Table:
+def loss_table(view: ClusterView) -> FittedTable:
     """What was lost lately, last first: links as the router saw them, ranks as their nodes did."""
-    table = Table("when", "seen by", "what", "cause", "details", title=f"recent losses (last {MAX_LOSSES})")
+    table = FittedTable(
+        f"recent losses (last {MAX_LOSSES})",
+        Column("when", 1),
+        Column("seen by", 2, folds=True),
+        Column("what", folds=True),
+        Column("cause"),
+        Column("details", 3, folds=True),
+    )
     now = time.time()
     for at, *row in sorted(_losses(view), reverse=True)[:MAX_LOSSES]:
-        table.add_row(_ago(now, float(at)), *map(str, row))
+        table.add(_ago(now, float(at)), *map(str, row))
     return table
 
 
@@ -74,18 +115,20 @@ def _losses(view: ClusterView) -> Iterator[tuple[float, str, str, str, str]]:
             yield loss.time, each.node.node_id, f"rank {loss.rank}", loss.cause, loss.message
 
 
-def model_table(view: ClusterView) -> Table:
-    table = Table("model", "context", "ready nodes", title="models")
+def model_table(view: ClusterView) -> FittedTable:
+    table = FittedTable("models", Column("model", folds=True), Column("context", 1), Column("ready nodes"))
     for model in view.models:
-        table.add_row(model.name, str(model.context_length), str(model.ready_nodes))
+        table.add(model.name, str(model.context_length), str(model.ready_nodes))
     return table
 
 
-def session_table(view: ClusterView) -> Table:
-    table = Table("session", "node", "used", title=f"sessions (last {MAX_SESSIONS})")
+def session_table(view: ClusterView) -> FittedTable:
+    table = FittedTable(
+        f"sessions (last {MAX_SESSIONS})", Column("session", folds=True), Column("node", 1, folds=True), Column("used", 2)
+    )
     now = time.time()
     for session in view.sessions:
-        table.add_row(session.session_id, session.node_id, _ago(now, session.update_time))
+        table.add(session.session_id, session.node_id, _ago(now, session.update_time))
     return table
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeVar
-
-import grpc
 
 from ryzanstein import wire
 from ryzanstein.cli.cluster_view import (
@@ -23,10 +22,10 @@ from ryzanstein.cli.cluster_view import (
     RouterView,
     SessionView,
 )
-from ryzanstein.cluster import Node, NodeState
+from ryzanstein.cluster import Beat, Node, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
-from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -72,7 +71,7 @@ async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, s
 async def _members(orchestrator: str) -> tuple[Node, ...]:
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        answer = await _call(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
+        answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
     return tuple(sorted((wire.node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
 
 
@@ -89,13 +88,20 @@ async def _node(node: Node, member: bool) -> NodeView:
     async with open_channel(node.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         try:
-            answer = await _call(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+            answer = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
         except RyzansteinError as error:
             return NodeView(node, error=f"{error.code.name}: {error.message}", member=member)
     losses = tuple(
         RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
     )
-    return NodeView(node, tuple(map(_rank, answer.ranks)), answer.rank_restarts, "", answer.beat.reason, losses, member)
+    ranks = tuple(map(_rank, answer.ranks))
+    node = node if member else _as_it_says(node, wire.beat_from_wire(answer.beat), len(ranks))
+    return NodeView(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
+
+
+def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:
+    """A node of which no orchestrator told: all that is known of it, it says itself."""
+    return replace(node, tp=tp, state=beat.state, model=beat.model, context_length=beat.context_length, load=beat.load)
 
 
 def _rank(rank: worker_pb2.RankStatus) -> RankView:
@@ -113,7 +119,7 @@ def _rank(rank: worker_pb2.RankStatus) -> RankView:
 async def _router(router: str) -> RouterView:
     async with open_channel(router) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        answer = await _call(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
+        answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
     losses = (
         LinkLossView(loss.time.ToNanoseconds() / 1e9, loss.node_id, loss.cause, loss.inflight) for loss in answer.recent_losses
     )
@@ -137,7 +143,7 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
 async def _models(router: str) -> tuple[ModelView, ...]:
     async with open_channel(router) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        answer = await _call(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
+        answer = await answered(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
     return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
 
 
@@ -146,15 +152,8 @@ async def _sessions(router: str) -> tuple[SessionView, ...]:
     async with open_channel(router) as channel:
         stub = inference_pb2_grpc.SessionServiceStub(channel)
         request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)
-        answer = await _call(stub.ListSessions(request, timeout=TIMEOUT_S))
+        answer = await answered(stub.ListSessions(request, timeout=TIMEOUT_S))
     return tuple(
         SessionView(session.session_id, session.node_id, session.update_time.ToNanoseconds() / 1e9)
         for session in answer.sessions
     )
-
-
-async def _call(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as failure:
-        raise error_from_rpc(failure) from failure

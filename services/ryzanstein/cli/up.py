@@ -13,8 +13,11 @@ from rich.live import Live
 
 from ryzanstein.cli import defaults, display
 from ryzanstein.cli.kept_service import KeptService
+from ryzanstein.cli.options import LARGEST_PORT
+from ryzanstein.cli.ports import InUseError, require_free
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.state_lock import held
 from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
@@ -33,7 +36,7 @@ def up(
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks of each node.")] = 2,
     model: ModelDir = MODEL_DIR,
     routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
-    threads_per_rank: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
+    threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each rank.")] = 1,
     quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Of the weights, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
@@ -41,7 +44,7 @@ def up(
     state_dir: Annotated[Path, typer.Option(file_okay=False, help="Logs and sessions.")] = defaults.STATE_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
-    """Start a local cluster that stays until Ctrl-C."""
+    """Start a local cluster that stays until Ctrl-C. Exit code 1: its directory or a port is in use, or a start failed."""
     spec = ClusterSpec(
         model=model.resolve(),
         num_nodes=nodes,
@@ -54,13 +57,33 @@ def up(
         orchestrator_port=orchestrator_port,
         state_dir=state_dir.expanduser().resolve(),
     )
+    ports = _fixed_ports(spec)
     try:
-        _serve(LocalCluster(spec), as_json)
+        with held(state_dir.expanduser().resolve()):
+            require_free(ports)
+            _serve(LocalCluster(spec), as_json)
+    except InUseError as taken:
+        display.people().print(str(taken), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except ServiceFailedError as failure:
         display.show_failure(display.people(), failure)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; nothing is left running")
+
+
+def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
+    """The ports that were chosen by their options. BadParameter: two are one, or there is none with that number."""
+    ports: dict[int, str] = {}
+    asked = (("--grpc-port", spec.grpc_port, spec.num_routers), ("--http-port", spec.http_port, spec.num_routers))
+    for option, first, count in (*asked, ("--orchestrator-port", spec.orchestrator_port, 1)):
+        for port in range(first, first + count) if first else ():
+            if port > LARGEST_PORT:
+                raise typer.BadParameter(f"port {port} of router {port - first} is above {LARGEST_PORT}", param_hint=option)
+            if port in ports:
+                raise typer.BadParameter(f"port {port} is also wanted by {ports[port]}", param_hint=option)
+            ports[port] = option
+    return ports
 
 
 def _serve(cluster: LocalCluster, as_json: bool) -> None:

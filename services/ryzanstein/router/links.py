@@ -185,6 +185,18 @@ class Links:
         or that somebody else probes it just now. Nothing is placed."""
         return any(link.node_id not in excluded for link in self._serving(model))
 
+    def drained(self, model: str) -> tuple[str, ...]:
+        """The nodes of the model, when all of them drain until somebody takes that back and nothing else is to be hoped for:
+        every link stands, and leads to one of them or to a node that serves another model. Empty otherwise."""
+        others = [link for link in self._tasks if not self._drained(link)]
+        if not all(link.connected and link.beat.state is NodeState.READY and link.beat.model != model for link in others):
+            return ()
+        return tuple(sorted(link.node_id for link in self._tasks if link not in others and link.beat.model == model))
+
+    def _drained(self, link: NodeLink) -> bool:
+        wanted = link.node_id in self._draining and link.beat.state is NodeState.READY
+        return link.connected and (wanted or link.beat.drained)
+
     def may_hold_more(self, model: str, node_id: str, excluded: Collection[str], *, unknown: bool) -> bool:
         """A node that has a larger context than this one, or had before it went away for the moment; where `unknown` counts,
         also one that starts, so that its context is not known yet."""

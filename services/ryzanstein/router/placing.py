@@ -112,6 +112,7 @@ class Placing:
     async def _wait(self, lost: Lost | None) -> str:
         while not (nodes := self._candidates()):
             self._require_begun(lost)
+            self._require_hope(lost)
             left_s = self._left_s()
             if left_s <= 0:
                 raise self._no_nodes(lost)
@@ -119,6 +120,12 @@ class Placing:
             self._readmit()
         self._nobody_since = None
         return nodes[0]
+
+    def _require_hope(self, lost: Lost | None) -> None:
+        """Who has not begun need not wait for nodes that operators took out of service, all of them."""
+        if lost is None and (drained := self._links.drained(self._model)):
+            self._count_in_vain(None)
+            raise errors.no_nodes(self._model, f"all its nodes drain ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
 
     def _left_s(self) -> float:
         """Of the time that it waits for a node. It does not run while some node could serve the generation by and by."""

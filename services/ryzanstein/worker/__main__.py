@@ -19,6 +19,7 @@ from pydantic_settings import CliApp
 from ryzanstein import log as logs
 from ryzanstein.background import STOP
 from ryzanstein.backoff import Backoff
+from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
 from ryzanstein.rpc.server import RpcServer, terminated
@@ -92,7 +93,7 @@ async def _live(node: Node, operations: Operations, telemetry: Telemetry, rpc: R
 
 async def _drained(operations: Operations, grace_s: float) -> None:
     await terminated()
-    await operations.drain(grace_s, "the node stops")
+    await operations.drain(grace_s, STOPS)
 
 
 def _model(settings: WorkerSettings) -> ModelChoice | None:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import Beat, Deployment
+from ryzanstein.cluster import MODEL_CHANGES, Beat, Deployment
 from ryzanstein.cluster import Node as NodeDescription
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.host import MODEL_REPLACED, ModelChoice
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 MAX_PROFILE_STEPS = 100
 DEFAULT_PROFILE_STEPS = 10
-_OPERATOR, _ORCHESTRATOR, _SWITCH = "an operator asked", "the orchestrator asked", "the model changes"
+_OPERATOR, _ORCHESTRATOR = "an operator asked", "the orchestrator asked"
 
 
 class Operations:
@@ -151,13 +151,13 @@ class Operations:
         """Running generations finish first; what outlives the grace fails over."""
         log.info("changes over", model=choice.name, path=choice.path)
         try:
-            await self.drain(self._node.settings.drain_grace_s, _SWITCH)
+            await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)
             async with self._changing:
                 await self._node.host.load(choice)
         except RyzansteinError as error:
             log.error("deployment refused", model=choice.name, reason=error.message)
         finally:
-            self._node.drains.discard(_SWITCH)
+            self._node.drains.discard(MODEL_CHANGES)
             self._node.changed()
 
     def _require_idle(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import any_pb2
@@ -11,6 +12,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ryzanstein.errors import DOMAIN, Code, FieldViolation, RyzansteinError
+
+T = TypeVar("T")
 
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -53,6 +56,14 @@ def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
         code: Any = failure.code()
         return RyzansteinError(str(failure.details() or code.name), _code(code.value[0]), code.name)
     return error_from_status(status)
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """What a call gives; its failure as the error that the server meant."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_rpc(failure) from failure
 
 
 def _code(number: int) -> Code:

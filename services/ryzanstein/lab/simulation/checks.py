@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ryzanstein import errors
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
@@ -109,7 +110,7 @@ class Checks:
                 Failure.GAVE_UP, f"{error.reason} while {longest} could serve for {fit[longest]:.1f} s",
                 key=key, quiet_s=round(quiet_s, 1),
             )  # fmt: skip
-        elif self._now - max(self._last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and error.reason in _WAITED_FOR:
+        elif self._now - max(self._last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and _is_waited_for(error):
             self.violated(Failure.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
 
     async def run(self) -> None:
@@ -227,6 +228,11 @@ def _left_in(router: Any) -> Iterator[tuple[str, int]]:
     yield "claims", len(core._turns.claimed._held)
     recorder = getattr(router.core, "_recorder", None)
     yield "entries of the journal", len(getattr(recorder, "_entries", ()))
+
+
+def _is_waited_for(error: RyzansteinError) -> bool:
+    """Nobody waits for nodes that operators took out of service."""
+    return error.reason in _WAITED_FOR and error.metadata.get("cause") != errors.ALL_DRAIN
 
 
 _WAITED_FOR = ("NO_NODES", "RANK_LOST", "RANK_STALLED", "LINK_DOWN", "NODE_NOT_READY")

@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ryzanstein simulate", description="Simulate whole clusters, one per seed.")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--seed", type=int, help="replay one")
-    what.add_argument("--minutes", type=float, help="fresh seeds for so many minutes of real time")
-    parser.add_argument("--first", type=int, default=None, help="the first of the fresh seeds; default: chosen by chance")
-    parser.add_argument("--count", type=int, default=None, help="so many seeds from the first, however long they take")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    what.add_argument("--seed", type=_whole(0, 2**63 - 1), help="replay one")
+    what.add_argument("--minutes", type=_minutes, help="fresh seeds for so many minutes of real time")
+    parser.add_argument("--first", type=_whole(0, 2**62), help="the first of the fresh seeds; default: chosen by chance")
+    parser.add_argument("--count", type=_whole(1, 10**9), help="so many seeds from the first, however long they take")
+    parser.add_argument("--jobs", type=_whole(1, 1024), default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--log", action="store_true", help="with --seed: print everything that happened")
     parser.add_argument("--smaller", action="store_true", help="with --seed: leave out faults and clients that do not matter")
-    parser.add_argument("--without-faults", default="", help="with --seed: numbers of faults to leave out, by commas")
-    parser.add_argument("--without-clients", default="", help="with --seed: numbers of clients to leave out, by commas")
+    parser.add_argument("--without-faults", type=_numbers, default="", help="with --seed: faults to leave out, 0,3")
+    parser.add_argument("--without-clients", type=_numbers, default="", help="with --seed: clients to leave out, 0,3")
     parser.add_argument("--json", type=Path, help="write the result there")
     return parser
 
 
 def _replay(options: argparse.Namespace) -> int:
-    leave = {"faults": _numbers(options.without_faults), "clients": _numbers(options.without_clients)}
+    leave = {"faults": options.without_faults, "clients": options.without_clients}
     planned = plan(options.seed).without(**leave)
     outcome = simulate(planned)
     if options.smaller and outcome.violations:
@@ -64,8 +64,30 @@ def _replay(options: argparse.Namespace) -> int:
     return 1 if outcome.violations else 0
 
 
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and low <= int(text[:20]) <= high):
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, got {text[:40]!r}")
+        return int(text)
+
+    return read
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes <= 100_000:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 100000, got {text[:40]!r}")
+    return minutes
+
+
 def _numbers(text: str) -> frozenset[int]:
-    return frozenset(int(number) for number in text.split(",") if number)
+    """Numbers with commas between; none in an empty text."""
+    return frozenset(map(_whole(0, 10**9), filter(None, text.split(","))))
 
 
 def _smaller(outcome: Outcome) -> Outcome:

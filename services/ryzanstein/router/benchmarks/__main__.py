@@ -28,13 +28,15 @@ def router(  # noqa: PLR0917 - the command's options
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="of each window")] = _DEFAULT.seconds,
     rounds: Annotated[int, typer.Option(min=1, max=50, help="windows of each system and number of streams")] = _DEFAULT.rounds,
     systems: Annotated[str, typer.Option(help=f"of {', '.join(SYSTEMS)}")] = ",".join(SYSTEMS),
-    first_tokens: Annotated[int, typer.Option(min=0, help="single answers a round; 0: none")] = _DEFAULT.first_tokens,
+    first_tokens: Annotated[
+        int, typer.Option(min=0, max=10**6, help="single answers a round; 0: none")
+    ] = _DEFAULT.first_tokens,
     idle: Annotated[int, typer.Option(min=0, max=8000, help="idle connections whose memory is read; 0: none")] = _DEFAULT.idle,
     active: Annotated[int, typer.Option(min=0, max=4000, help="streams whose memory is read; 0: none")] = _DEFAULT.active,
     many: Annotated[int, typer.Option(min=0, max=4000, help="streams that are opened at once; 0: none")] = _DEFAULT.many,
-    many_tokens: Annotated[int, typer.Option(min=1, help="of each, one every 0.25 s")] = _DEFAULT.many_tokens,
+    many_tokens: Annotated[int, typer.Option(min=1, max=10**6, help="of each, one every 0.25 s")] = _DEFAULT.many_tokens,
     slow: Annotated[int, typer.Option(min=0, max=1000, help="readers that do not read; 0: none")] = _DEFAULT.slow,
-    slow_tokens: Annotated[int, typer.Option(min=1, help="that each of them is owed")] = _DEFAULT.slow_tokens,
+    slow_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="that each of them is owed")] = _DEFAULT.slow_tokens,
     json_path: Annotated[str, typer.Option("--json", help="a file for the document; -: standard output")] = "",
 ) -> None:
     """Measure the router beside nginx, haproxy, envoy and nothing at all, in front of one scripted node."""

@@ -110,14 +110,14 @@ def collectives(
     ops: Annotated[str, typer.Option(help="several with commas between")] = ",".join(OPS),
     backends: Annotated[str, typer.Option(help="several with commas between; default: all that run here")] = "",
     pin: Annotated[bool, typer.Option(help="give each rank cores of its own")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="of each rank")] = 1,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="of each rank")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 5,
     seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="for each op, size and backend")] = 0.5,
     model: Annotated[
         Path | None,
         typer.Option(help="a checkpoint: also its decode steps' share of communication", exists=True, file_okay=False),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="decode steps of each batch and round")] = 128,
+    steps: Annotated[int, typer.Option(min=1, max=10**6, help="decode steps of each batch and round")] = 128,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
     """Latency and bandwidth of what ranks compute together, and its share in a model's decode steps."""

@@ -59,16 +59,18 @@ def engine(
     kv_dtype: Annotated[str, typer.Option(help="of our keys and values: auto, float16")] = "auto",
     kernels: Annotated[str, typer.Option(help="ours between products: auto, native, torch")] = "auto",
     batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "1,4,8,32",
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
-    threads: Annotated[int, typer.Option(min=0, help="of each rank, with --peers of all ranks; 0: all cores")] = 0,
-    max_tokens_per_step: Annotated[int, typer.Option(min=1, help="token budget of a step; at least the batch")] = 512,
-    openmp_spins: Annotated[int, typer.Option(min=0, help="looks of a thread before it sleeps; 0: many")] = 0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
+    rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 3,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="of each rank, with --peers of all ranks; 0: all cores")] = 0,
+    max_tokens_per_step: Annotated[
+        int, typer.Option(min=1, max=65536, help="token budget of a step; at least the batch")
+    ] = 512,
+    openmp_spins: Annotated[int, typer.Option(min=0, max=10**9, help="looks of a thread before it sleeps; 0: many")] = 0,
     peers: Annotated[bool, typer.Option("--peers", help="also what else is installed, see install-peers")] = False,
     peers_dir: Annotated[Path | None, typer.Option(help="where the peers are; default: peers/ in the cache")] = None,
     only: Annotated[str, typer.Option(help="of the peers those of these engines, several with commas between")] = "",
-    peer_timeout_s: Annotated[float, typer.Option(min=1.0, help="for a peer to load, and for each batch")] = 1200.0,
+    peer_timeout_s: Annotated[float, typer.Option(min=1.0, max=86_400, help="for a peer to load, and for each batch")] = 1200.0,
     cache_home: CacheHome = CACHE_HOME,
 ) -> None:
     """Tokens per second of the engine and its ranks on this machine."""

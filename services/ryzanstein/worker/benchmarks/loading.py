@@ -166,8 +166,8 @@ def load(
     model: Annotated[Path, typer.Option(help="directory of a checkpoint", exists=True, file_okay=False)],
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
     tp: Annotated[str, typer.Option(help="numbers of ranks, several with commas between")] = "1,2",
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
-    threads: Annotated[int, typer.Option(min=0, help="of each rank; 0: the cores divided by the ranks")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 5,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="of each rank; 0: the cores divided by the ranks")] = 0,
     quantization: Annotated[Quantization, typer.Option(help="of the weights")] = "none",
 ) -> None:
     """How long ranks on this machine's CPU take until they are ready, and the memory of their weights."""

@@ -44,9 +44,9 @@ def scaling(
     quantization: Annotated[str, typer.Option(help=f"of the weights: {', '.join(QUANTIZATIONS)}")] = "none",
     collectives: Annotated[str, typer.Option(help="shm, gloo or auto")] = "auto",
     batch: Annotated[str, typer.Option(help="sequences that decode at once, several with commas between; empty: none")] = "1,8",
-    steps: Annotated[int, typer.Option(min=2, help="decode steps of each batch and round")] = 16,
-    prefill_tokens: Annotated[int, typer.Option(min=0, help="of a prompt alone; 0: none")] = 512,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    steps: Annotated[int, typer.Option(min=2, max=10**6, help="decode steps of each batch and round")] = 16,
+    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**6, help="of a prompt alone; 0: none")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 3,
     unsplit: Annotated[bool, typer.Option("--unsplit", help="also what ranks cannot share, on a twin without width")] = False,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:

@@ -87,8 +87,8 @@ def predict_steps(
     scaling: Annotated[Path | None, typer.Option(help="JSON of `bench scaling --unsplit`, also to compare with")] = None,
     ranks: Annotated[str, typer.Option(help="several with commas between")] = "1,2",
     batch: Annotated[str, typer.Option(help="sequences that decode at once, several with commas between; empty: none")] = "1,8",
-    context: Annotated[int, typer.Option(min=1, help="keys that a decoding sequence looks at")] = 1024,
-    prefill_tokens: Annotated[int, typer.Option(min=0, help="of a prompt alone; 0: none")] = 0,
+    context: Annotated[int, typer.Option(min=1, max=10**8, help="keys that a decoding sequence looks at")] = 1024,
+    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**8, help="of a prompt alone; 0: none")] = 0,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
     """Time of a step by number of ranks: memory or arithmetic, what is not shared, and messages."""

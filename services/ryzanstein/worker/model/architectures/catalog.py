@@ -5,6 +5,7 @@ python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 
 from ryzanstein.worker.model.architectures.config import ACTIVATIONS, Architecture, Flag
@@ -136,4 +137,5 @@ def _line(cells: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="ryzanstein models", description="List the architectures that are served.").parse_args()
     print(page(), end="")

@@ -1,0 +1,66 @@
+"""A table that fits its place: where there is little room the least important columns go, and names fold instead of being cut.
+
+What is left out is said below the table, and a name is always there in full: two nodes whose names begin alike stay two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.table import Table
+
+_FOLDED = 20  # a column that folds is content with so many characters
+_FRAME, _PADDING = 1, 3  # of a table, and of each of its columns
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`leaves`: the column with the highest number is left out first, one with 0 never. `folds`: over several lines."""
+
+    title: str
+    leaves: int = 0
+    folds: bool = False
+
+
+class FittedTable:
+    """Of text alone. A renderable of rich."""
+
+    def __init__(self, title: str, *columns: Column) -> None:
+        self._title = title
+        self._columns = columns
+        self._rows: list[Sequence[str]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, *cells: str) -> None:
+        """A row, one text for each column."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        kept = self._kept(options.max_width)
+        left_out = [column.title for number, column in enumerate(self._columns) if number not in kept]
+        table = Table(title=self._title, caption=f"not shown here: {', '.join(left_out)}" if left_out else None)
+        for column in map(self._columns.__getitem__, kept):
+            table.add_column(column.title, no_wrap=not column.folds, overflow="fold" if column.folds else "ellipsis")
+        for row in self._rows:
+            table.add_row(*map(row.__getitem__, kept))
+        yield table
+
+    def _kept(self, width: int) -> list[int]:
+        """The columns for which there is room."""
+        kept = list(range(len(self._columns)))
+        while _FRAME + sum(_PADDING + self._width(number) for number in kept) > width:
+            last = max(kept, key=lambda number: self._columns[number].leaves)
+            if not self._columns[last].leaves:
+                break
+            kept.remove(last)
+        return kept
+
+    def _width(self, number: int) -> int:
+        column = self._columns[number]
+        natural = max(cell_len(text) for text in (column.title, *(row[number] for row in self._rows)))
+        return min(natural, _FOLDED) if column.folds else natural

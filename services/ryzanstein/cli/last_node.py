@@ -1,0 +1,54 @@
+"""Whether a node that is to be drained is the last one that takes work, as the orchestrator knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ryzanstein import wire
+from ryzanstein.cluster import Node, NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastNode:
+    """Without it nobody serves `model`."""
+
+    node_id: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.node_id} is the last ready node of {self.model!r}: once it drains, every request for it fails"
+
+
+async def last_node(orchestrator: str, node_id: str) -> LastNode | None:
+    """None: others serve its model, it serves nothing, or the orchestrator does not know it. RyzansteinError."""
+    members = await _members(orchestrator)
+    ready = [node for node in members if node.state is NodeState.READY and not node.drain_requested]
+    own = next((node for node in ready if node.node_id == node_id), None)
+    if own is None or any(node.model == own.model for node in ready if node is not own):
+        return None
+    return LastNode(node_id, own.model)
+
+
+async def last_node_at(orchestrator: str, address: str) -> LastNode | None:
+    """As `last_node`, for the node at an address. None also when one of the two does not answer: who asks a node itself may
+    have no orchestrator."""
+    try:
+        async with open_channel(address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            status = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_TIMEOUT_S))
+        return await last_node(orchestrator, status.node_id)
+    except RyzansteinError:
+        return None
+
+
+async def _members(orchestrator: str) -> list[Node]:
+    async with open_channel(orchestrator) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=_TIMEOUT_S))
+    return [wire.node_from_wire(node) for node in answer.nodes]

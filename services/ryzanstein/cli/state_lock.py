@@ -1,0 +1,47 @@
+"""The state directory of `ryzanstein up` belongs to one at a time: a lock on a file in it, with the holder's process id.
+
+The kernel takes the lock away when its holder dies, however it dies: a file that was left behind is no obstacle.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ryzanstein.cli.ports import InUseError
+
+LOCK_NAME = "lock"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Makes the directory for its owner alone, if it is not there, and holds it. InUseError: somebody else does,
+    or it cannot be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InUseError(f"the state directory {directory} cannot be used: {error.strerror}") from None
+    try:
+        _take(lock, directory)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        who = f"process {holder}" if holder.isdecimal() else "another process"
+        raise InUseError(
+            f"the state directory {directory} is in use by {who}; stop that one, or choose another with --state-dir"
+        ) from None
+    except OSError as error:
+        raise InUseError(f"the state directory {directory} cannot be locked: {error.strerror}") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
