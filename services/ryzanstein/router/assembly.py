@@ -37,6 +37,8 @@ from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.view import ClusterView
 from ryzanstein.router.view_cache import ViewCache
+from ryzanstein.rpc.reading import Reading, malformed_requests
+from ryzanstein.rpc.records import MAX_RECORDS
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
@@ -100,7 +102,14 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """The public gRPC server, not yet started."""
     services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
-    server = RpcServer(settings.host, settings.grpc_port, [service.full_name for service in services])
+    server = RpcServer(
+        settings.host,
+        settings.grpc_port,
+        [service.full_name for service in services],
+        max_request_bytes=settings.max_request_bytes,
+        # Its session's messages included, each of them three records, and the rest of a request.
+        reading=Reading(max(MAX_RECORDS, 4 * settings.max_messages), malformed_requests("router", router.telemetry.registry)),
+    )
     calls = Calls(router.telemetry, router.tracing)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)

@@ -20,6 +20,7 @@ from ryzanstein import log as logs
 from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
+from ryzanstein.rpc.reading import Reading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
@@ -36,6 +37,7 @@ from ryzanstein.worker.telemetry import Telemetry
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
+_FRAME_RECORDS = 65_536  # routers have bounds of their own, which their operators may have raised
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -53,7 +55,13 @@ async def serve(settings: WorkerSettings) -> None:
 
 async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
-    rpc = RpcServer(settings.host, settings.grpc_port, names)
+    rpc = RpcServer(
+        settings.host,
+        settings.grpc_port,
+        names,
+        max_request_bytes=settings.max_request_bytes,
+        reading=Reading(_FRAME_RECORDS, malformed_requests("worker", telemetry.registry)),
+    )
     operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
     add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
     await rpc.start()
