@@ -51,7 +51,7 @@ async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, tele
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=Reading(malformed=malformed_requests("orchestrator", telemetry.registry)),
+        reading=Reading(settings.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
     await rpc.start()

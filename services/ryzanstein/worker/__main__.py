@@ -37,7 +37,6 @@ from ryzanstein.worker.telemetry import Telemetry
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
-_FRAME_RECORDS = 65_536  # routers have bounds of their own, which their operators may have raised
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -60,7 +59,7 @@ async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=Reading(_FRAME_RECORDS, malformed_requests("worker", telemetry.registry)),
+        reading=Reading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
     add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)

@@ -26,6 +26,7 @@ class WorkerSettings(ServiceSettings):
     max_request_bytes: int = Field(
         16 * 2**20, ge=2**16, le=2**26, description="of one frame of a router, which carries the session and what is generated"
     )
+    max_request_records: int = Field(32_768, ge=1024, le=2**20, description="fields of one, those of its messages included")
     advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host's name, and the port")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: the node stands alone")
 
