@@ -81,7 +81,7 @@ def main() -> int:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
-    logs.setup("orchestrator", settings.log_level)
+    logs.setup_service("orchestrator", settings.log_level)
     ask_for_short_slices()
     try:
         uvloop.run(serve(settings))

@@ -116,7 +116,7 @@ def main() -> int:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
-    logs.setup("worker", settings.log_level, node_id=settings.node_id)
+    logs.setup_service("worker", settings.log_level, node_id=settings.node_id)
     ask_for_short_slices()
     try:
         uvloop.run(serve(settings))
