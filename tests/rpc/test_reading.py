@@ -165,3 +165,12 @@ def test_odd_times_and_unknown_states_pass(request_: Any) -> None:
     read = Reading().deserializer("/s/m", type(request_).FromString)
     assert read is not None
     assert read(request_.SerializeToString()) == request_
+
+
+async def test_what_a_library_describes_and_does_not_serve_is_unimplemented(
+    channel: grpc.aio.Channel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/grpc.health.v1.Health/List")(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "Traceback" not in "".join(capfd.readouterr())

@@ -97,6 +97,9 @@ async def _fail(error: BaseException, context: Any, method: str, request_id: str
     if isinstance(error, errors.RyzansteinError):
         _done(method, started, error.code.name, reason=error.reason)
         await status.abort(context, error)
+    elif isinstance(error, NotImplementedError):  # of generated code: the service's description has more than its server
+        _done(method, started, "UNIMPLEMENTED")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
     elif isinstance(error, Exception):
         log.exception("call failed", method=method)
         await status.abort(context, errors.internal(f"internal error, request {request_id}"))
