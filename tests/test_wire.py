@@ -194,3 +194,15 @@ def test_events_carry_indices_text_logprobs_and_usage_to_the_client() -> None:
     finished = wire.event_to_wire(Finished(1, FinishReason.LENGTH, Usage(9, 2, 8))).finished
     assert finished.finish_reason == inference.FINISH_REASON_LENGTH
     assert (finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_prompt_tokens) == (9, 2, 8)
+
+
+def test_parts_are_counted_before_any_is_converted() -> None:
+    """The first message has no role, which is found when it is converted."""
+    most = wire.MostParts(messages=8, token_ids=16)
+    with pytest.raises(RyzansteinError, match="at most 8 messages") as caught:
+        wire.chat_from_wire(inference.ChatRequest(messages=[inference.Message()] * 9), most)
+    assert caught.value.violations[0].field == "messages"
+    with pytest.raises(RyzansteinError, match="at most 16 ids"):
+        wire.complete_from_wire(inference.CompleteRequest(token_ids=inference.TokenIds(ids=range(17))), most)
+    with pytest.raises(RyzansteinError, match=r"sampling.stop_token_ids: has at most 64 entries, got 1000000"):
+        wire.sampling_from_wire(inference.SamplingParams(stop_token_ids=range(1_000_000)))

@@ -78,6 +78,25 @@ def invalid(field_name: str, description: str, value: object = None) -> Ryzanste
     )
 
 
+def malformed_message(type_name: str) -> RyzansteinError:
+    """What came over gRPC is no message of the method's request type."""
+    return RyzansteinError(
+        f"the request is not a valid {type_name}", Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", {"type": type_name}
+    )
+
+
+def too_many_records(bound: int, field_name: str) -> RyzansteinError:
+    """A message has more parts than any sensible one. `field_name`: where, as far as it is known."""
+    description = f"a request has at most {bound} records, which are its fields and those of its messages"
+    return RyzansteinError(
+        f"{field_name}: {description}" if field_name else description,
+        Code.INVALID_ARGUMENT,
+        "TOO_MANY_RECORDS",
+        {"bound": str(bound)},
+        (FieldViolation(field_name, description),) if field_name else (),
+    )
+
+
 def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -> RyzansteinError:
     """Prompt and answer do not fit; the message has both numbers."""
     return RyzansteinError(

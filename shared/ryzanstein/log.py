@@ -5,10 +5,14 @@ Bind with `structlog.contextvars.bound_contextvars(request_id=..., generation_id
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import sys
+from typing import TextIO
 
 import structlog
+
+from ryzanstein import native_lines
 
 MAX_FIELD_CHARS = 4096
 
@@ -21,8 +25,29 @@ def _bounded(_: object, __: str, event: structlog.typing.EventDict) -> structlog
     }
 
 
-def setup(service: str, level: str = "info", **bound: str | int) -> None:
-    """Call once in `__main__`. `bound` (node_id, rank) stands on every line of the process."""
+class _ToStructlog(logging.Handler):
+    """Records of libraries that use the standard library's logging, and Python's warnings, as lines of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = structlog.get_logger()
+        logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
+    """Call once in a service's `__main__`, before it has threads. From then on whatever the process and those that it starts
+    write to standard output and error is JSON as well, the last words of a crash included."""
+    try:
+        stream: TextIO = native_lines.divert({"service": service, **bound})
+    except OSError as error:
+        setup(service, level, **bound)
+        structlog.get_logger(__name__).warning("lines of libraries stand in the log as they are", error=str(error))
+        return
+    setup(service, level, stream, **bound)
+    faulthandler.enable()
+
+
+def setup(service: str, level: str = "info", stream: TextIO | None = None, **bound: str | int) -> None:
+    """Logs to `stream`, or to standard error. `bound` (node_id, rank) stands on every line of the process."""
     fixed = {"service": service, **bound}
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -39,7 +64,8 @@ def setup(service: str, level: str = "info", **bound: str | int) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    logging.basicConfig(handlers=[_ToStructlog()], level=logging.WARNING)
+    logging.captureWarnings(True)

@@ -38,8 +38,6 @@ TIME_PER_OUTPUT_TOKEN_BUCKETS = (
     1.0,
     2.5,
 )
-# How late a loop's timers are: on time, late on a busy machine, standing still.
-LOOP_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
 

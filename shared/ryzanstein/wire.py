@@ -7,7 +7,8 @@ knows is UNSPECIFIED, and refused only where UNSPECIFIED is: the role of a clien
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -15,7 +16,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ryzanstein import clock, errors
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.generation import (
+    MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
     Attempt,
     ChatPrompt,
     ChoiceProgress,
@@ -59,7 +63,24 @@ def message_from_wire(message: inference.Message, field: str) -> Message:
     return Message(role, message.content)
 
 
-def messages_from_wire(messages: Iterable[inference.Message]) -> tuple[Message, ...]:
+@dataclass(frozen=True, slots=True)
+class MostParts:
+    """How many parts a prompt may have to be converted at all: making a value of each holds the event loop."""
+
+    messages: int = 65_536
+    token_ids: int = 4 * 2**20
+
+
+_ANY = MostParts()
+
+
+def _at_most(bound: int, values: Sized, field: str, what: str = "entries") -> None:
+    if len(values) > bound:
+        raise errors.invalid(field, f"has at most {bound} {what}", len(values))
+
+
+def messages_from_wire(messages: Sequence[inference.Message], most: MostParts = _ANY) -> tuple[Message, ...]:
+    _at_most(most.messages, messages, "messages", "messages")
     return tuple(message_from_wire(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
@@ -69,6 +90,9 @@ def message_to_wire(message: Message) -> inference.Message:
 
 def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
     """Absent fields take their defaults; the result is validated."""
+    _at_most(MAX_STOP_STRINGS, wire.stop, "sampling.stop")
+    _at_most(MAX_STOP_TOKEN_IDS, wire.stop_token_ids, "sampling.stop_token_ids")
+    _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
     given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
     if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
         bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
@@ -101,12 +125,12 @@ def name_from_wire(value: str, field: str) -> str:
     return value
 
 
-def chat_from_wire(chat: inference.ChatRequest) -> GenerationRequest:
+def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> GenerationRequest:
     if not chat.messages:
         raise errors.invalid("messages", "must have at least one message")
     return GenerationRequest(
         model=name_from_wire(chat.model, "model"),
-        prompt=ChatPrompt(messages_from_wire(chat.messages)),
+        prompt=ChatPrompt(messages_from_wire(chat.messages, most)),
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),
@@ -114,9 +138,10 @@ def chat_from_wire(chat: inference.ChatRequest) -> GenerationRequest:
     )
 
 
-def complete_from_wire(complete: inference.CompleteRequest) -> GenerationRequest:
+def complete_from_wire(complete: inference.CompleteRequest, most: MostParts = _ANY) -> GenerationRequest:
     prompt: Prompt
     if complete.WhichOneof("prompt") == "token_ids":
+        _at_most(most.token_ids, complete.token_ids.ids, "token_ids", "ids")
         prompt = TokenPrompt(tuple(complete.token_ids.ids))
         if not prompt.token_ids:
             raise errors.invalid("token_ids", "must have at least one id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 
@@ -67,6 +68,15 @@ async def test_a_bug_becomes_internal_with_the_request_id_and_without_the_stack(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "request-7" in str(caught.value.details())
     assert "secret" not in str(caught.value.details())
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "two words", "x" * 4000])
+async def test_a_request_id_that_is_none_is_replaced(given: str, channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await inference_grpc.InferenceServiceStub(channel).Chat(
+            inference.ChatRequest(model="bug"), timeout=5, metadata=(("x-request-id", given),)
+        )
+    assert re.fullmatch("internal error, request [0-9a-f]{32}", str(caught.value.details()))
 
 
 async def test_an_error_in_a_begun_stream_comes_after_its_messages(channel: grpc.aio.Channel) -> None:

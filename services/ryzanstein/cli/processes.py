@@ -20,6 +20,7 @@ import grpc
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
+from ryzanstein.private_files import private_folder
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
@@ -100,7 +101,7 @@ class LocalCluster:
         """Where logs and databases are."""
         if self._state_dir is None:
             self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._state_dir)
         return self._state_dir
 
     def start(self) -> None:

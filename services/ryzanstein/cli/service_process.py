@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ryzanstein.cli import tether
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.private_files import opener
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
@@ -78,7 +79,7 @@ class ServiceProcess:
         Call from a thread that lives as long as the service should: the kernel's death signal is bound to the thread.
         """
         tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._command]
-        with open(self.log_path, "ab", opener=_private) as log:
+        with open(self.log_path, "ab", opener=opener) as log:
             self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def wait_ready(self, deadline: float) -> None:
@@ -149,14 +150,6 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that only its owner may read, also when an earlier version made it for everybody."""
-    descriptor = os.open(path, flags, 0o600)
-    with suppress(PermissionError):  # somebody else's file stays as that one made it
-        os.fchmod(descriptor, 0o600)
-    return descriptor
 
 
 def _as_flags(flags: Flags) -> list[str]:

@@ -20,6 +20,7 @@ from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.rpc.reading import Reading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
@@ -45,7 +46,13 @@ async def serve(settings: OrchestratorSettings) -> None:
 
 async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, telemetry: Telemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
-    rpc = RpcServer(settings.host, settings.grpc_port, names)
+    rpc = RpcServer(
+        settings.host,
+        settings.grpc_port,
+        names,
+        max_request_bytes=settings.max_request_bytes,
+        reading=Reading(settings.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+    )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
     await rpc.start()
     await rpc.set_started()
@@ -74,7 +81,7 @@ def main() -> int:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
-    logs.setup("orchestrator", settings.log_level)
+    logs.setup_service("orchestrator", settings.log_level)
     ask_for_short_slices()
     try:
         uvloop.run(serve(settings))

@@ -20,6 +20,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.private_files import private_file
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +108,7 @@ class Store:
             self._telemetry.store_access.labels(operation).observe(time.monotonic() - started)
 
     def _connect(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_file(self._path)
         self._connection = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
         try:
             self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")

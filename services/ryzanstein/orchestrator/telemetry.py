@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
-from ryzanstein.metrics import LOOP_LAG_BUCKETS, new_registry
+from ryzanstein.loop_lag import LoopLag
+from ryzanstein.metrics import new_registry
 
 _WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -34,12 +35,7 @@ class Telemetry:
             "How long the first snapshot was held back after the last start.",
             registry=self.registry,
         )
-        self.loop_lag = Histogram(
-            "ryzanstein_orchestrator_loop_lag_seconds",
-            "How late this process's event loop is.",
-            buckets=LOOP_LAG_BUCKETS,
-            registry=self.registry,
-        )
+        self.loop_lag = LoopLag("orchestrator", self.registry)
         self.store_access = Histogram(
             "ryzanstein_orchestrator_store_access_seconds",
             "Time in the store, waiting for its thread included.",

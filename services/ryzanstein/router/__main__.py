@@ -106,7 +106,7 @@ def main() -> int:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
-    logs.setup("router", settings.log_level)
+    logs.setup_service("router", settings.log_level)
     ask_for_short_slices()
     _calm_collector()
     try:

@@ -25,7 +25,7 @@ class Limits:
     max_waiting: int = 1024
     max_messages: int = 2048
     max_prompt_chars: int = 1_000_000
-    max_prompt_tokens: int = 1_000_000
+    max_prompt_tokens: int = 262_144
 
 
 class Place:

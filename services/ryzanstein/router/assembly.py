@@ -37,12 +37,14 @@ from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.view import ClusterView
 from ryzanstein.router.view_cache import ViewCache
+from ryzanstein.rpc.reading import Reading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
+from ryzanstein.wire import MostParts
 
 log = structlog.get_logger(__name__)
 
@@ -100,10 +102,17 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """The public gRPC server, not yet started."""
     services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
-    server = RpcServer(settings.host, settings.grpc_port, [service.full_name for service in services])
+    server = RpcServer(
+        settings.host,
+        settings.grpc_port,
+        [service.full_name for service in services],
+        max_request_bytes=settings.max_request_bytes,
+        reading=Reading(settings.max_request_records, malformed_requests("router", router.telemetry.registry)),
+    )
     calls = Calls(router.telemetry, router.tracing)
-    add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
-    add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
+    counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
+    add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts), server.server)
+    add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     return server
 

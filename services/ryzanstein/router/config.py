@@ -59,7 +59,7 @@ class RouterSettings(ServiceSettings):
     max_waiting: int = Field(1024, ge=1, description="generations per model that no node has accepted yet")
     max_messages: int = Field(2048, ge=1, description="messages of a request, its session's included")
     max_prompt_chars: int = Field(1_000_000, ge=1)
-    max_prompt_tokens: int = Field(1_000_000, ge=1)
+    max_prompt_tokens: int = Field(262_144, ge=1, description="of a prompt that comes as token ids")
     default_deadline_s: float = Field(600.0, gt=0, description="for requests that bring none")
 
     policy: PolicyName = Field("affinity", description="how requests find their nodes")

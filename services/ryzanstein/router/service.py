@@ -24,31 +24,34 @@ from ryzanstein.router.core import Core
 from ryzanstein.router.journal.peers import apart
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
-from ryzanstein.wire import chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
+from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(InferenceServiceServicer):
-    """`InferenceService` over a `Core`."""
+    """`InferenceService` over a `Core`. What has more parts than `most` is refused before it is converted."""
 
-    def __init__(self, core: Core, calls: Calls) -> None:
+    def __init__(self, core: Core, calls: Calls, most: MostParts) -> None:
         self._core = core
         self._calls = calls
+        self._most = most
 
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
-            return (await self._answer(call.complete(chat_from_wire(request), request.request_id))).chat_response()
+            asked = call.complete(chat_from_wire(request, self._most), request.request_id)
+            return (await self._answer(asked)).chat_response()
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
-            return (await self._answer(call.complete(complete_from_wire(request), request.request_id))).complete_response()
+            asked = call.complete(complete_from_wire(request, self._most), request.request_id)
+            return (await self._answer(asked)).complete_response()
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
     ) -> AsyncIterator[inference.StreamChatResponse]:
         with self._calls.call("StreamChat", context) as call:
-            asked = call.complete(chat_from_wire(request.chat), request.chat.request_id)
+            asked = call.complete(chat_from_wire(request.chat, self._most), request.chat.request_id)
             async with contextlib.aclosing(self._stream(call, asked)) as events:
                 async for event in events:
                     yield inference.StreamChatResponse(event=event_to_wire(event))
@@ -57,7 +60,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference.StreamCompleteRequest, context: _Context
     ) -> AsyncIterator[inference.StreamCompleteResponse]:
         with self._calls.call("StreamComplete", context) as call:
-            asked = call.complete(complete_from_wire(request.complete), request.complete.request_id)
+            asked = call.complete(complete_from_wire(request.complete, self._most), request.complete.request_id)
             async with contextlib.aclosing(self._stream(call, asked)) as events:
                 async for event in events:
                     yield inference.StreamCompleteResponse(event=event_to_wire(event))
@@ -94,7 +97,7 @@ class InferenceServicer(InferenceServiceServicer):
     async def CountTokens(self, request: inference.CountTokensRequest, context: _Context) -> inference.CountTokensResponse:
         with self._calls.call("CountTokens", context):
             model = name_from_wire(request.model, "model")
-            return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request)))
+            return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request, self._most)))
 
     async def _answer(self, request: GenerationRequest) -> Answer:
         generation_id = await self._core.submit(request, resumable=False)
@@ -124,9 +127,9 @@ class InferenceServicer(InferenceServiceServicer):
             await self._core.cancel(generation_id)
 
 
-def _prompt(request: inference.CountTokensRequest) -> Prompt:
+def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:
     if request.WhichOneof("prompt") == "messages":
-        return ChatPrompt(messages_from_wire(request.messages.messages))
+        return ChatPrompt(messages_from_wire(request.messages.messages, most))
     if not request.text:
         raise errors.invalid("prompt", "messages or text must be given and not empty")
     return TextPrompt(request.text)

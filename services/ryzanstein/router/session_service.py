@@ -11,7 +11,7 @@ from ryzanstein.router.call import Calls
 from ryzanstein.router.sessions.store import Session, SessionStore
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
-from ryzanstein.wire import message_to_wire, messages_from_wire, name_from_wire, timestamp
+from ryzanstein.wire import MostParts, message_to_wire, messages_from_wire, name_from_wire, timestamp
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -19,16 +19,18 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class SessionServicer(SessionServiceServicer):
     """`SessionService` over a `SessionStore`."""
 
-    def __init__(self, sessions: SessionStore, calls: Calls) -> None:
+    def __init__(self, sessions: SessionStore, calls: Calls, most: MostParts) -> None:
         self._sessions = sessions
         self._calls = calls
+        self._most = most
 
     async def CreateSession(
         self, request: inference.CreateSessionRequest, context: _Context
     ) -> inference.CreateSessionResponse:
         with self._calls.call("CreateSession", context):
             session_id = name_from_wire(request.session_id, "session_id")
-            model, messages = name_from_wire(request.model, "model"), messages_from_wire(request.messages)
+            model = name_from_wire(request.model, "model")
+            messages = messages_from_wire(request.messages, self._most)
             fresh = not session_id
             session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, fresh=fresh)
             return inference.CreateSessionResponse(session=session_to_wire(session))

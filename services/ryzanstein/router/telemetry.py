@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
+from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import (
     DURATION_BUCKETS,
-    LOOP_LAG_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
     new_registry,
@@ -100,7 +100,7 @@ class Telemetry:
         self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
         self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
         self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
-        self.loop_lag = histogram("loop_lag", "How late this process's event loop is", LOOP_LAG_BUCKETS)
+        self.loop_lag = LoopLag("router", registry)
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
     def know_node(self, node_id: str) -> None:

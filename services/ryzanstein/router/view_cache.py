@@ -10,6 +10,8 @@ from pathlib import Path
 
 import structlog
 
+from ryzanstein.private_files import opener, private_folder
+
 log = structlog.get_logger(__name__)
 
 
@@ -39,8 +41,9 @@ class ViewCache:
         """Written beside and renamed: a reader never sees half a file."""
         beside = self._path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"addresses": addresses}))
+            private_folder(self._path.parent)
+            with open(beside, "w", opener=opener) as file:
+                json.dump({"addresses": addresses}, file)
             os.replace(beside, self._path)
         except OSError as error:
             log.warning("view not cached", path=str(self._path), error=str(error))

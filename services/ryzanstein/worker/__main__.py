@@ -22,6 +22,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
+from ryzanstein.rpc.reading import Reading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
@@ -59,7 +60,13 @@ async def serve(settings: WorkerSettings) -> None:
 
 async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
-    rpc = RpcServer(settings.host, settings.grpc_port, names)
+    rpc = RpcServer(
+        settings.host,
+        settings.grpc_port,
+        names,
+        max_request_bytes=settings.max_request_bytes,
+        reading=Reading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
+    )
     operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
     add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
     await rpc.start()
@@ -115,7 +122,7 @@ def main() -> int:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
         return 2
-    logs.setup("worker", settings.log_level, node_id=settings.node_id)
+    logs.setup_service("worker", settings.log_level, node_id=settings.node_id)
     ask_for_short_slices()
     try:
         uvloop.run(serve(settings))

@@ -24,6 +24,10 @@ class WorkerSettings(ServiceSettings):
 
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=MAX_NAME_CHARS)
     grpc_port: int = Field(50061, ge=0, le=65535, description="0: a free port, which is logged")
+    max_request_bytes: int = Field(
+        16 * 2**20, ge=2**16, le=2**26, description="of one frame of a router, which carries the session and what is generated"
+    )
+    max_request_records: int = Field(32_768, ge=1024, le=2**20, description="fields of one, those of its messages included")
     advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host's name, and the port")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: the node stands alone")
 

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ryzanstein.background import Background
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
-from ryzanstein.metrics import LOOP_LAG_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
+from ryzanstein.loop_lag import LoopLag
+from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import LossCause
@@ -68,7 +69,7 @@ class Telemetry:
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
             self.orchestrator_losses.labels(cause)
 
-        self.loop_lag = self._histogram("loop_lag_seconds", "How late the agent's event loop is.", LOOP_LAG_BUCKETS)
+        self.loop_lag = LoopLag("worker", self.registry)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
         self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")
         self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)

@@ -7,8 +7,8 @@ log gets the stack.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -17,7 +17,9 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
+from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
+from ryzanstein.rpc.reading import ReadableRequests, Reading, readable
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +29,11 @@ _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler: binds the request id, maps exceptions to statuses, logs each call once at its end."""
+    """Wraps every handler: reads its requests, binds the request id, maps exceptions to statuses, logs each call once at its
+    end; those of probes and tools are not logged."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
     async def intercept_service(
         self,
@@ -36,25 +42,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler: Any = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_QUIET):
-            return handler  # type: ignore[no-any-return]
+        if handler is None:
+            return None
         metadata = dict(handler_call_details.invocation_metadata or ())
-        request_id = str(metadata.get(REQUEST_ID) or uuid.uuid4().hex)
+        request_id = valid_request_id(str(metadata.get(REQUEST_ID, "")))
+        take = ReadableRequests if handler.request_streaming else readable
         if handler.response_streaming:
             wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-            behavior: Any = _stream(handler.stream_stream or handler.unary_stream, method, request_id)
+            behavior: Any = handler.stream_stream or handler.unary_stream
         else:
             wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-            behavior = _unary(handler.stream_unary or handler.unary_unary, method, request_id)
-        return wrap(behavior, handler.request_deserializer, handler.response_serializer)
+            behavior = handler.stream_unary or handler.unary_unary
+        # A coroutine may also stream, by context.write, as the health service does.
+        guard = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
+        deserializer = self._reading.deserializer(method, handler.request_deserializer)
+        return wrap(guard(behavior, take, method, request_id), deserializer, handler.response_serializer)
 
 
-def _unary(behavior: Any, method: str, request_id: str) -> Any:
+def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str) -> Any:
     async def call(request: Any, context: Any) -> Any:
         with bound_contextvars(request_id=request_id):
             started = time.monotonic()
             try:
-                response = await behavior(request, context)
+                response = await behavior(take(request), context)
             except BaseException as error:
                 await _fail(error, context, method, request_id, started)
                 raise
@@ -64,12 +74,12 @@ def _unary(behavior: Any, method: str, request_id: str) -> Any:
     return call
 
 
-def _stream(behavior: Any, method: str, request_id: str) -> Any:
+def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str) -> Any:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         with bound_contextvars(request_id=request_id):
             started = time.monotonic()
             try:
-                async for response in behavior(request, context):
+                async for response in behavior(take(request), context):
                     yield response
             except BaseException as error:
                 await _fail(error, context, method, request_id, started)
@@ -87,10 +97,15 @@ async def _fail(error: BaseException, context: Any, method: str, request_id: str
     if isinstance(error, errors.RyzansteinError):
         _done(method, started, error.code.name, reason=error.reason)
         await status.abort(context, error)
+    elif isinstance(error, NotImplementedError):  # of generated code: the service's description has more than its server
+        _done(method, started, "UNIMPLEMENTED")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
     elif isinstance(error, Exception):
         log.exception("call failed", method=method)
         await status.abort(context, errors.internal(f"internal error, request {request_id}"))
 
 
 def _done(method: str, started: float, code: str, **more: object) -> None:
+    if method.startswith(_QUIET):
+        return
     log.info("call", method=method, code=code, duration_s=round(time.monotonic() - started, 6), **more)

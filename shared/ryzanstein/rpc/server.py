@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ryzanstein.rpc.interceptors import ErrorInterceptor
+from ryzanstein.rpc.reading import Reading
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
@@ -27,12 +28,14 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def server_options(clients_ping_s: float = CLIENTS_PING_S) -> tuple[tuple[str, int], ...]:
+def server_options(
+    clients_ping_s: float = CLIENTS_PING_S, max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> tuple[tuple[str, int], ...]:
     """Who pings more often than permitted gets GOAWAY, which kills every request on its channel; gRPC's own default permits a
     ping in 5 minutes. A name that gRPC does not know is ignored without a word."""
     return (
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", round(500 * clients_ping_s)),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -44,11 +47,22 @@ class RpcServer:
     """A grpc.aio server with health, reflection and the error interceptor.
 
     Add servicers to `.server` before `start`. `port` is the bound one afterwards (useful with port 0). `clients_ping_s`: how
-    often a client may ping.
+    often a client may ping. A request over `max_request_bytes` ends with RESOURCE_EXHAUSTED by the library, before it is read.
     """
 
-    def __init__(self, host: str, port: int, service_names: Sequence[str], *, clients_ping_s: float = CLIENTS_PING_S) -> None:
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(clients_ping_s))
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        service_names: Sequence[str],
+        *,
+        clients_ping_s: float = CLIENTS_PING_S,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
+        reading: Reading | None = None,
+    ) -> None:
+        self.server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(reading or Reading())], options=server_options(clients_ping_s, max_request_bytes)
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)

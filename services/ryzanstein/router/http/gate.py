@@ -6,9 +6,7 @@ Plain ASGI around the application, so that it also sees what goes wrong in the f
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -17,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
+from ryzanstein.request_id import request_id
 from ryzanstein.router.http.failures import (
     CLIENT_CLOSED_REQUEST,
     MALFORMED,
@@ -31,7 +30,6 @@ from ryzanstein.router.telemetry import Telemetry
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _CALL = "ryzanstein.call"
 _QUIET = frozenset({"/healthz", "/readyz"})
 
@@ -76,8 +74,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        call = scope[_CALL] = Call(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        call = scope[_CALL] = Call(request_id(Headers(scope=scope).get(REQUEST_ID, "")))
         began = time.monotonic()
         self._running += 1
         with bound_contextvars(request_id=call.request_id):

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import structlog
 
+from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router import write_ahead
 from ryzanstein.router.journal.journal import (
     KEY_HOLD_S,
@@ -246,7 +247,7 @@ def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     try:
         return _connected(path)
     except sqlite3.OperationalError:
@@ -259,6 +260,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
+    private_file(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         write_ahead.turn_on(db, _OPEN_S)

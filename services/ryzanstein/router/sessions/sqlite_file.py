@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ryzanstein import errors
+from ryzanstein.private_files import private_file
 from ryzanstein.router import write_ahead
 from ryzanstein.router.sessions.store import store_unavailable
 
@@ -49,7 +50,7 @@ CREATE TABLE claims (
 def connect(path: Path) -> sqlite3.Connection:
     """An open file of this schema. FAILED_PRECONDITION STATE_TOO_NEW or STATE_CORRUPT, naming the file; sqlite3.Error and
     OSError when it cannot be used for another reason."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_file(path)
     db = sqlite3.connect(path, timeout=_OPEN_TIMEOUT_S, isolation_level=None)
     try:
         with _readable(path):

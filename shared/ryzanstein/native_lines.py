@@ -1,0 +1,133 @@
+"""What libraries write to standard output and error by themselves becomes records of the JSON log.
+
+C-core, torch's profiler, faulthandler and the C library know of no logger: they write lines to descriptors 1 and 2. `divert`
+leaves the log its own descriptor and puts a pipe in those places, also of every process that this one starts. A small process
+reads it, `python -I -S native_lines.py FIELDS`, so that also the last words of a crash are read, and nobody who writes waits
+for an interpreter. It belongs to nobody's family and ends when the last writer has. The pipe never blocks: what does not fit
+is lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+LINES_PER_S = 100
+MAX_CHARS = 4096
+_PIPE_BYTES = 2**20
+_MAX_LINE_BYTES = 2**18
+_LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
+
+
+def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
+    """The real standard error, for the log. `fields` stand on each record of a foreign line. OSError: nothing has changed."""
+    real = os.dup(2)
+    source, pipe = os.pipe()
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        os.set_blocking(pipe, False)
+        command = [sys.executable, "-I", "-S", __file__, json.dumps(fields)]
+        # It forks and is left alone: what counts or kills this process's children must not find it.
+        subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
+        os.dup2(pipe, 1)
+        os.dup2(pipe, 2)
+    except (OSError, subprocess.SubprocessError) as error:
+        os.close(real)
+        raise OSError(f"lines of libraries are not read: {error}") from error
+    finally:
+        os.close(source)
+        os.close(pipe)
+    # A buffer for the longest record: each is one write, so that none lands within another's line.
+    buffer = io.BufferedWriter(io.FileIO(real, "w"), _MAX_LINE_BYTES)
+    return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace")
+
+
+class Lines:
+    """Whole lines out of what comes in pieces; of one that is too long, its beginning."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        self._begun = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._add(line)
+            self.end()
+        self._add(rest)
+
+    def end(self) -> None:
+        """What has begun is a line."""
+        line, self._begun = self._begun, b""
+        if line.strip():
+            self._take(line)
+
+    def _add(self, piece: bytes) -> None:
+        self._begun += piece[: _MAX_LINE_BYTES - len(self._begun)]
+
+
+class Records:
+    """Each line as one JSON record: unchanged where it is one already, otherwise wrapped, so many a second."""
+
+    def __init__(self, fields: Mapping[str, str | int], write: Callable[[bytes], object]) -> None:
+        self._fields = fields
+        self._write = write
+        self._second = 0
+        self._written = self._dropped = 0
+
+    def take(self, line: bytes) -> None:
+        if _is_record(line):
+            self._write(line + b"\n")
+        elif self._may_write():
+            self._wrap(line.decode(errors="backslashreplace"))
+
+    def _may_write(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            dropped, self._second, self._written, self._dropped = self._dropped, second, 0, 0
+            if dropped:
+                self._wrap(f"{dropped} more lines in the second before")
+        self._written += 1
+        self._dropped += self._written > LINES_PER_S
+        return self._written <= LINES_PER_S
+
+    def _wrap(self, text: str) -> None:
+        level = _LEVELS.get(text[0], "warning") if text[1:5].isdigit() else "warning"
+        record = {
+            **self._fields,
+            "event": text.rstrip()[:MAX_CHARS],
+            "level": level,
+            "logger": "native",
+            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        }
+        self._write(json.dumps(record).encode() + b"\n")
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def main() -> None:
+    """Reads standard input to its end, in a process that has no parent."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    records = Records(json.loads(sys.argv[1]), lambda record: os.write(1, record))
+    lines = Lines(records.take)
+    while data := os.read(0, 2**16):
+        lines.feed(data)
+    lines.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Counts what a serialized message consists of, before anything is made of it: a parser and those after it hold the event loop
+for as long as a message has parts, however few bytes each of them has.
+
+A record is one field on the wire (protobuf.dev/programming-guides/encoding), at any depth; 680 bytes of a packed field count as
+one as well, because numbers cost less. The count stops at its bound, so that it costs at most so many turns of one loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+MAX_RECORDS = 16_384
+"""Enough for a request with 2,048 messages and every list of its sampling full."""
+PACKED_BYTES = 680
+_LEAST_RECORD_BYTES = 2
+_MAX_TAG = 2**32
+_MAX_VARINT_BYTES = 10
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+
+class MalformedError(ValueError):
+    """It is no message of proto3."""
+
+
+class TooManyRecordsError(ValueError):
+    """Over the bound; `field` is the outermost one that it was found in, empty for one that the type does not have."""
+
+    def __init__(self, bound: int, field: str) -> None:
+        super().__init__(f"more than {bound} records in {field!r}")
+        self.bound = bound
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the length-delimited fields of a message type contain, by their tag on the wire: messages, or packed numbers. Those
+    that are missing are text, or unknown, and are one record each."""
+
+    nested: dict[int, Shape]
+    names: dict[int, str]
+
+
+_PACKED: Final = Shape({}, {})
+
+
+@cache
+def shape_of(descriptor: Descriptor) -> Shape:
+    """Of a type that does not contain itself."""
+    nested = {
+        field.number << 3 | _DELIMITED: _PACKED if field.message_type is None else shape_of(field.message_type)
+        for field in descriptor.fields
+        if field.type not in _TEXTS
+    }
+    return Shape(nested, {field.number: field.name for field in descriptor.fields})
+
+
+def check_records(data: bytes, shape: Shape, bound: int = MAX_RECORDS) -> None:
+    """TooManyRecordsError, MalformedError. Small messages are not looked at: they have no room for so many."""
+    if len(data) <= _LEAST_RECORD_BYTES * bound:
+        return
+    try:
+        tag = _scan(data, shape, bound)
+    except IndexError:
+        raise MalformedError from None
+    if tag:
+        raise TooManyRecordsError(bound, shape.names.get(tag >> 3, ""))
+
+
+def _scan(data: bytes, shape: Shape, left: int) -> int:
+    """0, or the tag of the outermost field in which more than `left` records were found. One flat loop, because each of its
+    turns is paid for by whoever waits. IndexError, MalformedError."""
+    position, end, tag = 0, len(data), 0
+    nested = shape.nested
+    outer: list[tuple[int, dict[int, Shape], int]] = []
+    while left > 0:
+        left -= 1
+        while position >= end:
+            if position > end or not outer:
+                return _over(position, end)
+            end, nested, tag = outer.pop()
+        tag = data[position]
+        position += 1
+        if tag & 7 != _DELIMITED or tag > 127:
+            tag, position = _varint(data, position - 1)
+            if tag & 7 != _DELIMITED:
+                position = _skip(data, tag, position)
+                continue
+        length = data[position]
+        position += 1
+        if length > 127:
+            length, position = _varint(data, position - 1)
+        inner = nested.get(tag)
+        if inner is None:
+            position += length
+        elif inner is _PACKED:
+            position += length
+            left -= length // PACKED_BYTES
+        else:
+            outer.append((end, nested, tag))
+            end, nested = _within(position + length, end), inner.nested
+    return 0 if position == len(data) and left >= 0 else outer[0][2] if outer else tag
+
+
+def _over(position: int, end: int) -> int:
+    if position > end:
+        raise MalformedError
+    return 0
+
+
+def _within(inner_end: int, end: int) -> int:
+    if inner_end > end:
+        raise MalformedError
+    return inner_end
+
+
+def _skip(data: bytes, tag: int, position: int) -> int:
+    """Where a record of no length ends. Groups are none of proto3's."""
+    kind = tag & 7
+    if kind == _VARINT:
+        return _varint(data, position)[1]
+    if kind not in _FIXED_BYTES or tag >= _MAX_TAG:
+        raise MalformedError
+    return position + _FIXED_BYTES[kind]
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number and where it ends."""
+    value = 0
+    for length in range(_MAX_VARINT_BYTES):
+        byte = data[position + length]
+        value |= (byte & 0x7F) << 7 * length
+        if byte < 0x80:
+            return value, position + length + 1
+    raise MalformedError

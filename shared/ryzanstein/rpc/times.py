@@ -1,0 +1,59 @@
+"""The times in a request are times: google.protobuf's Timestamp and Duration hold numbers that are none, and whoever computes
+with those fails in a place that knows nothing of the request."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ryzanstein import errors
+
+# As the comments of timestamp.proto and duration.proto have it: the years 1 to 9999, and 10,000 years.
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
+_LONGEST_S = 315_576_000_000
+_NANOS = 999_999_999
+
+
+@cache
+def time_fields(descriptor: Descriptor) -> tuple[tuple[str, ...], ...]:
+    """Where a type that does not contain itself has times, also in its singular messages: the names to go through."""
+    found: list[tuple[str, ...]] = []
+    for field in descriptor.fields:
+        if field.message_type is None or field.is_repeated:
+            continue
+        if field.message_type.full_name in (Timestamp.DESCRIPTOR.full_name, Duration.DESCRIPTOR.full_name):
+            found.append((field.name,))
+        else:
+            found += [(field.name, *path) for path in time_fields(field.message_type)]
+    return tuple(found)
+
+
+def check_times(message: Message) -> None:
+    """INVALID_ARGUMENT naming the field and its bounds."""
+    for path in time_fields(message.DESCRIPTOR):
+        value = _at(message, path)
+        if value is not None:
+            _check(value, ".".join(path))
+
+
+def _at(message: Any, path: tuple[str, ...]) -> Any:
+    """None: it is not there."""
+    for name in path:
+        if not message.HasField(name):
+            return None
+        message = getattr(message, name)
+    return message
+
+
+def _check(value: Any, field: str) -> None:
+    if isinstance(value, Timestamp):
+        if not _FIRST_S <= value.seconds <= _LAST_S or not 0 <= value.nanos <= _NANOS:
+            raise errors.invalid(field, f"must be in the years 1 to 9999, with nanos in [0, {_NANOS}]")
+    elif abs(value.seconds) > _LONGEST_S or abs(value.nanos) > _NANOS or value.seconds * value.nanos < 0:
+        description = f"must be at most {_LONGEST_S} seconds either way, with nanos of the same sign and at most {_NANOS}"
+        raise errors.invalid(field, description)

@@ -1,0 +1,114 @@
+"""Whatever a process writes by itself stands in its log as JSON: lines of libraries, of those that it starts, of its crash."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ryzanstein.native_lines import LINES_PER_S, Lines, Records
+
+START = """
+import ctypes, logging, os, subprocess, sys, time, warnings
+import structlog
+from ryzanstein import log
+log.setup_service("router", node_id="node-3")
+"""
+
+
+def lines_of(program: str, code: int = 0) -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == b""
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_lines_of_libraries_become_records() -> None:
+    records = lines_of(
+        """
+structlog.get_logger().info("ours")
+os.write(2, b"E0000 00:00:1763848609.84 28917 chttp2_transport.cc:1403] bad \\xff\\n")
+os.write(1, b"to standard output")
+"""
+    )
+    assert {record["event"] for record in records} == {
+        "ours",
+        "E0000 00:00:1763848609.84 28917 chttp2_transport.cc:1403] bad \\xff",
+        "to standard output",
+    }
+    assert {record["service"] for record in records} == {"router"}
+    assert {record["node_id"] for record in records} == {"node-3"}
+    assert [record["level"] for record in records if record["event"].startswith("E0000")] == ["error"]
+
+
+def test_lines_of_processes_that_it_starts_come_through_and_records_stay_as_they_are() -> None:
+    program = 'import os; os.write(2, b\'plain\\\\n\'); os.write(2, b\'{\\"event\\": \\"of a rank\\", \\"rank\\": 1}\\\\n\')'
+    records = lines_of(f'subprocess.run([sys.executable, "-c", "{program}"])\nif os.fork() == 0: os.write(2, b"forked\\n")')
+    assert {"event": "of a rank", "rank": 1} in records
+    assert {"plain", "forked"} <= {record["event"] for record in records}
+
+
+def test_python_logging_warnings_and_tracebacks_are_records() -> None:
+    records = lines_of(
+        """
+logging.getLogger("some.library").warning("of %s", "logging")
+warnings.warn("of warnings")
+print("printed", file=sys.stderr)
+raise ZeroDivisionError
+""",
+        code=1,
+    )
+    events = [record["event"] for record in records]
+    assert "of logging" in events
+    assert any("of warnings" in event for event in events)
+    assert any("ZeroDivisionError" in event for event in events)
+
+
+def test_the_last_words_of_a_crash_are_there() -> None:
+    records = lines_of("ctypes.CDLL(None).perror(b'last words')\nctypes.string_at(0)", code=-11)
+    events = [record["event"] for record in records]
+    assert any(event.startswith("last words") for event in events)
+    assert any("Fatal Python error: Segmentation fault" in event for event in events)
+
+
+def test_who_writes_without_end_is_not_held_up_and_bounded() -> None:
+    records = lines_of(
+        """
+line = b"x" * 99 + b"\\n"
+began = time.monotonic()
+for _ in range(50_000):
+    try: os.write(2, line)
+    except BlockingIOError: pass
+assert time.monotonic() - began < 20
+"""
+    )
+    seconds = 25
+    assert 1 <= len(records) <= seconds * LINES_PER_S
+
+
+def test_nothing_of_it_outlives_the_process() -> None:
+    """Reading to the end of standard error would not return before."""
+    assert lines_of("") == []
+
+
+@pytest.mark.parametrize("pieces", [[b"a\nb\n"], [b"a", b"\n", b"b\n"], [b"\n\na\n", b"b"]])
+def test_lines_come_whole_from_pieces(pieces: list[bytes]) -> None:
+    seen: list[bytes] = []
+    lines = Lines(seen.append)
+    for piece in pieces:
+        lines.feed(piece)
+    lines.end()
+    assert seen == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"{" * 100_000, b"\x00", b"x" * 10**6, b'{"a": 1} trailing'])
+def test_what_is_no_record_is_wrapped_and_bounded(line: bytes) -> None:
+    written: list[bytes] = []
+    lines = Lines(Records({"service": "s"}, written.append).take)
+    lines.feed(line + b"\n")
+    (record,) = written
+    assert json.loads(record)["logger"] == "native"
+    assert len(record) < 30_000
