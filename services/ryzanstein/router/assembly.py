@@ -22,6 +22,7 @@ from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.journal.journalled_core import JournalledCore
 from ryzanstein.router.journal.opened import journalled_core, open_journal
+from ryzanstein.router.journal.peer_service import PeerServicer
 from ryzanstein.router.links import Links
 from ryzanstein.router.patience import Patience
 from ryzanstein.router.placing import RunnerPolicy
@@ -42,6 +43,7 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
@@ -105,6 +107,8 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
+    if isinstance(router.core, JournalledCore):
+        add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     return server
 
 
@@ -168,6 +172,8 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         ),
         settings.default_deadline_s,
         settings.reattach_window_s,
+        settings.unread_grace_s,
+        settings.unread_turns,
         settings.max_retained_tokens,
         HedgePolicy(settings.hedge_share, settings.hedge_min),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
 from ryzanstein.metrics import (
@@ -21,6 +21,19 @@ SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
+
+
+class UnreadMetrics:
+    """What became of generations that nobody reads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"ryzanstein_router_generations_{name}_total", text, registry=registry)
+
+        self.paused = counter("paused", "Generations that were paused because nobody read them")
+        self.unpaused = counter("unpaused", "Paused generations that a reader came back to")
+        self.interrupted = counter("interrupted", "Generations that nobody read, ended for a new turn of their session")
+        self.abandoned = counter("abandoned", "Generations cancelled because no reader came back")
 
 
 class Telemetry:
@@ -46,7 +59,7 @@ class Telemetry:
         self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
         self.retained = gauge("generations_retained", "Ended generations that can still be read")
         self.evicted = counter("generations_evicted", "Ended generations forgotten early for want of room")
-        self.abandoned = counter("generations_abandoned", "Generations cancelled because no reader came back")
+        self.unread = UnreadMetrics(registry)
         self.reattached = counter("generations_reattached", "Readers that joined a begun generation")
         self.resumed = counter("generations_resumed", "Ended generations that ran again because their client came back")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")

@@ -93,12 +93,7 @@ class Turns:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
             raise errors.invalid("session_id", "needs messages, not a text or token ids")
-        try:
-            await self.claimed.claim(request.session_id, generation_id)
-        except RyzansteinError as error:
-            if error.reason == "SESSION_BUSY":
-                self.telemetry.refused.labels("session_busy").inc()
-            raise
+        await self.claimed.claim(request.session_id, generation_id)
         try:
             session = await self._find(request.session_id)
             turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
