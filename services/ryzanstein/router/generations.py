@@ -118,7 +118,7 @@ class Generations:
         self._telemetry.running.dec()
         if generation.started is None:
             self._no_longer_waits(generation)
-        if generation.generation_id not in self._by_id:
+        if generation.generation_id not in self._by_id or generation.abandoned:
             return
         self._retained[generation.generation_id] = 1 + generation.log.num_tokens
         self._retained_tokens += 1 + generation.log.num_tokens
