@@ -75,4 +75,4 @@ async def _keep_shown(generation: Generation, turn: Turn) -> None:
     answer, shown = generation.log.choices[0], generation.shown
     if text := "".join(token.text for token in answer.tokens[:shown]):
         node_id = next(node_id for first, node_id in reversed(answer.nodes) if first < shown)
-        await turn.commit(text, generation.request.model, node_id)
+        await turn.commit_cut_off(text, generation.request, node_id)
