@@ -146,7 +146,8 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
     batch = pb.JournalBatch()
     for data in batches:
         batch = pb.JournalBatch.FromString(data)
-        generation.shown = max(generation.shown, batch.shown)
+        if batch.shown:
+            generation.shown = batch.shown
         if batch.HasField("started"):
             generation.start(batch.started.node_id, batch.started.prompt_tokens)
         for run in batch.runs:
