@@ -32,9 +32,9 @@ from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.view import View
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
-from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, router_pb2, worker_pb2
+from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 
-_FILES = (inference_pb2, journal_pb2, orchestrator_pb2, router_pb2, worker_pb2)
+_FILES = (inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2)
 Path = tuple[FieldDescriptor, ...]
 Reader = Callable[[Any], object]
 

@@ -173,7 +173,7 @@ class GenerationRequest:
     `deadline` is Unix time in seconds by `clock.unix_s`, None: the client waits for ever. Among requests of one `priority`
     tenants share fairly; "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the
     session's turn before, as the session store remembers it: a hint where its KV cache is. `request_id` traces one call; `key`
-    stays the same when a client sends the request again.
+    stays the same when a client sends the request again. `detached`: it runs to its end even if nobody reads it.
     """
 
     model: str
@@ -188,6 +188,7 @@ class GenerationRequest:
     traceparent: str = ""
     last_node: str = ""
     key: RequestKey | None = None
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.router.admission import Limits
@@ -22,6 +23,7 @@ from ryzanstein.router.detector import Thresholds
 from ryzanstein.router.hedge_budget import HedgePolicy
 from ryzanstein.router.journal.journalled_core import JournalledCore
 from ryzanstein.router.journal.opened import journalled_core, open_journal
+from ryzanstein.router.journal.peer_service import PeerServicer
 from ryzanstein.router.links import Links
 from ryzanstein.router.patience import Patience
 from ryzanstein.router.placing import RunnerPolicy
@@ -114,6 +116,8 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
+    if isinstance(router.core, JournalledCore):
+        add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     return server
 
 
@@ -177,6 +181,8 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         ),
         settings.default_deadline_s,
         settings.reattach_window_s,
+        settings.unread_grace_s,
+        settings.unread_turns,
         settings.max_retained_tokens,
         HedgePolicy(settings.hedge_share, settings.hedge_min),
     )

@@ -15,13 +15,12 @@ from structlog.contextvars import get_contextvars
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
+from ryzanstein.router.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.journal.peers import OWNER
 from ryzanstein.router.request_key import keyed
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
 from ryzanstein.tracing import Tracing, traceparent
-
-CANCEL_ON_DISCONNECT = "x-cancel-on-disconnect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Call:
     request_id: str
     traceparent: str
     deadline: float | None
-    cancel_on_disconnect: bool
+    on_disconnect: OnDisconnect
     owner_id: str = ""
     """Of a call from another router: whom it means."""
     tenant: str = ""
@@ -44,6 +43,7 @@ class Call:
             traceparent=self.traceparent,
             deadline=self.deadline,
             tenant=valid_tenant(self.tenant, request.user),
+            detached=self.on_disconnect is OnDisconnect.DETACH,
         )
         return keyed(completed, key, "request_id")
 
@@ -68,7 +68,7 @@ class Calls:
                 str(get_contextvars().get("request_id") or uuid.uuid4().hex),
                 traceparent(span, received),
                 None if remaining_s is None else clock.unix_s() + remaining_s,
-                metadata.get(CANCEL_ON_DISCONNECT, "").lower() == "true",
+                on_disconnect(metadata),
                 metadata.get(OWNER, ""),
                 metadata.get(TENANT_ID, ""),
             )

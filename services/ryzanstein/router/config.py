@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
+from ryzanstein.router.cut_off import UnreadTurns
 from ryzanstein.router.redis_url import checked_redis_url
 
 
@@ -83,6 +84,12 @@ class RouterSettings(ServiceSettings):
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that says nothing keeps its generations")
     journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="how far the journal of generations lags behind")
 
+    unread_grace_s: float = Field(
+        5.0, ge=0.05, le=3600, description="how long a generation runs without a reader before it is paused"
+    )
+    unread_turns: UnreadTurns = Field(
+        "keep", description="of an answer that is ended because nobody reads it: keep in its session what was shown, or drop"
+    )
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without any node before NO_NODES")

@@ -18,6 +18,12 @@ from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent
 from ryzanstein.router.token_log import TokenLog
 
 MAX_DELTA_TOKENS = 512
+PAUSED = "GENERATION_PAUSED"
+
+
+def paused(generation_id: str) -> RyzansteinError:
+    """Nobody reads it, so it does not run; whoever attaches lets it go on."""
+    return errors.unavailable(PAUSED, f"generation {generation_id[:64]} was paused because nobody read it; attach again")
 
 
 class GenerationObserver(Protocol):
@@ -44,6 +50,10 @@ class Generation:
         self.said: tuple[Message, ...] = ()
         """Its session's turn; empty without a session."""
         self.was_read = False
+        self.shown = 0
+        """How many tokens of the first choice readers were given, here or at a router before."""
+        self.abandoned = False
+        """Its window is over: it can be read until it has ended."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.ended: list[Finished] = []
@@ -60,6 +70,15 @@ class Generation:
     @property
     def num_readers(self) -> int:
         return len(self._readers)
+
+    @property
+    def unread(self) -> bool:
+        """It had readers and all have left. One that runs detached never counts as unread."""
+        return self.was_read and not self._readers and not self.request.detached
+
+    @property
+    def paused(self) -> bool:
+        return self.error is not None and self.error.reason == PAUSED
 
     def start(self, node_id: str, prompt_tokens: int) -> None:
         """A node accepted it; only the first one's word counts."""
@@ -96,9 +115,9 @@ class Generation:
 
     @property
     def resumable(self) -> bool:
-        """It has failed with an error that asks its readers to try again. The first one is told; who comes then starts it
-        anew, where it ended."""
-        return self.was_read and self.error is not None and self.error.retry_after_s is not None
+        """It was paused, or has failed with an error that asks its readers to try again; the first one is told that. Who comes
+        then starts it anew, where it ended."""
+        return self.paused or (self.was_read and self.error is not None and self.error.retry_after_s is not None)
 
     def resume(self) -> None:
         """It is about to run again. Readers that were not told its error yet are not told it any more."""
@@ -109,9 +128,9 @@ class Generation:
         if self._readers:
             self._observer.has_news(self._readers)
 
-    async def follow(self, from_index: Mapping[int, int]) -> AsyncGenerator[GenerationEvent, None]:
+    async def follow(self, from_index: Mapping[int, int], *, whole: bool = False) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
-        cursor = _Cursor(self, from_index)
+        cursor = _Cursor(self, from_index, whole)
         self.was_read = True
         news = asyncio.Event()
         self._readers[news] = None
@@ -134,7 +153,7 @@ class Generation:
 class _Cursor:
     """How far one reader has come."""
 
-    def __init__(self, generation: Generation, from_index: Mapping[int, int]) -> None:
+    def __init__(self, generation: Generation, from_index: Mapping[int, int], whole: bool) -> None:
         num_choices = len(generation.log.choices)
         unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
         if unknown:
@@ -143,6 +162,8 @@ class _Cursor:
         self._next = [from_index.get(choice, 0) for choice in range(num_choices)]
         self._begun = False
         self._ends_given = 0
+        self._shows = not whole
+        generation.shown = max(generation.shown, min(self._next[0], len(generation.log.choices[0].tokens)))
 
     @property
     def done(self) -> bool:
@@ -172,5 +193,7 @@ class _Cursor:
 
     def _deltas(self, choice: int) -> Iterator[Delta]:
         for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], MAX_DELTA_TOKENS):
-            self._next[choice] = first + len(tokens)
+            self._next[choice] = end = first + len(tokens)
+            if not choice and self._shows and end > self._generation.shown:
+                self._generation.shown = end
             yield Delta(choice, first, tokens, node_id)

@@ -1,7 +1,7 @@
 """The generations that can be read: those that run, and for the re-attach window those that have ended.
 
-A generation goes on without a reader for that window after the last one left, then it is cancelled; one that has ended is then
-forgotten, and earlier when the ended ones hold more tokens than there is room for.
+A generation without a reader runs for the grace after the last one left, then it is paused. At the end of the window it is
+cancelled; one that has ended is then forgotten, and earlier when the ended ones hold more tokens than there is room for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock, AwakeTimer
@@ -17,22 +19,33 @@ from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.wakes import Wakes
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingWindow:
+    """How long a generation without a reader runs, how long it can be come back to, in seconds, and how many tokens of ended
+    ones are kept for that."""
+
+    grace_s: float
+    reattach_s: float
+    max_retained_tokens: int
+
+
 class Generations:
-    """Generations by id. `cancel` is called with one that nobody came back to, `on_forgotten` with each that is dropped."""
+    """Generations by id. `pause` is called with one that nobody has read for the grace, `abandon` with one that nobody came
+    back to, which is to be dropped when it has ended, `on_forgotten` with each that is dropped."""
 
     def __init__(
         self,
-        window_s: float,
-        max_retained_tokens: int,
-        cancel: Callable[[Generation], None],
+        window: ReadingWindow,
+        pause: Callable[[Generation], None],
+        abandon: Callable[[Generation], None],
         on_forgotten: Callable[[Generation], None],
         telemetry: Telemetry,
         *,
         awake: AwakeClock,
     ) -> None:
-        self._window_s = window_s
-        self._max_retained_tokens = max_retained_tokens
-        self._cancel = cancel
+        self._window = window
+        self._pause = pause
+        self._abandon = abandon
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._awake = awake
@@ -67,14 +80,26 @@ class Generations:
 
     def readers_changed(self, generation: Generation) -> None:
         """A reader came or left."""
-        generation_id = generation.generation_id
-        if generation_id not in self._by_id:
+        if generation.generation_id not in self._by_id:
             return
-        if (timer := self._timers.pop(generation_id, None)) is not None:
+        if (timer := self._timers.pop(generation.generation_id, None)) is not None:
             timer.cancel()
-        if not generation.num_readers:
-            # While this router stands still nobody can come back to it.
-            self._timers[generation_id] = self._awake.call_at(self._awake.now() + self._window_s, self._expire, generation)
+        if generation.num_readers or (generation.request.detached and not generation.settled):
+            return
+        # While this router stands still nobody can come back to it.
+        now = self._awake.now()
+        ends_at = now + self._window.reattach_s
+        if generation.settled or self._window.grace_s >= self._window.reattach_s:
+            self._at(ends_at, generation, self._expire)
+        else:
+            self._at(now + self._window.grace_s, generation, partial(self._grace_over, ends_at))
+
+    def _at(self, when: float, generation: Generation, what: Callable[[Generation], None]) -> None:
+        self._timers[generation.generation_id] = self._awake.call_at(when, what, generation)
+
+    def _grace_over(self, ends_at: float, generation: Generation) -> None:
+        self._at(ends_at, generation, self._expire)
+        self._pause(generation)
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
         self._wakes.add(readers)
@@ -89,17 +114,20 @@ class Generations:
         self._telemetry.waiting.dec()
 
     def ended(self, generation: Generation) -> None:
-        """It stays readable for what is left of its window."""
+        """It stays readable for what is left of its window, which begins only now for one that ran detached."""
         self._telemetry.running.dec()
         if generation.started is None:
             self._no_longer_waits(generation)
-        if generation.generation_id not in self._by_id:
+        if generation.generation_id not in self._by_id or generation.abandoned:
             return
         self._retained[generation.generation_id] = 1 + generation.log.num_tokens
         self._retained_tokens += 1 + generation.log.num_tokens
-        while self._retained_tokens > self._max_retained_tokens:
+        if generation.generation_id not in self._timers:
+            self.readers_changed(generation)
+        while self._retained_tokens > self._window.max_retained_tokens:
             self._telemetry.evicted.inc()
-            self._forget(next(iter(self._retained)))
+            oldest = self._by_id[next(iter(self._retained))]
+            (self._abandon if oldest.paused else self.drop)(oldest)
         self._telemetry.retained.set(len(self._retained))
 
     def resumed(self, generation: Generation) -> None:
@@ -123,11 +151,12 @@ class Generations:
         self._timers.clear()
 
     def _expire(self, generation: Generation) -> None:
-        if not generation.settled:
-            self._telemetry.abandoned.inc()
-            self._cancel(generation)
-        self._forget(generation.generation_id)
-        self._telemetry.retained.set(len(self._retained))
+        if generation.settled and not generation.paused:
+            self.drop(generation)
+            return
+        del self._timers[generation.generation_id]
+        self._telemetry.unread.abandoned.inc()
+        self._abandon(generation)
 
     def _forget(self, generation_id: str) -> None:
         generation = self._by_id.pop(generation_id)

@@ -7,8 +7,10 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Protocol
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -18,10 +20,11 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, FinishReason, GenerationEvent, GenerationRequest, Message, Prompt
 from ryzanstein.router.admission import Admission, Limits, Place
 from ryzanstein.router.core import ServedModel
-from ryzanstein.router.generation_state import Generation
-from ryzanstein.router.generations import Generations
+from ryzanstein.router.cut_off import CutOffs, UnreadTurns
+from ryzanstein.router.generation_state import Generation, paused
+from ryzanstein.router.generations import Generations, ReadingWindow
 from ryzanstein.router.hedge_budget import HedgeBudget, HedgePolicy
-from ryzanstein.router.journal.encoding import decode_request, has_settled, restore
+from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore
 from ryzanstein.router.journal.journal import Record
 from ryzanstein.router.journal.peers import moved
 from ryzanstein.router.key_ring import KeyRing, SharedKeys, UnsharedKeys
@@ -29,6 +32,7 @@ from ryzanstein.router.links import Links
 from ryzanstein.router.placing import RunnerPolicy
 from ryzanstein.router.recording import Recorder, Unrecorded
 from ryzanstein.router.runner import Runner
+from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn, Turns
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.router.token_count import count_prompt_tokens
@@ -37,17 +41,39 @@ from ryzanstein.tracing import Tracing, traceparent
 log = structlog.get_logger(__name__)
 
 Life = Coroutine[None, None, RyzansteinError | None]
+# A new turn waits no longer for the end of the one that nobody reads.
+_INTERRUPT_WAIT_S = 2.0
+
+
+class Interrupter(Protocol):
+    """The other routers."""
+
+    async def interrupt(self, owner_id: str, generation_id: str) -> bool:
+        """See `RouterCore.interrupt`. False also when that router does not answer."""
+        ...
+
+
+class _Stop(IntEnum):
+    """Why a generation's task is cancelled. Of several reasons the highest holds."""
+
+    PAUSED = 1
+    UNREAD = 2
+    CANCELLED = 3
+    MOVED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CorePolicy:
     """`deadline_s` is given to requests that bring none; `reattach_window_s` and `max_retained_tokens` bound what can be
-    read without a reader having stayed."""
+    read without a reader having stayed. Without a reader a generation runs for `unread_grace_s`; `unread_turns` says what its
+    session gets of one that is ended because nobody reads it."""
 
     runner: RunnerPolicy
     limits: Limits
     deadline_s: float = 600.0
     reattach_window_s: float = 30.0
+    unread_grace_s: float = 5.0
+    unread_turns: UnreadTurns = "keep"
     max_retained_tokens: int = 1_000_000
     hedges: HedgePolicy = field(default_factory=HedgePolicy)
 
@@ -66,6 +92,7 @@ class RouterCore:
         *,
         recorder: Recorder | None = None,
         keys: SharedKeys | None = None,
+        others: Interrupter | None = None,
     ) -> None:
         self._links = links
         self._turns = turns
@@ -75,15 +102,18 @@ class RouterCore:
         self._admission = Admission(policy.limits, telemetry)
         self._recorder = recorder if recorder is not None else Unrecorded()
         self._keys = KeyRing(keys if keys is not None else UnsharedKeys(), telemetry)
+        self._others = others
         self._generations = Generations(
-            policy.reattach_window_s,
-            policy.max_retained_tokens,
-            self._stop,
+            ReadingWindow(policy.unread_grace_s, policy.reattach_window_s, policy.max_retained_tokens),
+            self._pause,
+            self._abandon,
             self._forgotten,
             telemetry,
             awake=links.awake,
         )
-        self._moved: set[Generation] = set()
+        self._stops: dict[Generation, _Stop] = {}
+        self._paused: dict[Generation, Turn | None] = {}
+        self._cut_offs = CutOffs(self._recorder, telemetry.background, self._cut_off)
         self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
         self._hedges = HedgeBudget(policy.hedges, self._running.__len__, telemetry)
 
@@ -128,13 +158,13 @@ class RouterCore:
         try:
             await self._recorder.flushed(generation)
         except asyncio.CancelledError:
-            if request.key is None:  # nobody can come back for it
-                self._stop(generation)
+            if request.key is None and not request.detached:  # nobody can come back for it
+                self._stop(generation, _Stop.CANCELLED)
             raise
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
         """The place is the generation's from then on."""
-        request, turn = await self._turns.open(request, generation_id)
+        request, turn = await self._opened(request, generation_id)
         try:
             request = self._completed(request)
             place.wait_for(request.model, self._generations.waiting(request.model))
@@ -146,8 +176,46 @@ class RouterCore:
                 turn.release()
             raise
 
+    async def _opened(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
+        """Ends what still speaks in its session when nobody reads that any more."""
+        try:
+            return await self._turns.open(request, generation_id)
+        except SessionBusyError as busy:
+            if not await self._interrupted(busy):
+                self._telemetry.refused.labels("session_busy").inc()
+                raise
+        return await self._turns.open(request, generation_id)
+
+    async def _interrupted(self, busy: SessionBusyError) -> bool:
+        if self._generations.find(busy.generation_id) is not None:
+            return await self.interrupt(busy.generation_id)
+        return self._others is not None and await self._others.interrupt(busy.owner, busy.generation_id)
+
+    async def interrupt(self, generation_id: str) -> bool:
+        """For a new turn of its session: ends a generation that nobody reads, and returns when its claim is given back. False:
+        somebody reads it, or it asked to run detached, or it is not here."""
+        generation = self._generations.find(generation_id)
+        if generation is None or not self._may_interrupt(generation):
+            return False
+        if not generation.settled and generation in self._running and not generation.log.complete:
+            self._stop(generation, _Stop.UNREAD)
+            self._telemetry.unread.interrupted.inc()
+        elif generation in self._paused:
+            self._end_paused(generation, keep=self._keeps)
+            self._telemetry.unread.interrupted.inc()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_INTERRUPT_WAIT_S):
+                if (task := self._running.get(generation)) is not None:
+                    await asyncio.wait({task})
+                await self._cut_offs.wait(generation)
+        return True
+
+    def _may_interrupt(self, generation: Generation) -> bool:
+        ending = generation.log.complete or self._stops.get(generation, _Stop.PAUSED) > _Stop.PAUSED
+        return ending or generation in self._paused or generation.unread
+
     async def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = ""
+        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
         generation = self._generations.get(generation_id)
@@ -155,16 +223,23 @@ class RouterCore:
             self._telemetry.reattached.inc()
         if generation.resumable:
             self._resume(generation)
-        async with aclosing(generation.follow(from_index or {})) as events:
+        async with aclosing(generation.follow(from_index or {}, whole=whole)) as events:
             async for event in events:
                 yield event
 
     async def cancel(self, generation_id: str, owner_id: str = "") -> None:
         """See `Core.cancel`."""
         generation = self._generations.get(generation_id)
-        if generation.log.complete or generation not in self._running:
+        if generation in self._paused:
+            self._end_paused(generation, keep=False)
+        elif generation.log.complete or generation not in self._running:
             raise errors.not_found("generation", generation_id)
-        self._stop(generation)
+        self._stop(generation, _Stop.CANCELLED)
+
+    async def leave(self, generation_id: str) -> None:
+        """See `Core.leave`."""
+        if not self._generations.get(generation_id).num_readers:
+            await self.cancel(generation_id)
 
     def find(self, generation_id: str) -> Generation | None:
         """A generation that can be read here."""
@@ -177,9 +252,9 @@ class RouterCore:
     async def adopt(self, generation_id: str, record: Record, place: Place) -> Generation:
         """Goes on with a generation that another router had, where the record ends. The place is its own from then on."""
         request, new_messages = decode_request(record.request)
-        settled = has_settled(record.batches)
+        settled, was_paused = has_settled(record.batches), has_paused(record.batches)
         turn, said = None, _said(request, new_messages)
-        if said and not settled:
+        if said and (not settled or was_paused):
             turn = await self._turns.resume(request.session_id, generation_id, said)
         generation = Generation(generation_id, request, self._generations, record.epoch)
         # Whoever read it elsewhere was told how it ended.
@@ -190,6 +265,8 @@ class RouterCore:
         if request.key is not None and _may_go_on(generation.error):
             self._keys.adopted(request.key, generation_id)
         if settled:
+            if generation.paused:
+                self._paused[generation] = turn
             self._generations.ended(generation)
             place.leave()
         else:
@@ -199,9 +276,8 @@ class RouterCore:
 
     def moved(self, generation: Generation) -> None:
         """Another router goes on with it. Its readers here are told so; its turn is not stored by this router."""
-        if generation in self._running:
-            self._moved.add(generation)
-            self._stop(generation)
+        self._stop(generation, _Stop.MOVED)
+        self._cut_offs.moved(generation)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Asks the least loaded node. NOT_FOUND for a model that nobody serves, otherwise the node's own error."""
@@ -214,6 +290,10 @@ class RouterCore:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cut_offs.close()
+        for turn in self._paused.values():
+            if turn is not None:
+                turn.release()
         self._generations.close()
         await self._keys.close()
 
@@ -261,11 +341,20 @@ class RouterCore:
         """Runs it again, from where it ended to its deadline. QUEUE_FULL: not now; the window to come back begins anew."""
         self._generations.readers_changed(generation)
         place = self._place_again(generation)
+        was_paused = generation in self._paused
+        turn = self._paused.pop(generation, None)
+        self._unsettle(generation)
+        if was_paused:  # its session is still claimed
+            self._telemetry.unread.unpaused.inc()
+            self._run(generation, turn, place, self._live(generation, turn))
+        else:
+            self._telemetry.resumed.inc()
+            self._run(generation, None, place, self._live_again(generation))
+
+    def _unsettle(self, generation: Generation) -> None:
         generation.resume()
         self._generations.resumed(generation)
         self._recorder.resumed(generation)
-        self._telemetry.resumed.inc()
-        self._run(generation, None, place, self._live_again(generation))
 
     def _place_again(self, generation: Generation) -> Place:
         """As a new request has it: also its tenant's share counts, and the line when no node has accepted it yet."""
@@ -337,30 +426,77 @@ class RouterCore:
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
         """Runs however the generation ended, also when it was cancelled before its first step."""
         del self._running[generation]
+        why = self._stops.pop(generation, None)
+        if task.cancelled() and why is _Stop.PAUSED:
+            self._has_paused(generation, turn)
+            return
+        if task.cancelled() and why is _Stop.UNREAD:
+            self._cut_offs.begin(generation, turn, keep=self._keeps)
+            return
         if turn is not None:
             turn.release()
-        error, outcome = self._outcome(generation, task)
+        error, outcome = self._outcome(generation, task, why)
+        if outcome == "cancelled":
+            for choice in generation.log.cancel():
+                generation.end_choice(choice)
+        self._conclude(generation, error, outcome)
+
+    def _conclude(self, generation: Generation, error: RyzansteinError | None, outcome: str) -> None:
         if outcome == "moved":
             self._keys.passed_on(generation.generation_id)
         elif not _may_go_on(error):
             # Before anybody hears of it: who tries again at once must find the key free.
             self._keys.free(generation.generation_id)
-        if outcome == "cancelled":
-            for choice in generation.log.cancel():
-                generation.end_choice(choice)
         generation.settle(error)
         self._generations.ended(generation)
-        if outcome == "moved":
+        if outcome == "moved" or generation.abandoned:
             self._generations.drop(generation)
         else:
             self._recorder.ended(generation)
         self._measure(generation, outcome)
 
+    def _has_paused(self, generation: Generation, turn: Turn | None) -> None:
+        """It keeps its claim, so that who asks in its session finds it."""
+        self._paused[generation] = turn
+        generation.settle(paused(generation.generation_id))
+        self._recorder.ended(generation)
+        self._telemetry.unread.paused.inc()
+        self._generations.ended(generation)
+        if generation.num_readers and generation in self._paused:  # somebody came in the same moment
+            with suppress(RyzansteinError):
+                self._resume(generation)
+
+    def _pause(self, generation: Generation) -> None:
+        if not generation.log.complete:
+            self._stop(generation, _Stop.PAUSED)
+
+    def _abandon(self, generation: Generation) -> None:
+        """Nobody came back to it. It is dropped when it has ended."""
+        generation.abandoned = True
+        if generation in self._paused:
+            self._end_paused(generation, keep=self._keeps)
+        elif not generation.log.complete:
+            self._stop(generation, _Stop.UNREAD)
+
+    def _end_paused(self, generation: Generation, *, keep: bool) -> None:
+        turn = self._paused.pop(generation)
+        self._unsettle(generation)
+        self._cut_offs.begin(generation, turn, keep=keep)
+
+    def _cut_off(self, generation: Generation, has_moved: bool) -> None:
+        if has_moved:
+            self._conclude(generation, moved(generation.generation_id), "moved")
+        else:
+            self._conclude(generation, None, "cancelled")
+
+    @property
+    def _keeps(self) -> bool:
+        return self._policy.unread_turns == "keep"
+
     def _outcome(
-        self, generation: Generation, task: asyncio.Task[RyzansteinError | None]
+        self, generation: Generation, task: asyncio.Task[RyzansteinError | None], why: _Stop | None
     ) -> tuple[RyzansteinError | None, str]:
-        if generation in self._moved:
-            self._moved.discard(generation)
+        if why is _Stop.MOVED:
             return moved(generation.generation_id), "moved"
         if task.cancelled():
             return None, "cancelled"
@@ -382,8 +518,10 @@ class RouterCore:
         self._keys.free(generation.generation_id)
         self._recorder.forgotten(generation)
 
-    def _stop(self, generation: Generation) -> None:
-        if (task := self._running.get(generation)) is not None:
+    def _stop(self, generation: Generation, why: _Stop) -> None:
+        task = self._running.get(generation)
+        if task is not None and why > self._stops.get(generation, 0):
+            self._stops[generation] = why
             task.cancel()
 
 

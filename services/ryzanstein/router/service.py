@@ -1,14 +1,13 @@
 """The gRPC face: from the wire, a call of the core, to the wire.
 
-A client that goes away detaches from its stream; the generation runs on for the re-attach window, because a lost connection
-looks the same as a cancelled one. Metadata `x-cancel-on-disconnect: true` asks for the opposite. A unary call whose client is
-gone has nobody to re-attach: its generation is cancelled. Neither holds for a request with a key: whoever sends it again joins
-the generation, and another caller may have done so already.
+A client that goes away detaches from its stream; the generation waits for it, because a lost connection looks the same as a
+cancelled one. Metadata `x-cancel-on-disconnect: true` cancels it at once, `x-run-detached: true` lets it run to its end. A
+unary call whose client is gone has nobody to re-attach: its generation is cancelled unless it runs detached. A request with a
+key is not cancelled: whoever sends it again joins the generation, and another caller may have done so already.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import grpc
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Prompt, TextPrompt
 from ryzanstein.router.answer import Answer
 from ryzanstein.router.call import Call, Calls
 from ryzanstein.router.core import Core
+from ryzanstein.router.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.journal.peers import apart
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -100,31 +99,23 @@ class InferenceServicer(InferenceServiceServicer):
             return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request, self._most)))
 
     async def _answer(self, request: GenerationRequest) -> Answer:
-        generation_id = await self._core.submit(request, resumable=False)
-        try:
-            async with contextlib.aclosing(self._core.follow(generation_id)) as events:
-                return await Answer().read(events)
-        except asyncio.CancelledError:
-            if request.key is None:
-                await self._cancel(generation_id)
-            raise
+        generation_id = await self._core.submit(request, resumable=request.detached)
+        ends_with_call = request.key is None and not request.detached
+        events = self._core.follow(generation_id, whole=True)
+        if ends_with_call:
+            events = ending_with_reader(self._core, generation_id, events)
+        async with contextlib.aclosing(events):
+            return await Answer().read(events)
 
     async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        ends_with_stream = call.cancel_on_disconnect and request.key is None
+        ends_with_stream = call.on_disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
-        try:
-            async with contextlib.aclosing(self._core.follow(generation_id)) as events:
-                async for event in events:
-                    yield event
-        except (asyncio.CancelledError, GeneratorExit):
-            if ends_with_stream:
-                await self._cancel(generation_id)
-            raise
-
-    async def _cancel(self, generation_id: str) -> None:
-        # It may have ended in the same moment.
-        with contextlib.suppress(RyzansteinError):
-            await self._core.cancel(generation_id)
+        events = self._core.follow(generation_id)
+        if ends_with_stream:
+            events = ending_with_reader(self._core, generation_id, events)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
 
 
 def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:

@@ -41,6 +41,19 @@ class _Maker:
         return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=self._registry, buckets=buckets)
 
 
+class UnreadMetrics:
+    """What became of generations that nobody reads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"ryzanstein_router_generations_{name}_total", text, registry=registry)
+
+        self.paused = counter("paused", "Generations that were paused because nobody read them")
+        self.unpaused = counter("unpaused", "Paused generations that a reader came back to")
+        self.interrupted = counter("interrupted", "Generations that nobody read, ended for a new turn of their session")
+        self.abandoned = counter("abandoned", "Generations cancelled because no reader came back")
+
+
 class Telemetry:
     """The router's metrics, built once and passed on, and its background tasks, whose ends are counted. Labels are bounded:
     names of models and nodes, codes, causes."""
@@ -58,7 +71,7 @@ class Telemetry:
         self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
         self.retained = gauge("generations_retained", "Ended generations that can still be read")
         self.evicted = counter("generations_evicted", "Ended generations forgotten early for want of room")
-        self.abandoned = counter("generations_abandoned", "Generations cancelled because no reader came back")
+        self.unread = UnreadMetrics(registry)
         self.reattached = counter("generations_reattached", "Readers that joined a begun generation")
         self.resumed = counter("generations_resumed", "Ended generations that ran again because their client came back")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")

@@ -324,3 +324,42 @@ async def test_a_cancelled_generation_says_so(client, face):
     await face.core.cancel("g0")
     reasons = [chunk.choices[0].finish_reason async for chunk in chunks]
     assert reasons[-1] == "cancelled"
+
+
+async def test_a_stream_ends_with_its_reader_when_the_client_said_so(client, face, eventually):
+    face.core.pause_at = 2
+    wish = {"X-Cancel-On-Disconnect": "true"}
+    stream = await client.chat.completions.create(model="echo", messages=USER, stream=True, extra_headers=wish)
+    await anext(aiter(stream))
+    await stream.close()
+    await eventually(lambda: face.core.cancelled == ["g0"], "the generation was cancelled")
+    assert face.core.readers == 0
+
+
+@pytest.mark.parametrize("wish", [{"X-Run-Detached": "true"}, {"X-Cancel-On-Disconnect": "False"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_detached_generation_runs_on_without_its_client(client, face, eventually, wish, stream):
+    face.core.pause_at = 0
+    asking = asyncio.create_task(client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=wish))
+    await eventually(lambda: face.core.readers == 1, "the answer is being read")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await eventually(lambda: face.requests_with(499) == 1, "counted as a client that went away")
+    assert face.core.cancelled == []
+    assert [request.detached for request in face.core.requests] == [True]
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [
+        ({"X-Cancel-On-Disconnect": "1"}, "x-cancel-on-disconnect"),
+        ({"X-Run-Detached": "yes"}, "x-run-detached"),
+        ({"X-Cancel-On-Disconnect": "true", "X-Run-Detached": "true"}, "x-run-detached"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wish_for_disconnects_that_makes_no_sense_is_refused(client, face, wish, field, stream):
+    with pytest.raises(openai.BadRequestError) as failure:
+        await client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=wish)
+    assert failure.value.param == field
+    assert face.core.requests == []

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -61,13 +61,13 @@ class Question:
 
 @dataclass(slots=True)
 class Conversation:
-    """A session as its client knows it. `doubtful`: whether a turn was stored is not known."""
+    """A session as its client knows it. `doubtful`: whether its turn was stored, in full or as far as it was shown, is not
+    known. `given_up`: so much is unknown that the client asks in another session."""
 
     session_id: str
     history: tuple[Message, ...] = ()
-    doubtful: tuple[Message, ...] | None = None
-    left: bool = False
-    """Nobody could say what is stored: its client has begun another one."""
+    doubtful: Question | None = None
+    given_up: bool = False
 
 
 @dataclass(slots=True)
@@ -125,11 +125,13 @@ class Client:
         rng = random.Random(f"{self._cluster.plan.seed} {self.plan.number} {self._asked} {chance}")
         self._asked += 1
         conversation = self._conversation(rng)
-        if conversation is not None and conversation.doubtful is not None:
+        if conversation is not None and conversation.doubtful is not None and not self._interrupts():
             await self._settle(conversation, rng)
             conversation = self._conversation(rng)
         asking = _Asking(self, self._question(rng, conversation), rng)
         outcome = await asking.run()
+        if outcome == "complete":
+            await self._compare(asking, conversation)
         self._tally.count(outcome)
         self._tally.tokens += asking.answer.num_tokens
         self._cluster.record.say(
@@ -143,7 +145,7 @@ class Client:
         if not self.plan.session:
             return None
         last = self.conversations[-1] if self.conversations else None
-        if self.plan.burst > 1 or last is None or last.left or _is_long(last.history):
+        if self.plan.burst > 1 or last is None or last.given_up or _is_long(last.history):
             self.conversations.append(Conversation(f"s-{self.plan.number}-{self._asked}"))
         return self.conversations[-1]
 
@@ -174,6 +176,33 @@ class Client:
         """Tokens that fit the largest node beside any prompt of ours."""
         return max(node.context_length for node in self._cluster.plan.nodes) - _LONGEST_PROMPT
 
+    def _interrupts(self) -> bool:
+        return (
+            random.Random(f"{self._cluster.plan.seed} {self.plan.number} {self._asked} asks at once").random()
+            < self.plan.interrupts
+        )
+
+    async def _compare(self, asking: _Asking, conversation: Conversation | None) -> None:
+        """The answer with the undisturbed one. Where the turn before may have been stored, with that one's as well."""
+        question = asking.question
+        differences = asking.answer.differences(self.expected(question))
+        if not differences or conversation is None or conversation.doubtful is None:
+            for difference in differences:
+                self._checks.violated(Failure.CHANGED, difference, key=question.key, sent=asking.sent)
+            return
+        stored = await self.stored(conversation)
+        history = () if stored is None else stored[: len(question.history) + 2]
+        if len(history) == len(question.history) + 2:
+            self.check(conversation, history)
+            self._checks.reach("answered behind a turn that was cut off")
+            for difference in asking.answer.differences(self.expected(replace(question, history=history))):
+                self._checks.violated(Failure.CHANGED, difference, key=question.key, sent=asking.sent)
+            conversation.history = history
+        elif stored is None or self._checks.is_struck(STORE):
+            conversation.given_up = True
+        else:
+            self._checks.violated(Failure.CHANGED, differences[0], key=question.key, stored=len(stored))
+
     def expected(self, question: Question) -> list[ChoiceExpected]:
         text = demo_text()
         prompt_ids = text.encode_prompt(ChatPrompt((*question.history, *question.messages)))
@@ -186,9 +215,11 @@ class Client:
         answer = asking.answer
         turn = (*asking.question.messages, Message(Role.ASSISTANT, "".join(answer.choices[0].text)))
         if outcome == "complete":
-            conversation.history = (*conversation.history, *turn)
+            conversation.history, conversation.doubtful = (*conversation.history, *turn), None
+        elif conversation.doubtful is not None:
+            conversation.given_up = True
         else:
-            conversation.doubtful = asking.question.messages
+            conversation.doubtful = asking.question
 
     async def _settle(self, conversation: Conversation, rng: random.Random) -> None:
         """A client that does not know whether its turn was stored looks before it goes on."""
@@ -200,10 +231,11 @@ class Client:
         speaks = services.speaks_in(conversation.session_id)
         stored = None if speaks else await self.stored(conversation)
         if stored is None:
-            conversation.left = True
+            conversation.given_up = True
             return
         self.check(conversation, stored)
-        conversation.history, conversation.doubtful = stored, None
+        if stored != conversation.history:
+            conversation.history, conversation.doubtful = stored, None
 
     def check(self, conversation: Conversation, stored: tuple[Message, ...]) -> None:
         """What the cluster keeps of the conversation is what its client was told, each turn once."""
@@ -212,13 +244,20 @@ class Client:
             return
         more = stored[len(known) :]
         if stored[: len(known)] == known and conversation.doubtful is not None and len(more) == 2:  # noqa: SIM102
-            if more[0] == conversation.doubtful[0]:
+            if self._is_turn(conversation.doubtful, more):
                 return
         twice = len(stored) >= 4 and stored[-2] == stored[-4]
         self._checks.violated(
             Failure.TURN, "a turn was stored twice" if twice else "the session is not what its client was told",
             session=conversation.session_id, known=len(known), stored=len(stored),
         )  # fmt: skip
+
+    def _is_turn(self, question: Question, turn: tuple[Message, ...]) -> bool:
+        """The question and its answer, in full or, where such turns are kept, what was shown of it."""
+        said, answer = turn
+        whole = self.expected(question)[0].text
+        shown = self._cluster.plan.unread_turns == "keep" and whole.startswith(answer.content)
+        return said == question.messages[0] and (answer.content == whole or shown)
 
     async def stored(self, conversation: Conversation) -> tuple[Message, ...] | None:
         """The session's messages; None: nobody can say now."""
@@ -259,7 +298,7 @@ class _Asking:
         self._loop = asyncio.get_running_loop()
         self._connected_at = self._loop.time()
         self._told_to_retry = ""
-        self._retries = self._sent = 0
+        self._retries = self.sent = 0
         self._lost = False
         self._pause_s = _FIRST_PAUSE_S
         self._leaves_at = rng.randint(1, 200) if rng.random() < client.plan.leaves else None
@@ -274,9 +313,6 @@ class _Asking:
             outcome = await self._once()
         for problem in self.answer.problems:
             self._checks.violated(Failure.INDEX, problem, key=self.question.key)
-        if outcome == "complete":
-            for difference in self.answer.differences(self._client.expected(self.question)):
-                self._checks.violated(Failure.CHANGED, difference, key=self.question.key, sent=self._sent)
         return outcome
 
     async def _once(self) -> str:
@@ -319,7 +355,7 @@ class _Asking:
             self.answer.reattached()
             request = pb.AttachGenerationRequest(generation_id=self.answer.generation_id, from_index=self.answer.from_index)
             return stub.AttachGeneration(request, timeout=left_s)
-        self._sent += 1
+        self.sent += 1
         return stub.StreamChat(pb.StreamChatRequest(chat=self.question.chat()), timeout=left_s)
 
     async def _events(self, call: Any) -> AsyncGenerator[pb.GenerationEvent, None]:

@@ -153,6 +153,8 @@ class Cluster:
             router_address=f"{name}:{_GRPC['router']}",
             max_running=self.plan.max_running,
             policy=self.plan.policy,
+            unread_grace_s=self.plan.unread_grace_s,
+            unread_turns=self.plan.unread_turns,
             drain_grace_s=5.0,
         )
         return serve_router(settings)

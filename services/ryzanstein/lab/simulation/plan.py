@@ -89,6 +89,8 @@ class ClientPlan:
     burst: int
     loses_stream: float
     resubmits: bool
+    interrupts: float = 0.0
+    """Of its questions after one that it has left: asked at once, without a look at what the session has of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Plan:
     """From when to when no client asks anything."""
     clients: tuple[ClientPlan, ...]
     faults: tuple[Fault, ...]
+    unread_grace_s: float = 5.0
+    unread_turns: str = "keep"
     calm_s: float = 90.0
 
     def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> Plan:
@@ -150,8 +154,11 @@ def plan(seed: int) -> Plan:
         seldom=duration_s >= 900,
         max_tokens=150_000 if rng.random() < 0.03 else round(min(8_000, max(2_000, 2 * duration_s))),
         idle=idle,
-        clients=tuple(_client(rng, number, duration_s) for number in range(rng.randint(1, 5))),
+        clients=tuple(_interrupting(_client(rng, number, duration_s), seed) for number in range(rng.randint(1, 5))),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        # Of their own, so that the rest of a plan is what it was before they were drawn.
+        unread_grace_s=random.Random(f"grace {seed}").choice((5.0, 5.0, 1.0, 0.1)),
+        unread_turns=random.Random(f"turns {seed}").choice(("keep", "keep", "drop")),
     )
 
 
@@ -224,6 +231,10 @@ def _lasts(rng: random.Random, kind: Kind) -> float:
 
 def _toward(rng: random.Random, num_routers: int) -> str:
     return rng.choice(("orchestrator", *(f"router-{number}" for number in range(num_routers))))
+
+
+def _interrupting(client: ClientPlan, seed: int) -> ClientPlan:
+    return replace(client, interrupts=random.Random(f"interrupts {seed} {client.number}").choice((0.0, 0.5, 1.0)))
 
 
 def _client(rng: random.Random, number: int, duration_s: float) -> ClientPlan:

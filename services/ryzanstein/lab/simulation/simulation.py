@@ -142,6 +142,8 @@ class _World:
         """Each session has each turn once."""
         for client in clients:
             for conversation in client.conversations[-20:]:
+                if conversation.given_up:
+                    continue
                 stored = await client.stored(conversation)
                 if stored is not None:
                     client.check(conversation, stored)

@@ -5,7 +5,8 @@
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /healthz, /readyz                          the process lives; it has a node to send requests to
 
-Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key, traceparent, Last-Event-ID.
+Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key, X-Cancel-On-Disconnect,
+X-Run-Detached, traceparent, Last-Event-ID.
 Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
 """
 

@@ -1,8 +1,8 @@
 """From a request to its answer: submit, then collect the whole or stream it.
 
 A client that goes away from a plain request, or before it was told the generation's id, has no way back: its generation is
-cancelled. One that goes away from a stream is only detached and may come back, see `attach`; so is one with an
-Idempotency-Key, which comes back by sending its request again.
+cancelled. One that goes away from a stream may come back, see `attach`; so may one with an Idempotency-Key, which comes back
+by sending its request again. X-Cancel-On-Disconnect and X-Run-Detached say otherwise, see `disconnect`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Token, Usage
 from ryzanstein.router.core import Core
+from ryzanstein.router.disconnect import OnDisconnect, leave, on_disconnect
 from ryzanstein.router.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.http.cursor import Cursor
 from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
@@ -65,7 +66,8 @@ class Generations:
 
     async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
         """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
-        generation_id = await self._core.submit(request, resumable=False)
+        request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
+        generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
             answer = await while_connected(http.receive, self._collect(generation_id))
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
@@ -73,9 +75,15 @@ class Generations:
 
     async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
         """The answer as events; an error before the first is an error of the request."""
-        generation_id = await self._core.submit(request)
+        wish = on_disconnect(http.headers)
+        request = replace(request, detached=wish is OnDisconnect.DETACH)
+        ends_with_stream = wish is OnDisconnect.CANCEL and request.key is None
+        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         async with self._cancelled_if_left(request, generation_id):
-            return await self._open(http, generation_id, dialect, Cursor(), include_usage)
+            response = await self._open(http, generation_id, dialect, Cursor(), include_usage)
+        if ends_with_stream:
+            response.on_left = partial(leave, self._core, generation_id)
+        return response
 
     async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
         """The rest of a stream. NOT_FOUND when the generation is unknown or its re-attach window is over."""
@@ -100,7 +108,7 @@ class Generations:
 
     async def _collect(self, generation_id: str) -> _Answer:
         answer = _Answer()
-        async with aclosing(self._core.follow(generation_id, {})) as events:
+        async with aclosing(self._core.follow(generation_id, whole=True)) as events:
             async for event in events:
                 answer.add(event)
         return answer
@@ -110,9 +118,8 @@ class Generations:
         try:
             yield
         except ClientLeft:
-            if request.key is None:
-                with suppress(RyzansteinError):
-                    await self._core.cancel(generation_id)
+            if request.key is None and not request.detached:
+                await leave(self._core, generation_id)
             raise
 
     async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -113,7 +113,7 @@ def error_event(failure: Failure) -> bytes:
 
 
 class EventStreamResponse(Response):
-    """Writes `events`, whose first was read already, and closes them: also when the client leaves, which detaches it."""
+    """Writes `events`, whose first was read already, and closes them, also when the client leaves."""
 
     media_type = "text/event-stream"
 
@@ -132,17 +132,24 @@ class EventStreamResponse(Response):
         self._writer = writer
         self._call = call
         self._write_timeout_s = write_timeout_s
+        self.on_left: Callable[[], Awaitable[None]] | None = None
+        """Called when the client went before the end and reads no more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            try:
+        try:
+            async with aclosing(self._events):
                 await while_connected(receive, self._send_all(send))
-            except (ClientLeft, OSError):
-                self._call.code = CLIENT_CLOSED_REQUEST
-            except TimeoutError:
-                self._call.code = CLIENT_CLOSED_REQUEST
-                log.warning("reader stuck", write_timeout_s=self._write_timeout_s)
-                raise
+        except (ClientLeft, OSError):
+            await self._left()
+        except TimeoutError:
+            log.warning("reader stuck", write_timeout_s=self._write_timeout_s)
+            await self._left()
+            raise
+
+    async def _left(self) -> None:
+        self._call.code = CLIENT_CLOSED_REQUEST
+        if self.on_left is not None:
+            await self.on_left()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

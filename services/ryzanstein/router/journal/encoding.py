@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, RequestKey, Started, Token
-from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.generation_state import PAUSED, Generation
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
@@ -25,6 +25,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     journalled = pb.JournalRequest(
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
+    journalled.detached = request.detached
     if request.key is not None:
         journalled.key, journalled.key_body = request.key.name, request.key.body
     return journalled.SerializeToString()
@@ -34,7 +35,13 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
     """The request and its number of new messages."""
     journalled = pb.JournalRequest.FromString(data)
     request = attempt_from_wire(journalled.submit).request
-    request = replace(request, session_id=journalled.session_id, user=journalled.user, last_node=journalled.last_node)
+    request = replace(
+        request,
+        session_id=journalled.session_id,
+        user=journalled.user,
+        last_node=journalled.last_node,
+        detached=journalled.detached,
+    )
     if journalled.key:
         request = replace(request, key=RequestKey(journalled.key, journalled.key_body))
     return request, journalled.new_messages
@@ -77,6 +84,7 @@ class BatchWriter:
             batch.started.CopyFrom(_started_to_wire(generation.started))
         if sent.settled:
             batch.settled = True
+            batch.shown = generation.shown
             if generation.error is not None:
                 batch.error = status_from_error(generation.error).SerializeToString()
         return batch.SerializeToString()
@@ -124,6 +132,12 @@ def has_settled(batches: Sequence[bytes]) -> bool:
     return bool(batches) and pb.JournalBatch.FromString(batches[-1]).settled
 
 
+def has_paused(batches: Sequence[bytes]) -> bool:
+    """Whether nobody read it, so that it was paused."""
+    error = _error(pb.JournalBatch.FromString(batches[-1]).error) if batches else None
+    return error is not None and error.reason == PAUSED
+
+
 def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
     """Puts what a journal has into an empty generation; returns whether it had ended.
 
@@ -132,6 +146,8 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
     batch = pb.JournalBatch()
     for data in batches:
         batch = pb.JournalBatch.FromString(data)
+        if batch.shown:
+            generation.shown = batch.shown
         if batch.HasField("started"):
             generation.start(batch.started.node_id, batch.started.prompt_tokens)
         for run in batch.runs:

@@ -111,11 +111,11 @@ class JournalledCore:
         return await self._core.submit(request, resumable=resumable)
 
     def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = ""
+        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
         if self._core.find(generation_id) is not None:
-            return self._core.follow(generation_id, from_index)
+            return self._core.follow(generation_id, from_index, whole=whole)
         return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id)
 
     async def cancel(self, generation_id: str, owner_id: str = "") -> None:
@@ -133,6 +133,16 @@ class JournalledCore:
             except OwnerLostError as error:
                 lost = _Lost(place, error.cause)
         raise moved(generation_id)
+
+    async def leave(self, generation_id: str) -> None:
+        """See `Core.leave`."""
+        await self._core.leave(generation_id)
+
+    async def interrupt(self, generation_id: str, owner_id: str) -> bool:
+        """For another router, which means the owner with this id: see `RouterCore.interrupt`."""
+        if owner_id != self._owner.owner_id:
+            raise moved(generation_id)
+        return await self._core.interrupt(generation_id)
 
     async def _follow_anywhere(
         self, generation_id: str, reader: PassedReader, owner_id: str

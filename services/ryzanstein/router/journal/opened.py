@@ -42,14 +42,14 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
 def journalled_core(
     opened: OpenJournal, settings: RouterSettings, owner_id: str, telemetry: Telemetry, make_core: Callable[..., RouterCore]
 ) -> JournalledCore:
-    """`make_core` takes the `recorder` and the `keys`."""
+    """`make_core` takes the `recorder`, the `keys` and the `others`."""
     metrics = JournalMetrics(telemetry.registry)
     outage = Outage(metrics)
     recorder = JournalRecorder(
         opened.journal, Pace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
     )
     return JournalledCore(
-        make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage)),
+        make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage), others=opened.peers),
         opened.journal,
         recorder=recorder,
         peers=opened.peers,

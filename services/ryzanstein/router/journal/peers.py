@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 from grpc_status import rpc_status
+from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -23,6 +24,7 @@ from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableE
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import peer_pb2 as peer
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.wire import event_from_wire
 
@@ -90,6 +92,22 @@ class Peers:
                 raise _meaning(failure) from None
             finally:
                 call.cancel()
+
+    async def interrupt(self, owner_id: str, generation_id: str) -> bool:
+        """Whether the owner has ended the generation, which nobody reads. False also when it cannot be asked, or is older."""
+        request = peer.InterruptGenerationRequest(generation_id=generation_id)
+        try:
+            owner = await self._journal.find(owner_id)
+            if owner is None:
+                return False
+            async with self._channel(owner.address) as channel:
+                call: Any = PeerServiceStub(channel).InterruptGeneration(request, metadata=((OWNER, owner_id),))
+                try:
+                    return bool((await self._watched(call, owner, self._answer_s)).interrupted)
+                finally:
+                    call.cancel()
+        except (grpc.aio.AioRpcError, OwnerLostError, JournalUnavailableError):
+            return False
 
     async def is_gone(self, owner_id: str) -> bool:
         """The owner runs no more: its lease has expired, nobody listens at its address, or another process does. One that does

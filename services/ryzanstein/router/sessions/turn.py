@@ -69,6 +69,25 @@ class Turn:
             self._stored = True
             self._turns.telemetry.session_turns.labels("stored").inc()
 
+    async def commit_cut_off(self, shown: str, request: GenerationRequest, node_id: str) -> None:
+        """Adds what was shown of an answer that was ended because nobody read it, unless somebody has spoken in the session
+        since: then it is left out."""
+        earlier = self._num_earlier(request)
+        try:
+            session = await self._turns.store.get(self.session_id)
+        except RyzansteinError as error:
+            log.warning("session turn dropped", session_id=self.session_id, error=str(error))
+            session = None
+        if session is None or len(session.messages) != earlier:
+            self._turns.telemetry.session_turns.labels("dropped").inc()
+            return
+        await self.commit(shown, request.model, node_id)
+
+    def _num_earlier(self, request: GenerationRequest) -> int:
+        """How many messages the session had when the generation began."""
+        messages = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else ()
+        return len(messages) - len(self.said)
+
     def release(self) -> None:
         """However the generation ended. Whoever opens the session next at this router waits for it."""
         self._turns.claimed.release(self.session_id, self.generation_id, ended=self._stored)
@@ -93,12 +112,7 @@ class Turns:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
             raise errors.invalid("session_id", "needs messages, not a text or token ids")
-        try:
-            await self.claimed.claim(request.session_id, generation_id)
-        except RyzansteinError as error:
-            if error.reason == "SESSION_BUSY":
-                self.telemetry.refused.labels("session_busy").inc()
-            raise
+        await self.claimed.claim(request.session_id, generation_id)
         try:
             session = await self._find(request.session_id)
             turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
