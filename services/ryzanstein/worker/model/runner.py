@@ -42,6 +42,7 @@ class ModelRunner:
             loaded.kernels.native,
             spec.score_cap is None,
         )
+        self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.context_length = spec.context_length
@@ -116,7 +117,7 @@ class ModelRunner:
 
     def _sample(self, hidden_RE: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
         logits_RV = self._decoder.head.logits(hidden_RE)
-        return [] if logits_RV is None else sample(logits_RV, rows)
+        return [] if logits_RV is None else sample(logits_RV, rows, self._kernels)
 
     def _greedy(self, hidden_RE: Tensor) -> list[SampledToken]:
         best = self._decoder.head.greedy(hidden_RE)

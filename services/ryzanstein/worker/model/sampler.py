@@ -8,23 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
+from ryzanstein.worker.model.draw import Draw
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.penalties import adjusted
 from ryzanstein.worker.model.philox import uniform
-from ryzanstein.worker.model.truncation import floors
+from ryzanstein.worker.model.truncation import drawn
 
 
-def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
-    """One token for each row of float32 logits. Raises SequencesFailed where a row is not finite."""
-    refuse_invalid(logits_SV.max(dim=1).values)
+def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None) -> list[SampledToken]:
+    """One token for each row of float32 logits, the same with kernels as with torch. Raises SequencesFailed where a row is not
+    finite, or nothing of it may be drawn."""
+    refuse_invalid(logits_SV.amax(dim=1))
     scores_SV = adjusted(logits_SV, rows)
-    token_S = scores_SV.argmax(dim=1)
+    best_S, token_S = likeliest(scores_SV) if kernels is None else kernels.greatest(scores_SV)
+    refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
     if random:
-        token_S[random] = _draw(scores_SV[random], [rows[s] for s in random])
+        draws_R = _draws(rows, random, scores_SV.shape[1])
+        token_S[random] = drawn(scores_SV[random], draws_R) if kernels is None else kernels.draw(scores_SV, draws_R)
     return _with_logprobs(logits_SV, token_S, rows)
 
 
@@ -35,23 +39,23 @@ def refuse_invalid(best_S: Tensor) -> None:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 
 
-def _draw(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Inverts the cumulative distribution in vocabulary order at the row's uniform number; float64 throughout."""
-    sampling = [row.sampling for row in rows]
-    temperature_R1 = logits_RV.new_tensor([params.temperature for params in sampling], dtype=torch.float64).unsqueeze(1)
-    scores_RV = (logits_RV.double() - logits_RV.amax(dim=1, keepdim=True)) / temperature_R1
-    floor_R1 = floors(scores_RV, sampling).unsqueeze(1)
-    cumulative_RV = scores_RV.masked_fill_(scores_RV < floor_R1, -torch.inf).exp_().cumsum(dim=1)
-    uniform_R1 = _uniform(rows).to(logits_RV.device).unsqueeze(1)
-    return torch.searchsorted(cumulative_RV, uniform_R1 * cumulative_RV[:, -1:], right=True).squeeze(1)
+def likeliest(logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest logit of each row, and the lowest token that has it."""
+    best_S, token_S = logits_SV.max(dim=1)
+    return best_S, token_S
 
 
-def _uniform(rows: Sequence[SampleRow]) -> Tensor:
+def _draws(rows: Sequence[SampleRow], random: Sequence[int], vocab_size: int) -> list[Draw]:
+    uniform_R = _uniform([rows[s] for s in random])
+    return [Draw.of(s, rows[s].sampling, vocab_size, u) for s, u in zip(random, uniform_R, strict=True)]
+
+
+def _uniform(rows: Sequence[SampleRow]) -> list[float]:
     seeds = [row.sampling.seed for row in rows]
     if None in seeds:
         raise ValueError("a row that is drawn at random needs a seed")
-    drawn = uniform([seed for seed in seeds if seed is not None], [row.choice for row in rows], [row.index for row in rows])
-    return torch.from_numpy(drawn)
+    known = [seed for seed in seeds if seed is not None]
+    return uniform(known, [row.choice for row in rows], [row.index for row in rows]).tolist()
 
 
 def _with_logprobs(logits_SV: Tensor, token_S: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:

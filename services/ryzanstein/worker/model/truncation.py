@@ -1,79 +1,85 @@
-"""Which tokens may be drawn: top-k, top-p and min-p as one lower bound on the score of each row.
+"""Random draws with torch's operators: weights of all tokens, the bounds of top-k, top-p and min-p, one token for each row.
 
-A bound on the score keeps equals of the last token that is kept: which tokens survive never depends on how a sort orders ties.
+A bound on the logit keeps equals of the last token that is kept: which tokens survive never depends on how a sort orders ties.
 
-Legend: S rows, V vocabulary, W the likeliest tokens that are looked at, descending.
+Legend: R rows, V vocabulary, W the likeliest tokens that are looked at, descending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.model.draw import Draw
 
 _WIDTH = 512  # the nucleus nearly always lies within; where not, the whole row is sorted
+_SERIES = (  # ln(2)^k / k!, as draw.c has them: a library's logarithm may differ in its last bit
+    *((1.0, 0.6931471805599453), (0.24022650695910072, 0.05550410866482158)),
+    *((0.009618129107628477, 0.0013333558146428443), (0.0001540353039338161, 1.5252733804059841e-5)),
+    *((1.321548679014431e-6, 1.01780860092397e-7), (7.054911620801123e-9, 4.4455382718708116e-10)),
+)
 
 
-def floors(scores_SV: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """The least score that may be drawn, [S]; minus infinity where nothing is cut.
+def drawn(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
+    """The token of each row, [R]: where the sum of weights, in the vocabulary's order, exceeds a uniform part of their total.
 
-    Top-k first, top-p over what it leaves, min-p relative to the likeliest token. `scores_SV` are logits over temperature.
+    The greatest logit of each row must be finite. `draws_R` are parallel to the rows.
     """
-    floor_S = torch.full((len(scores_SV),), -torch.inf, dtype=scores_SV.dtype, device=scores_SV.device)
-    cut = [s for s, params in enumerate(sampling) if params.top_k > 0 or params.top_p < 1 or params.min_p > 0]
+    weight_RV = weights(logits_RV, draws_R)
+    least_R1, uniform_R1 = (_column(values, logits_RV) for values in zip(*((d.least, d.uniform) for d in draws_R), strict=True))
+    cut_RV = (logits_RV < floors(logits_RV, weight_RV, draws_R).unsqueeze(1)) | (weight_RV < least_R1)
+    sums_RV = weight_RV.masked_fill_(cut_RV, 0).cumsum(dim=1)
+    return torch.searchsorted(sums_RV, (uniform_R1 * sums_RV[:, -1:]).long(), right=True).squeeze(1)
+
+
+def weights(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
+    """2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64. Operations round one by one, as in C."""
+    logits_RV, rate_R1 = logits_RV.double(), _column([draw.rate for draw in draws_R], logits_RV)
+    power_RV = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(rate_R1).clamp_(min=-64)
+    whole_RV = power_RV.round()
+    exponent_RV = whole_RV.long().add_(1023 + draws_R[0].bits)
+    return _series(power_RV.sub_(whole_RV)).mul_((exponent_RV << 52).view(torch.float64)).round_().long()
+
+
+def _series(f: Tensor) -> Tensor:
+    """2^f. Neighbouring terms are added first, as draw.c does."""
+    sums = [even + odd * f for even, odd in _SERIES]
+    while len(sums) > 1:
+        f = f * f
+        pairs = [even + odd * f for even, odd in zip(sums[::2], sums[1::2], strict=False)]
+        sums = pairs + sums[2 * len(pairs) :]
+    return sums[0]
+
+
+def floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
+    """The least logit of each row that top-k and then top-p, over what it leaves, let be drawn, [R]; minus infinity for all."""
+    floor_R = logits_RV.new_full((len(logits_RV),), -torch.inf)
+    cut = [r for r, draw in enumerate(draws_R) if draw.top_k > 0 or draw.top_p < 1]
+    width = min(_WIDTH, logits_RV.shape[1])
     if cut:
-        floor_S[cut] = _floors(scores_SV[cut], _Cuts.of([sampling[s] for s in cut], scores_SV))
-    return floor_S
+        floor_R[cut], open_R = _floors(logits_RV[cut], weight_RV[cut], [draws_R[r] for r in cut], width)
+        cut = [r for r, is_open in zip(cut, open_R.tolist(), strict=True) if is_open]
+    if cut:
+        floor_R[cut], _ = _floors(logits_RV[cut], weight_RV[cut], [draws_R[r] for r in cut], logits_RV.shape[1])
+    return floor_R
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """The three parameters as columns [S, 1]."""
-
-    num_kept: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def of(cls, sampling: Sequence[SamplingParams], scores_SV: Tensor) -> _Cuts:
-        size, device = scores_SV.shape[1], scores_SV.device
-        num_kept = torch.tensor([[min(params.top_k or size, size)] for params in sampling], device=device)
-        top_p, min_p = ([[value] for value in column] for column in zip(*((p.top_p, p.min_p) for p in sampling), strict=True))
-        return cls(num_kept, scores_SV.new_tensor(top_p), scores_SV.new_tensor(min_p))
-
-    def rows(self, chosen_S: Tensor) -> _Cuts:
-        return _Cuts(self.num_kept[chosen_S], self.top_p[chosen_S], self.min_p[chosen_S])
+def _floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw], width: int) -> tuple[Tensor, Tensor]:
+    """The bound of each row, and whether the row's `width` likeliest tokens were too few to find it."""
+    top_k_R1 = torch.tensor([[draw.top_k] for draw in draws_R], device=logits_RV.device)
+    top_p_R1 = _column([draw.top_p for draw in draws_R], logits_RV)
+    best_RW, token_RW = logits_RV.topk(width, dim=1)
+    kth_R1 = best_RW.gather(1, top_k_R1.clamp(1, width) - 1).masked_fill(top_k_R1 == 0, -torch.inf)
+    total_R1 = weight_RV.masked_fill(logits_RV < kth_R1, 0).sum(dim=1, keepdim=True)
+    needed_R1 = (top_p_R1 * total_R1).ceil_().long().clamp_(min=1)
+    last_R1 = (weight_RV.gather(1, token_RW).cumsum(dim=1) < needed_R1).sum(dim=1, keepdim=True)
+    nucleus_R1 = torch.maximum(kth_R1, best_RW.gather(1, last_R1.clamp(max=width - 1)))
+    open_R1 = (top_k_R1 > width) | ((top_p_R1 < 1) & (last_R1 >= width))
+    return torch.where(top_p_R1 < 1, nucleus_R1, kth_R1).squeeze(1), open_R1.squeeze(1)
 
 
-def _floors(scores_SV: Tensor, cuts: _Cuts) -> Tensor:
-    size = scores_SV.shape[1]
-    floor_S, open_S = _nucleus_floors(scores_SV, cuts, min(_WIDTH, size))
-    if bool(open_S.any()):
-        floor_S[open_S], _ = _nucleus_floors(scores_SV[open_S], cuts.rows(open_S), size)
-    return torch.maximum(floor_S, scores_SV.amax(dim=1) + cuts.min_p.squeeze(1).log())
-
-
-def _nucleus_floors(scores_SV: Tensor, cuts: _Cuts, width: int) -> tuple[Tensor, Tensor]:
-    """The bound of top-k and top-p for each row, and whether the row's `width` likeliest tokens were too few to find it."""
-    best_SW = scores_SV.topk(width, dim=1).values
-    kth_S1 = best_SW.gather(1, cuts.num_kept.clamp(max=width) - 1).masked_fill(cuts.num_kept > width, -torch.inf)
-    total_S1 = _log_sum(scores_SV.masked_fill(scores_SV < kth_S1, -torch.inf))
-    before_SW = (best_SW - total_S1).exp().cumsum(dim=1)
-    last_S1 = (before_SW < cuts.top_p).sum(dim=1, keepdim=True)
-    nucleus_S1 = torch.maximum(kth_S1, best_SW.gather(1, last_S1.clamp(max=width - 1)))
-    size = scores_SV.shape[1]
-    open_S1 = ((cuts.num_kept > width) & (cuts.num_kept < size)) | ((cuts.top_p < 1) & (last_S1 >= width))
-    floor_S1 = torch.where(cuts.top_p < 1, nucleus_S1, kth_S1)
-    return floor_S1.squeeze(1), open_S1.squeeze(1) & (width < size)
-
-
-def _log_sum(scores_SV: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials, [S, 1].
-
-    torch's own has other bits for a long row that is alone, which threads share."""
-    greatest_S1 = scores_SV.amax(dim=1, keepdim=True)
-    return (scores_SV - greatest_S1).exp_().cumsum(dim=1)[:, -1:].log() + greatest_S1
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """[R, 1] in float64, which holds weights exactly."""
+    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)

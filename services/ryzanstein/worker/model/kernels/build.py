@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 # Attention is a tenth faster with -O3; products are not, and would take three times as long to compile.
-_LEVELS = {"rows.c": "-O2", "attention.c": "-O3", "floats.c": "-O2", "int8.c": "-O2"}
+_LEVELS = {"rows.c": "-O2", "attention.c": "-O3", "floats.c": "-O2", "int8.c": "-O2", "draw.c": "-O3"}
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _LEVELS)
 _HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "panels.h", "floats.h"))
 # Sums are in the order, and products rounded, as the source says: bits must not be the compiler's choice.

@@ -8,13 +8,15 @@ of the longest table.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.layers.rotary import Angles
 
 _RESULTS = {
@@ -22,6 +24,7 @@ _RESULTS = {
     "int8_packed_bytes": c_int64,
     "int8_product": c_int,
     "attend": c_int,
+    "draw_rows": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # as rows.c counts them
@@ -36,6 +39,15 @@ class _Attention(Structure):
             for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "num_positions", "half", "window")
         ),
         *((name, c_float) for name in ("scale", "cap")),
+    )
+
+
+class _Draw(Structure):
+    """As draw.c has it."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("row", "bits", "top_k", "least")),
+        *((name, c_double) for name in ("rate", "top_p", "uniform")),
     )
 
 
@@ -59,6 +71,8 @@ _SIGNATURES = {
     "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
     "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
     "attend": (POINTER(_Attention),),
+    "greatest": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+    "draw_rows": (c_void_p, c_int64, c_int64, POINTER(_Draw), c_void_p, c_int64),
 }
 
 
@@ -94,6 +108,7 @@ class NativeKernels:
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
         self._product_by_head, self._product_unpacked = loaded.float_product_by_head, loaded.float_product_unpacked
+        self._greatest, self._draw_rows = loaded.greatest, loaded.draw_rows
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
         """x / rms(x) * (offset + weight)."""
@@ -219,6 +234,23 @@ class NativeKernels:
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         if self._attend(byref(arguments)):
             raise MemoryError("no memory for the scores of attention")
+
+    def greatest(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """The greatest logit of each row and the lowest token that has it; NaN where the row has one."""
+        num_rows, size = logits_SV.shape
+        best_S, token_S = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        pointers = logits_SV.data_ptr(), best_S.data_ptr(), token_S.data_ptr()
+        self._greatest(*pointers, num_rows, logits_SV.stride(0), size)
+        return best_S, token_S
+
+    def draw(self, logits_SV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
+        """A token for each draw, [R]; -1 where the greatest logit of its row is not finite. Raises MemoryError."""
+        token_R = torch.empty(len(draws_R), dtype=torch.int64)
+        arguments = (_Draw * len(draws_R))(*(_Draw(*astuple(draw)) for draw in draws_R))
+        source = logits_SV.data_ptr(), logits_SV.stride(0), logits_SV.shape[1]
+        if self._draw_rows(*source, arguments, token_R.data_ptr(), len(draws_R)):
+            raise MemoryError("no memory for the weights of tokens")
+        return token_R
 
 
 def _rotation(x_THD: Tensor, angles: Angles) -> tuple[int, ...]:
