@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -132,6 +133,33 @@ def edit_config() -> Callable[..., None]:
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
     return edit
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled by this session from the source as it is."""
+    return library(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def kernels(built: Path) -> NativeKernels:
+    return NativeKernels(built)
+
+
+@pytest.fixture(scope="session")
+def threads() -> Callable[[int], AbstractContextManager[None]]:
+    """`with threads(2): ...`"""
+
+    @contextmanager
+    def use(count: int) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    return use
 
 
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:

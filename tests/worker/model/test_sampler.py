@@ -1,7 +1,8 @@
 """The sampler: every parameter against a plain formula, draws against their distribution, rows against their batch-mates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,28 @@ from hypothesis import strategies as st
 
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, needs_full_logits
+from ryzanstein.worker.model.draw import Draw
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.penalties import adjusted
-from ryzanstein.worker.model.sampler import sample
-from ryzanstein.worker.model.truncation import floors
+from ryzanstein.worker.model.sampler import sample as sample_rows
+from ryzanstein.worker.model.truncation import floors, weights
 
 VOCAB = 40
+Sample = Callable[[torch.Tensor, Sequence[SampleRow]], list[SampledToken]]
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Everything holds with kernels of our own and without."""
+    kernels: NativeKernels | None = request.getfixturevalue("kernels") if request.param == "native" else None
+    return partial(sample_rows, kernels=kernels)
+
+
+def kept(logits_V: torch.Tensor, **params: Any) -> np.ndarray:
+    """Which tokens top-k and top-p leave."""
+    draws = [Draw.of(0, SamplingParams(**params), len(logits_V), 0.0)]
+    (floor,) = floors(logits_V[None], weights(logits_V[None], draws), draws)
+    return (logits_V >= floor).numpy()
 
 
 def row(index: int = 0, choice: int = 0, prompt: Sequence[int] = (), generated: Sequence[int] = (), **params: Any) -> SampleRow:
@@ -28,13 +46,13 @@ def logits(num_rows: int = 1, seed: int = 0, vocab: int = VOCAB, scale: float = 
     return torch.randn((num_rows, vocab), generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def draws(logits_V: torch.Tensor, count: int, **params: Any) -> np.ndarray:
+def draws(sample: Sample, logits_V: torch.Tensor, count: int, **params: Any) -> np.ndarray:
     """How often each token is drawn over `count` indices of one choice."""
     tokens = sample(logits_V.expand(count, -1), [row(index, **params) for index in range(count)])
     return np.bincount([token.token_id for token in tokens], minlength=logits_V.shape[-1])
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
+def test_temperature_0_takes_the_likeliest(sample: Sample) -> None:
     batch = logits(4)
     assert [token.token_id for token in sample(batch, [row(temperature=0)] * 4)] == batch.argmax(1).tolist()
 
@@ -50,11 +68,11 @@ def test_temperature_0_takes_the_likeliest() -> None:
         ({"top_k": 9, "top_p": 0.6}, lambda p: np.where(p >= _nucleus(np.where(p >= np.sort(p)[-9], p, 0), 0.6), p, 0)),
     ],
 )
-def test_draws_follow_the_distribution(params: dict[str, Any], expected: Any) -> None:
+def test_draws_follow_the_distribution(sample: Sample, params: dict[str, Any], expected: Any) -> None:
     logits_V = logits()[0]
     probabilities = expected(logits_V.double().softmax(0).numpy())
     probabilities = probabilities / probabilities.sum()
-    counts = draws(logits_V, 20_000, **params)
+    counts = draws(sample, logits_V, 20_000, **params)
     assert counts[probabilities == 0].sum() == 0
     likely = probabilities * 20_000 >= 5
     rest = counts[~likely].sum(), probabilities[~likely].sum() * 20_000
@@ -70,7 +88,7 @@ def _nucleus(probabilities: np.ndarray, top_p: float) -> float:
     return float(np.sort(probabilities)[::-1][np.searchsorted(np.cumsum(descending), top_p)])
 
 
-def test_a_draw_depends_on_seed_choice_and_index_alone() -> None:
+def test_a_draw_depends_on_seed_choice_and_index_alone(sample: Sample) -> None:
     logits_V = logits()[0]
     alone = [sample(logits_V[None], [row(index, choice)])[0].token_id for choice in (0, 1) for index in range(50)]
     again = [t.token_id for t in sample(logits_V.expand(100, -1), [row(i, c) for c in (0, 1) for i in range(50)])]
@@ -99,7 +117,7 @@ PARAMS = st.fixed_dictionaries(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 1000))
-def test_batch_mates_change_nothing(batch: list[dict[str, Any]], seed: int) -> None:
+def test_batch_mates_change_nothing(sample: Sample, batch: list[dict[str, Any]], seed: int) -> None:
     logits_SV = logits(len(batch), seed)
     rows = [row(index, **params) for index, params in enumerate(batch)]
     together = sample(logits_SV, rows)
@@ -140,14 +158,14 @@ def test_token_ids_outside_the_vocabulary_are_passed_over() -> None:
     assert torch.equal(adjusted(logits(), [strange_row]), logits())
 
 
-def test_banned_tokens_are_never_drawn() -> None:
+def test_banned_tokens_are_never_drawn(sample: Sample) -> None:
     logits_V = logits()[0]
     best = int(logits_V.argmax())
-    assert draws(logits_V, 2000, banned=(best,))[best] == 0
+    assert draws(sample, logits_V, 2000, banned=(best,))[best] == 0
     assert sample(logits_V[None], [row(temperature=0, banned=(best,))])[0].token_id == int(logits_V.topk(2).indices[1])
 
 
-def test_logprobs_are_the_models_own_before_temperature_and_penalties() -> None:
+def test_logprobs_are_the_models_own_before_temperature_and_penalties(sample: Sample) -> None:
     logits_SV = logits(2)
     expected = logits_SV[0].log_softmax(0)
     best = int(expected.argmax())
@@ -161,20 +179,20 @@ def test_logprobs_are_the_models_own_before_temperature_and_penalties() -> None:
     assert plain == SampledToken(plain.token_id)
 
 
-def test_logprobs_0_gives_only_the_tokens_own() -> None:
+def test_logprobs_0_gives_only_the_tokens_own(sample: Sample) -> None:
     (token,) = sample(logits(), [row(temperature=0, logprobs=0)])
     assert token.logprob is not None
     assert token.top == ()
 
 
-def test_a_tiny_temperature_is_greedy_and_finite() -> None:
+def test_a_tiny_temperature_is_greedy_and_finite(sample: Sample) -> None:
     batch = logits(8, scale=30.0)
     tokens = sample(batch, [row(index, temperature=1e-6) for index in range(8)])
     assert [token.token_id for token in tokens] == batch.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_rows_that_are_not_finite_are_named_and_others_are_not(bad: float) -> None:
+def test_rows_that_are_not_finite_are_named_and_others_are_not(sample: Sample, bad: float) -> None:
     logits_SV = logits(4)
     logits_SV[1, 7] = bad
     logits_SV[3] = -math.inf
@@ -183,27 +201,25 @@ def test_rows_that_are_not_finite_are_named_and_others_are_not(bad: float) -> No
     assert set(caught.value.rows) == {1, 3}
 
 
-def test_a_random_row_without_a_seed_is_refused() -> None:
+def test_a_random_row_without_a_seed_is_refused(sample: Sample) -> None:
     with pytest.raises(ValueError, match="needs a seed"):
         sample(logits(), [row(seed=None)])
 
 
 def test_equals_of_the_last_token_kept_are_kept() -> None:
-    scores_V = torch.tensor([[0.0, 1.0, 1.0, 1.0, -1.0]], dtype=torch.float64)
-    assert floors(scores_V, [SamplingParams(top_k=2)]).tolist() == [1.0]
+    assert kept(torch.tensor([0.0, 1.0, 1.0, 1.0, -1.0]), top_k=2).tolist() == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999, 0.9999999])
 @pytest.mark.parametrize("top_k", [0, 700, 2000])
 def test_a_flat_distribution_is_cut_as_exactly_as_a_steep_one(top_p: float, top_k: int) -> None:
     """The nucleus of a flat distribution is wider than what is looked at first."""
-    scores_V = logits(vocab=3000, scale=0.1).double()[0]
-    probabilities = scores_V.softmax(0).numpy()
+    logits_V = logits(vocab=3000, scale=0.1)[0]
+    probabilities = logits_V.double().softmax(0).numpy()
     if top_k:
         probabilities = np.where(probabilities >= np.sort(probabilities)[-top_k], probabilities, 0)
-    (floor,) = floors(scores_V[None], [SamplingParams(top_p=top_p, top_k=top_k)])
-    kept = int((scores_V >= floor).sum())
-    assert kept == int((probabilities >= _nucleus(probabilities, top_p)).sum())
+    num_kept = kept(logits_V, top_p=top_p, top_k=top_k).sum()
+    assert num_kept == (probabilities >= _nucleus(probabilities, top_p)).sum()
 
 
 @pytest.mark.parametrize(
@@ -223,22 +239,8 @@ def test_anything_but_plain_greedy_needs_full_logits(params: dict[str, Any]) -> 
     assert needs_full_logits(row(**{"temperature": 0, **params}))
 
 
-@pytest.mark.parametrize("vocab", [251, 151_936])
-def test_rows_are_cut_at_the_same_score_alone_and_together(vocab: int) -> None:
-    """Bit for bit, with two threads, which share a long row that is alone."""
-    rows, before = logits(3, vocab=vocab, scale=3.0).double(), torch.get_num_threads()
-    sampling = [SamplingParams(top_p=0.9), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.999, min_p=1e-4)]
-    try:
-        torch.set_num_threads(2)
-        together = floors(rows, sampling)
-        alone = torch.cat([floors(rows[s : s + 1], sampling[s : s + 1]) for s in range(3)])
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(together, alone)
-
-
 @pytest.mark.parametrize("vocab", [251, 50_257])
-def test_a_row_has_one_answer_beside_any_others(vocab: int) -> None:
+def test_a_row_has_one_answer_beside_any_others(sample: Sample, vocab: int) -> None:
     """Tokens and log probabilities, bit for bit."""
     scores = logits(5, vocab=vocab, scale=3.0)
     rows = [

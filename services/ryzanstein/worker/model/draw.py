@@ -1,8 +1,8 @@
 """What a random draw is, in plain numbers: the same for torch (`truncation.py`) and for kernels of our own (`draw.c`).
 
-A token's weight is 2^(bits + (logit - greatest logit) * rate), rounded to a whole number: sums of weights are exact in any order, so
-that every implementation cuts and draws at the same token. Half of 2^-bits, the part of the likeliest token below which a weight
-is 0, is 2^-46 for a vocabulary of 131,072, and no likelier to be drawn than the last of the uniform number's bits to matter.
+A token's weight is 2^(bits + (logit - greatest logit) * rate), rounded to a whole number: sums of weights are exact in any
+order, so that every implementation cuts and draws at the same token. A token that is 2^-(bits + 1) times as likely as the
+likeliest one has no weight: 2^-46 times, for a vocabulary of 131,072.
 """
 
 from __future__ import annotations

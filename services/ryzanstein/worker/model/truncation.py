@@ -35,11 +35,9 @@ def drawn(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
 
 
 def weights(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
-    """2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64. Every operation rounds once, as in draw.c."""
-    logits_RV = logits_RV.double()
-    power_RV = (
-        (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(_column([d.rate for d in draws_R], logits_RV)).clamp_(min=-64)
-    )
+    """2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64. Operations round one by one, as in C."""
+    logits_RV, rate_R1 = logits_RV.double(), _column([draw.rate for draw in draws_R], logits_RV)
+    power_RV = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(rate_R1).clamp_(min=-64)
     whole_RV = power_RV.round()
     exponent_RV = whole_RV.long().add_(1023 + draws_R[0].bits)
     return _series(power_RV.sub_(whole_RV)).mul_((exponent_RV << 52).view(torch.float64)).round_().long()

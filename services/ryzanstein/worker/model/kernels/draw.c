@@ -13,10 +13,10 @@
 
 enum {
     CHUNK = 512,          /* tokens whose buckets are found at once */
-    GROUP = 64,           /* tokens that are passed over at once */
+    GROUP = 128,          /* tokens that are passed over at once */
     PARTS = 256,          /* sums of weights of a row */
-    BUCKETS = 2048,       /* of equal width in logits */
-    OUTSIDE = 8,          /* more buckets, of no account: several, as an addition waits for the one before it */
+    BUCKETS = 2048,       /* of equal width in logits; one more is for what is outside their range */
+    COPIES = 2,           /* of the buckets, for tokens in turn: an addition waits for one just before it to the same */
     SMALL = 1024,         /* tokens of a bucket that are sorted rather than split again */
     PARALLEL = 32 * 1024, /* logits from which on threads pay for their start */
 };
@@ -136,6 +136,9 @@ INLINE int32_t place(Search range, double x) {
     return (int32_t)(distance < BUCKETS - 1 ? distance : BUCKETS - 1);
 }
 
+/* The number among all copies of some token's bucket. */
+INLINE int32_t copy_of(i64 i, int32_t bucket) { return bucket + (int32_t)(i % COPIES) * (BUCKETS + 1); }
+
 /* The bucket of each of some tokens. */
 static void spread(const Row *row, Search range, i64 begin, i64 count, int32_t *bucket) {
     const float *x_V = row->x_V + begin;
@@ -143,47 +146,67 @@ static void spread(const Row *row, Search range, i64 begin, i64 count, int32_t *
     for (i64 i = 0; i < count; i++) {
         int inside = x_V[i] >= range.low && x_V[i] <= range.high;
         int32_t found = place(range, inside ? x_V[i] : range.high);
-        bucket[i] = inside ? found : BUCKETS + (int32_t)(i % OUTSIDE);
+        bucket[i] = copy_of(i, inside ? found : BUCKETS);
     }
 }
 
 /* The sum of each bucket. Returns the sum of all. */
 static i64 sum_buckets(const Row *row, Search range, i64 *sums) {
+    i64 copies[COPIES * (BUCKETS + 1)] = {0}, total = 0;
     int32_t bucket[CHUNK];
-    i64 total = 0;
-    memset(sums, 0, (BUCKETS + OUTSIDE) * sizeof(i64));
     for (i64 begin = 0; begin < row->V; begin += CHUNK) {
         i64 count = smaller(CHUNK, row->V - begin);
         const i64 *weight = row->weight_V + begin;
         if (!reaches(row, begin, count, range.low)) continue;
         spread(row, range, begin, count, bucket);
         if (range.counts)
-            for (i64 i = 0; i < count; i++) sums[bucket[i]]++;
+            for (i64 i = 0; i < count; i++) copies[bucket[i]]++;
         else
-            for (i64 i = 0; i < count; i++) sums[bucket[i]] += weight[i];
+            for (i64 i = 0; i < count; i++) copies[bucket[i]] += weight[i];
     }
-    for (i64 b = 0; b < BUCKETS; b++) total += sums[b];
+    for (int32_t b = 0; b < BUCKETS; b++) {
+        sums[b] = 0;
+        for (i64 n = 0; n < COPIES; n++) sums[b] += copies[copy_of(n, b)];
+        total += sums[b];
+    }
     return total;
+}
+
+/* Adds those of some tokens that lie in one bucket: all of them to the range, and each by itself while there is room. */
+static void collect_some(const Row *row, Search range, i64 begin, i64 count, int32_t wanted, Bucket *found) {
+    const float *x_V = row->x_V + begin;
+    int32_t bucket[GROUP];
+    float low = found->low, high = found->high;
+    i64 hits = 0, last = found->count;
+    spread(row, range, begin, count, bucket);
+#pragma omp simd reduction(min : low) reduction(max : high) reduction(+ : hits)
+    for (i64 i = 0; i < count; i++) {
+        int hit = bucket[i] == copy_of(i, wanted);
+        low = hit && x_V[i] < low ? x_V[i] : low;
+        high = hit && x_V[i] > high ? x_V[i] : high;
+        hits += hit;
+    }
+    found->low = low;
+    found->high = high;
+    found->count += hits;
+    for (i64 i = 0; last < found->count && found->count <= SMALL; i++)
+        if (bucket[i] == copy_of(i, wanted)) found->first[last++] = (Token){x_V[i], range.counts ? 1 : row->weight_V[begin + i]};
 }
 
 /* What lies in one bucket. Few logits are anywhere near: the others are passed over a group at a time. */
 static void collect(const Row *row, Search range, i64 wanted, Bucket *found) {
     const double width = ((double)range.high - range.low) / (BUCKETS - 1);
-    const double from = range.high - width * (double)(wanted + 2), to = range.high - width * (double)(wanted - 1);
-    *found = (Bucket){.low = INFINITY, .high = -INFINITY};
+    const float from = nextafterf((float)(range.high - width * (double)(wanted + 2)), -INFINITY);
+    const float to = nextafterf((float)(range.high - width * (double)(wanted - 1)), INFINITY);
+    found->count = 0;
+    found->low = INFINITY;
+    found->high = -INFINITY;
     for (i64 begin = 0; begin < row->V; begin += GROUP) {
-        i64 end = smaller(begin + GROUP, row->V);
+        i64 count = smaller(GROUP, row->V - begin);
         int near = 0;
 #pragma omp simd reduction(| : near)
-        for (i64 i = begin; i < end; i++) near |= row->x_V[i] >= from && row->x_V[i] <= to;
-        for (i64 i = begin; near && i < end; i++) {
-            float x = row->x_V[i];
-            if (!(x >= range.low && x <= range.high) || place(range, x) != wanted) continue;
-            if (found->count < SMALL) found->first[found->count] = (Token){x, range.counts ? 1 : row->weight_V[i]};
-            found->count++;
-            found->low = x < found->low ? x : found->low;
-            found->high = x > found->high ? x : found->high;
-        }
+        for (i64 i = begin; i < begin + count; i++) near |= (row->x_V[i] >= from) & (row->x_V[i] <= to);
+        if (near) collect_some(row, range, begin, count, (int32_t)wanted, found);
     }
 }
 
@@ -216,7 +239,7 @@ static i64 share_of(i64 total, double share) {
 /* The logit down to which the likeliest tokens are `needed` or, where that is 0, have that share of the weight. Only tokens from
    `low` on count. */
 static float reached(const Row *row, float low, i64 needed, double share) {
-    i64 sums[BUCKETS + OUTSIDE];
+    i64 sums[BUCKETS];
     Bucket found;
     Search range = {lowest(row, low), row->best, needed, needed > 0};
     while (range.low < range.high) {
