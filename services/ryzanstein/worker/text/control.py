@@ -80,7 +80,7 @@ class ControlTokens:
             ids = map(self._tokenizer.token_to_id, pieces)
             yield from (each for each in ids if each is not None and each not in self._watched)
 
-    def _with_spelled_tokens(self, plain: Sequence[AddedToken], control: Sequence[AddedToken]) -> Tokenizer:
+    def _with_spelled_tokens(self, plain: list[AddedToken], control: Sequence[AddedToken]) -> Tokenizer:
         """The same vocabulary, which it shares, with other names for control tokens."""
         tokenizer = Tokenizer(self._tokenizer.model)
         if self._tokenizer.normalizer is not None:

@@ -78,7 +78,8 @@ class _Child:
         (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
         if length > MAX_FRAME_BYTES:
             raise ConnectionError(f"it says {length} bytes")
-        return msgspec.msgpack.decode(await self.reader.readexactly(length), type=Answer)
+        answer: Answer = msgspec.msgpack.decode(await self.reader.readexactly(length), type=Answer)
+        return answer
 
     async def ended(self) -> int:
         """Kills it where it runs; how it ended."""

@@ -14,9 +14,11 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from io import BufferedRWPair
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -37,7 +39,7 @@ class _TimeIsUp(BaseException):
 class Program:
     """Answers one job after the other."""
 
-    def __init__(self, stream: BinaryIO, cpu_s: float) -> None:
+    def __init__(self, stream: BufferedRWPair[Any, Any], cpu_s: float) -> None:
         self._stream, self._cpu_s = stream, cpu_s
         self._renderer = Renderer()
         self._template: TemplateSource | None = None
@@ -48,7 +50,7 @@ class Program:
         self._say(Ready())
         while header := self._stream.read(LENGTH.size):
             job = msgspec.msgpack.decode(self._stream.read(*LENGTH.unpack(header)), type=Job)
-            self._say(self._within_time(lambda job=job: self._answer(job)))
+            self._say(self._within_time(partial(self._answer, job)))
 
     def _answer(self, job: Job) -> Answer:
         self._template = job.template or self._template
