@@ -30,9 +30,10 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise UnreadableFile(error.strerror) from error
     except ValueError as error:
         raise UnreadableFile("no name that a file can have") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnreadableFile("not a regular file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableFile("not a regular file")
         yield file
 
 

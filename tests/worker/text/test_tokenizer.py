@@ -202,6 +202,21 @@ def test_a_broken_directory_is_refused_naming_the_file(write_model, file, conten
     assert str(directory) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "gpt2", "n_positions": 96}, 96),
+        ({"model_type": "mpt", "max_seq_len": 96}, 96),
+        ({"model_type": "bloom", "seq_length": 96}, 96),
+        ({"model_type": "bloom"}, 2048),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 96}}, 96),
+    ],
+)
+def test_a_context_has_the_name_that_the_architecture_gives_it(write_model, config, length) -> None:
+    directory = write_model(config={"max_position_embeddings": None, **config})
+    assert TextModel.load(directory).context_length == length
+
+
 def test_a_decoder_that_is_not_known_is_refused(write_model) -> None:
     directory = write_model()
     state = json.loads((directory / "tokenizer.json").read_text())

@@ -13,6 +13,7 @@ from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
@@ -51,7 +52,13 @@ class TextModel:
         """Reads a directory in the Hugging Face layout; `name` is by default the directory's. FAILED_PRECONDITION with reason
         MODEL_INVALID names the file that is wrong."""
         directory = Path(model_dir).resolve()
-        return cls(ModelFiles.read(directory), name or directory.name)
+        files = ModelFiles.read(directory)
+        try:
+            return cls(files, name or directory.name)
+        except BaseException as error:
+            if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
+                raise
+            raise model_invalid(directory / "tokenizer.json", f"{type(error).__name__}: {error}") from None
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of any prompt. INVALID_ARGUMENT names the field; tokenizing a long one takes milliseconds per 10 kB.
@@ -144,6 +151,11 @@ class TextModel:
         content = files.special_tokens.get("eos_token")
         token_id = None if content is None else self._tokenizer.token_to_id(content)
         return frozenset() if token_id is None else frozenset([token_id])
+
+
+def _is_of_the_files(error: BaseException) -> bool:
+    """Whatever reading these files raises is about them. A panic of tokenizers is no Exception to Python."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _tokenizer(files: ModelFiles) -> Tokenizer:

@@ -435,7 +435,7 @@ def _batches(pending: Sequence[Change]) -> Iterator[list[Change]]:
     """One change of a key in each, so that all of a batch hold."""
     rest = list(pending)
     while rest:
-        chosen = {key: (key, value) for key, value in reversed(rest)}
+        chosen = {change[0]: change for change in reversed(rest)}
         yield (batch := list(chosen.values())[:MAX_BATCH])
         rest = [change for change in rest if not any(change is taken for taken in batch)]
 

@@ -6,11 +6,12 @@ python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from ryzanstein.worker.model.architectures.config import ACTIVATIONS, Architecture, Flag
+from ryzanstein.worker.model.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
 from ryzanstein.worker.model.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.model.architectures.rotary_config import SCALINGS
+from ryzanstein.worker.model.architectures.values import MAX_COUNT
 
 _HEADER = (
     "`model_type`",
@@ -52,13 +53,51 @@ def _notes() -> list[str]:
         "",
         f"- Activations: {_list(ACTIVATIONS)}.",
         f"- Scaling of rotary positions: {_list(SCALINGS)}.",
-        "  Both spellings of config.json load, `rope_parameters` and `rope_theta` with `rope_scaling`.",
+        "  Both spellings of config.json load, `rope_parameters` and `rope_theta` with `rope_scaling`. Where both are there,",
+        "  `rope_scaling` counts, as in transformers.",
         "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
         "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
         "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
         "  Vocabularies and experts need not. Latents are whole on every rank: there the cache of a token is not divided.",
         "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
+        "",
+        "## What of config.json counts",
+        "",
+        "A key means what it means to transformers 5. The tests change every key of every config class, one at a time, and",
+        "compare the logits: they change as those of transformers, or the model is refused. So what transformers overlooks for",
+        "an architecture is overlooked here, even where the key has a meaning for another one:",
+        "",
+        *(f"- `{key}`: {_list(names)}" for key, names in sorted(_overlooked().items())),
+        "",
+        "For all architectures:",
+        "",
+        "- What matters to training, generation or storage alone (dropout, `initializer_range`, `use_cache`, `dtype`, labels)",
+        "  is not read. Of the ids of tokens `eos_token_id` is: an id of the vocabulary, or a list of them.",
+        "- Null is absent where transformers has a default for it, but not true where the default is true.",
+        "- A head that is stored counts before one that is tied: where `tie_word_embeddings` is true and the file has another",
+        "  head than the embedding, the stored one is used. Both are read once to compare them.",
+        "- `is_causal` false, `per_layer_config`, `quantization_config` and multimodal models (a `text_config`) are refused.",
+        f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
+
+
+def _overlooked() -> dict[str, list[str]]:
+    """The architectures that overlook a key, by the key."""
+    found: dict[str, list[str]] = {}
+    for name, architecture in sorted(ARCHITECTURES.items()):
+        for key in _overlooked_keys(architecture):
+            found.setdefault(key, []).append(name)
+    return found
+
+
+def _overlooked_keys(architecture: Architecture) -> Iterator[str]:
+    choices = architecture.choices
+    yield from architecture.fixed
+    if choices.windowed is not None and not choices.layer_types:
+        yield "layer_types"
+    if choices.positions == "rotary":
+        yield from ("rotary_dim",) if choices.rotated != "count" else ("rope_parameters", "rope_scaling", "rope_theta")
+        yield from ("partial_rotary_factor",) if choices.rotated != "factor" else ()
 
 
 def _row(architecture: Architecture) -> tuple[str, ...]:
