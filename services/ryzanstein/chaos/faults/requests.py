@@ -20,6 +20,8 @@ _JSON = {"content-type": "application/json"}
 _MESSAGES_BYTES = 4 * 2**20
 _EMPTY_MESSAGE = b"\x12\x00"  # field 2 of ChatRequest, which is `messages`, of no bytes
 
+_Ask = Callable[[], Coroutine[None, None, None]]
+
 
 @cache
 def _http() -> tuple[HttpRequest, ...]:
@@ -53,14 +55,15 @@ async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
             answer.close()
 
     async with grpc.aio.insecure_channel(stage.cluster.services[victim.router].grpc_address) as channel:
-        chat = channel.unary_unary("/ryzanstein.v1.InferenceService/Chat")
+        chat: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/ryzanstein.v1.InferenceService/Chat")
         message = _grpc()
 
         async def call() -> None:
             await chat(message, timeout=_POSTED_S)
 
+        asks: list[_Ask] = [call, *(partial(post, each) for each in _http())]
         stage.strikes_now()
-        clients = [asyncio.create_task(_again_and_again(ask)) for ask in (*(partial(post, each) for each in _http()), call)]
+        clients = [asyncio.create_task(_again_and_again(ask)) for ask in asks]
         try:
             yield frozenset()
         finally:
@@ -69,7 +72,7 @@ async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
             await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def _again_and_again(ask: Callable[[], Coroutine[None, None, None]]) -> None:
+async def _again_and_again(ask: _Ask) -> None:
     """For the time of the fault; whatever the router says to it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_POSTED_S):
