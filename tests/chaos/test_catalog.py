@@ -15,7 +15,7 @@ PROMISED = """
 sigkill_agent sigkill_rank_0 sigkill_rank_1 sigstop_agent sigstop_rank skipped_collective slow_rank rank_out_of_memory
 nan_logits tcp_reset partition_router_node_one_way partition_router_node_two_way partition_node_orchestrator node_500ms_away
 router_sigkill orchestrator_sigkill store_sqlite_locked store_disk_full store_redis_killed client_gone_and_back clock_jump
-rolling_drain two_nodes_at_once all_nodes_3s busy_cpu
+rolling_drain two_nodes_at_once all_nodes_3s busy_cpu large_bodies
 late_rank_of_each_node late_all_agents_frozen late_sigkill_agent
 alone_rank_0_killed alone_rank_1_killed alone_rank_stopped alone_agent_killed idle_hour
 """

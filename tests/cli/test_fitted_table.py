@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from rich.cells import cell_len
@@ -21,8 +22,9 @@ from ryzanstein.cli.cluster_view import (
     RouterView,
     SessionView,
 )
+from ryzanstein.cli.fitted_table import FittedTable
 from ryzanstein.cli.status import show
-from ryzanstein.cli.status_tables import node_table
+from ryzanstein.cli.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
 from ryzanstein.cluster import Load, Node, NodeState
 
 NODES = [f"ryzanstein-worker-{number}.ryzanstein-worker.ns.svc" for number in (0, 1, 10, 11)]
@@ -93,6 +95,11 @@ def test_every_name_is_there_in_full_at_every_width(width: int) -> None:
     assert [row[0] for row in link] == NODES
     session = next(rows for title, rows in by_title.items() if title.startswith("session"))
     assert [row[0] for row in session] == SESSIONS
+
+
+@pytest.mark.parametrize("made", [node_table, rank_table, link_table, loss_table, model_table, session_table])
+def test_where_a_row_begins_is_seen_however_narrow_the_place(made: Callable[[ClusterView], FittedTable]) -> None:
+    assert any(not column.folds and not column.leaves for column in made(VIEW).columns)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

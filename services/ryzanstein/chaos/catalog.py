@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.chaos.fault import Fault
-from ryzanstein.chaos.faults import connections, control, idle, late, nodes, ranks, stores
+from ryzanstein.chaos.faults import connections, control, idle, late, nodes, ranks, requests, stores
 from ryzanstein.chaos.layouts import Layout
 
 CATALOG: tuple[Fault, ...] = (
@@ -15,6 +15,7 @@ CATALOG: tuple[Fault, ...] = (
     *connections.FAULTS,
     *control.FAULTS,
     *stores.FAULTS,
+    *requests.FAULTS,
     *late.FAULTS,
     *idle.FAULTS,
 )

@@ -18,7 +18,10 @@ _FRAME, _PADDING = 1, 3  # of a table, and of each of its columns
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`leaves`: the column with the highest number is left out first, one with 0 never. `folds`: over several lines."""
+    """`leaves`: the column with the highest number is left out first, one with 0 never. `folds`: over several lines.
+
+    A column that neither folds nor leaves shows where each row begins.
+    """
 
     title: str
     leaves: int = 0
@@ -30,7 +33,7 @@ class FittedTable:
 
     def __init__(self, title: str, *columns: Column) -> None:
         self._title = title
-        self._columns = columns
+        self.columns = columns
         self._rows: list[Sequence[str]] = []
 
     def __len__(self) -> int:
@@ -42,9 +45,9 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         kept = self._kept(options.max_width)
-        left_out = [column.title for number, column in enumerate(self._columns) if number not in kept]
+        left_out = [column.title for number, column in enumerate(self.columns) if number not in kept]
         table = Table(title=self._title, caption=f"not shown here: {', '.join(left_out)}" if left_out else None)
-        for column in map(self._columns.__getitem__, kept):
+        for column in map(self.columns.__getitem__, kept):
             table.add_column(column.title, no_wrap=not column.folds, overflow="fold" if column.folds else "ellipsis")
         for row in self._rows:
             table.add_row(*map(row.__getitem__, kept))
@@ -52,15 +55,15 @@ class FittedTable:
 
     def _kept(self, width: int) -> list[int]:
         """The columns for which there is room."""
-        kept = list(range(len(self._columns)))
+        kept = list(range(len(self.columns)))
         while _FRAME + sum(_PADDING + self._width(number) for number in kept) > width:
-            last = max(kept, key=lambda number: self._columns[number].leaves)
-            if not self._columns[last].leaves:
+            last = max(kept, key=lambda number: self.columns[number].leaves)
+            if not self.columns[last].leaves:
                 break
             kept.remove(last)
         return kept
 
     def _width(self, number: int) -> int:
-        column = self._columns[number]
+        column = self.columns[number]
         natural = max(cell_len(text) for text in (column.title, *(row[number] for row in self._rows)))
         return min(natural, _FOLDED) if column.folds else natural

@@ -42,7 +42,7 @@ def _holder(port: int) -> str:
     """Who listens there, as far as this user may know."""
     try:
         listening = [each for each in psutil.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN]
-        pid = next((each.pid for each in listening if each.pid and each.laddr.port == port), None)
+        pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)
         return "" if pid is None else f" by process {pid} ({' '.join(psutil.Process(pid).cmdline())[:_SHOWN_CHARS]})"
     except (psutil.Error, OSError):
         return ""

@@ -124,7 +124,7 @@ def model_table(view: ClusterView) -> FittedTable:
 
 def session_table(view: ClusterView) -> FittedTable:
     table = FittedTable(
-        f"sessions (last {MAX_SESSIONS})", Column("session", folds=True), Column("node", 1, folds=True), Column("used", 2)
+        f"sessions (last {MAX_SESSIONS})", Column("session", folds=True), Column("node", 1, folds=True), Column("used")
     )
     now = time.time()
     for session in view.sessions:
