@@ -346,3 +346,35 @@ async def test_of_a_reader_who_comes_back_and_a_new_turn_one_wins(node: Any, sta
             assert reason == "SESSION_BUSY" or stored[2:] == ["again", text(2)]
     assert min(won.values()) > 0, won
     await until(lambda: router.value("generations_running") == 0 and node.num_running == 0)
+
+
+async def test_one_that_was_resumed_after_a_failure_is_paused_like_any_other(node: Any, start_router: Any, until: Any) -> None:
+    router = await start_router(node, unread_grace_s=0.1, failover_wait_s=0.3, session_store="sqlite")
+    node.die_at = 7
+    client = Client(router).ask(tokens=200, session_id="s")
+    assert (await refused(client.read())).reason == "NO_NODES"
+    await node.start()
+    await until(lambda: router.value("link_up", node_id="a") == 1)
+    await client.attach().read(10)
+    client.leave()
+    await paused(router, until)
+    await client.attach().read()
+    assert len(client.tokens) == 200
+    assert await messages(router) == ["hello", text(200)]
+
+
+async def test_one_that_was_resumed_after_a_failure_makes_way_for_a_new_turn(node: Any, start_router: Any, until: Any) -> None:
+    router = await start_router(node, failover_wait_s=0.3)
+    node.die_at = 7
+    client = Client(router).ask(session_id="s")
+    assert (await refused(client.read())).reason == "NO_NODES"
+    await node.start()
+    await until(lambda: router.value("link_up", node_id="a") == 1)
+    await client.attach().read(10)
+    client.leave()
+    await until(lambda: router.value("requests_total", face="grpc", method="AttachGeneration", code="CANCELLED") == 1)
+    await Client(router).ask("again", tokens=2, session_id="s").read()
+    first, shown, *rest = await messages(router)
+    assert (first, rest) == ("hello", ["again", text(2)])
+    assert text(LONG).startswith(shown)
+    assert len(shown) >= len(text(10))

@@ -113,6 +113,7 @@ class RouterCore:
         )
         self._stops: dict[Generation, _Stop] = {}
         self._paused: dict[Generation, Turn | None] = {}
+        self._claimed_again: dict[Generation, Turn] = {}
         self._cut_offs = CutOffs(self._recorder, telemetry.background, self._cut_off)
         self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
         self._hedges = HedgeBudget(policy.hedges, self._running.__len__, telemetry)
@@ -341,15 +342,12 @@ class RouterCore:
         """Runs it again, from where it ended to its deadline. QUEUE_FULL: not now; the window to come back begins anew."""
         self._generations.readers_changed(generation)
         place = self._place_again(generation)
-        was_paused = generation in self._paused
+        (self._telemetry.unread.unpaused if generation.paused else self._telemetry.resumed).inc()
         turn = self._paused.pop(generation, None)
         self._unsettle(generation)
-        if was_paused:  # its session is still claimed
-            self._telemetry.unread.unpaused.inc()
-            self._run(generation, turn, place, self._live(generation, turn))
-        else:
-            self._telemetry.resumed.inc()
-            self._run(generation, None, place, self._live_again(generation))
+        # One that was paused has its session claimed still.
+        life = self._live(generation, turn) if turn is not None else self._live_again(generation)
+        self._run(generation, turn, place, life)
 
     def _unsettle(self, generation: Generation) -> None:
         generation.resume()
@@ -393,15 +391,13 @@ class RouterCore:
         try:
             if generation.said:
                 turn = await self._turns.again(request.session_id, generation.generation_id, generation.said)
+                self._claimed_again[generation] = turn
             return await self._live(generation, turn)
         except RyzansteinError as error:
             return error
         except Exception:
             log.exception("generation not resumed", generation_id=generation.generation_id)
             return errors.internal(f"internal error, generation {generation.generation_id}")
-        finally:
-            if turn is not None:
-                turn.release()
 
     async def _live(self, generation: Generation, turn: Turn | None) -> RyzansteinError | None:
         """Runs the generation to its end; returns what it failed with."""
@@ -426,6 +422,7 @@ class RouterCore:
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
         """Runs however the generation ended, also when it was cancelled before its first step."""
         del self._running[generation]
+        turn = self._claimed_again.pop(generation, turn)
         why = self._stops.pop(generation, None)
         if task.cancelled() and why is _Stop.PAUSED:
             self._has_paused(generation, turn)
