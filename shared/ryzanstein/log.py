@@ -29,8 +29,10 @@ class _ToStructlog(logging.Handler):
     """Records of libraries that use the standard library's logging, and Python's warnings, as lines of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        logger = structlog.get_logger()
-        logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        error = record.exc_info[1] if record.exc_info else None
+        # gRPC tells so of a client's header that is no UTF-8: there is nothing to be found in the stack.
+        stack = None if isinstance(error, UnicodeDecodeError) else error
+        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=stack)
 
 
 def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
