@@ -8,9 +8,11 @@ from __future__ import annotations
 import faulthandler
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from ryzanstein import native_lines
 
@@ -29,8 +31,10 @@ class _ToStructlog(logging.Handler):
     """Records of libraries that use the standard library's logging, and Python's warnings, as lines of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        logger = structlog.get_logger()
-        logger.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        error = record.exc_info[1] if record.exc_info else None
+        # gRPC tells so of a header that is no UTF-8 and of an answer that is no message: the stack is its own.
+        stack = None if isinstance(error, UnicodeDecodeError | DecodeError) else error
+        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=stack)
 
 
 def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
@@ -42,13 +46,16 @@ def setup_service(service: str, level: str = "info", **bound: str | int) -> None
         setup(service, level, **bound)
         structlog.get_logger(__name__).warning("lines of libraries stand in the log as they are", error=str(error))
         return
-    setup(service, level, stream, **bound)
+    _configure({"service": service, **bound}, level, stream)
     faulthandler.enable()
 
 
-def setup(service: str, level: str = "info", stream: TextIO | None = None, **bound: str | int) -> None:
-    """Logs to `stream`, or to standard error. `bound` (node_id, rank) stands on every line of the process."""
-    fixed = {"service": service, **bound}
+def setup(service: str, level: str = "info", **bound: str | int) -> None:
+    """Logs to standard error. `bound` (node_id, rank) stands on every line of the process."""
+    _configure({"service": service, **bound}, level, sys.stderr)
+
+
+def _configure(fixed: Mapping[str, str | int], level: str, stream: TextIO) -> None:
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fixed, **event}
@@ -64,7 +71,7 @@ def setup(service: str, level: str = "info", stream: TextIO | None = None, **bou
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=logging.WARNING)

@@ -102,3 +102,5 @@ def test_first_profiles_under_load_are_no_stall(fresh: LocalCluster, client_of: 
                 assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
     client.close()
     assert alarms(fresh) == {}
+    for service in fresh.services.values():  # the profiler has lines of its own
+        assert all(isinstance(json.loads(line), dict) for line in service.log_path.read_text().splitlines())

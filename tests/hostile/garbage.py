@@ -30,11 +30,35 @@ def garbage(random: Random) -> bytes:
             b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(random.randrange(200))) + b"\r\n",
             _PREFACE[: random.randrange(1, len(_PREFACE))],
             _PREFACE + noise,
+            _PREFACE + _SETTINGS + _call(random, noise),
             _PREFACE + _SETTINGS + noise,
             _PREFACE + _SETTINGS + _frame(random, noise),
             _PREFACE + _SETTINGS + b"".join(_frame(random, noise[:20]) for _ in range(20)),
         )
     )
+
+
+_HEADERS = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":authority", b"x"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
+_PATHS = (
+    b"/ryzanstein.v1.InferenceService/ListModels",
+    b"/ryzanstein.v1.OrchestratorService/ListNodes",
+    b"/ryzanstein.v1.WorkerService/GetStatus",
+)
+_ATTACKED = (b"x-request-id", b"x-tenant-id", b"traceparent", b"x-bin", b"grpc-timeout", b"grpc-encoding", b"user-agent")
+
+
+def _call(random: Random, noise: bytes) -> bytes:
+    """A call that is well but for one header."""
+    headers = (*_HEADERS, (b":path", random.choice(_PATHS)), (random.choice(_ATTACKED), noise[:100]))
+    block = b"".join(bytes((0, len(name))) + name + bytes((len(value),)) + value for name, value in headers)
+    begun = len(block).to_bytes(3) + b"\x01\x04" + (1).to_bytes(4) + block
+    return begun + (5).to_bytes(3) + b"\x00\x01" + (1).to_bytes(4) + bytes(5)
 
 
 def _frame(random: Random, payload: bytes) -> bytes:

@@ -213,6 +213,7 @@ INVALID = [
     ("DeployModel", a_deployment(model="m" * 129), "deployment.model"),
     ("DeployModel", a_deployment(path=""), "deployment.path"),
     ("DeployModel", a_deployment(path="/" * 1025), "deployment.path"),
+    ("DeployModel", a_deployment(path="/models/a\0b"), "deployment.path"),
     ("DeployModel", a_deployment(replicas=10_001), "deployment.replicas"),
     ("DrainNode", pb.DrainNodeRequest(), "node_id"),
     ("LeaveNode", pb.LeaveNodeRequest(node_id="\N{BULLET}"), "node_id"),

@@ -42,6 +42,8 @@ def check_deployment(deployment: Deployment, max_nodes: int) -> None:
     _check_name(deployment.model, "deployment.model")
     if not 1 <= len(deployment.path) <= MAX_PATH_CHARS:
         raise errors.invalid("deployment.path", f"must have 1 to {MAX_PATH_CHARS} characters", len(deployment.path))
+    if "\0" in deployment.path:
+        raise errors.invalid("deployment.path", "must not contain NUL")
     if deployment.replicas > max_nodes:
         raise errors.invalid("deployment.replicas", f"must be in [0, {max_nodes}]", deployment.replicas)
 

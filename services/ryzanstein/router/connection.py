@@ -83,6 +83,10 @@ class Connection:
     async def _read(self, receive: Callable[[worker.ConnectResponse], None]) -> None:
         try:
             while (frame := await self._call.read()) is not grpc.aio.EOF:
+                if frame is None:  # what the library gives for bytes that are no frame
+                    log.warning("malformed frame of a node")
+                    self.end(PROTOCOL)
+                    return
                 receive(frame)
         except grpc.aio.AioRpcError:
             self.end(LINK_LOST)
@@ -154,4 +158,5 @@ async def _exchange_hellos(call: Any, router_id: str) -> worker.NodeHello | None
             frame = await call.read()
     except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
         return None
-    return frame.hello if frame is not grpc.aio.EOF and frame.HasField("hello") else None
+    understood = frame is not grpc.aio.EOF and frame is not None
+    return frame.hello if understood and frame.HasField("hello") else None

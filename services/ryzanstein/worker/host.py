@@ -35,6 +35,7 @@ MODEL_REPLACED = "MODEL_REPLACED"
 NO_MODEL = "no model is loaded"
 UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
+MAX_PATH_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class ModelChoice:
 
     @classmethod
     def at(cls, path: str, name: str = "") -> ModelChoice:
-        """The name is by default the directory's."""
+        """The name is by default the directory's. INVALID_ARGUMENT for what is no path."""
+        if "\0" in path or len(path) > MAX_PATH_CHARS:
+            raise errors.invalid("path", f"has at most {MAX_PATH_CHARS} characters, none of them NUL")
         directory = Path(path).resolve()
         return cls(name or directory.name, str(directory))
 

@@ -123,7 +123,10 @@ def _skip(data: bytes, tag: int, position: int) -> int:
     """Where a record of no length ends. Groups are none of proto3's."""
     kind = tag & 7
     if kind == _VARINT:
-        return _varint(data, position)[1]
+        for end in range(position, position + _MAX_VARINT_BYTES):
+            if data[end] < 0x80:
+                return end + 1
+        raise MalformedError
     if kind not in _FIXED_BYTES or tag >= _MAX_TAG:
         raise MalformedError
     return position + _FIXED_BYTES[kind]
