@@ -238,3 +238,15 @@ async def test_requests_in_a_row_over_one_connection_are_answered_in_order_and_a
     with contextlib.suppress(ConnectionResetError):  # what it wrote was not read to its end
         assert (await served.say(HEALTH * 5000)).count(b"200 OK") < 100
     assert served.refused("malformed") == 1
+
+
+async def test_a_client_that_never_reads_keeps_no_connection_and_no_traceback_tells_of_it(serve, chat, eventually, capfd):
+    """Its socket's buffers are full, so an orderly end would never come."""
+    served = await serve(limits=HttpLimits(max_body_bytes=16 * 2**20, write_timeout_s=0.3))
+    body = json.dumps(chat(" ".join(["x" * 1000] * 8000), stream=True)).encode()
+    _, writer = await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    await eventually(lambda: served.core.readers == 1, "the stream is open")
+    await eventually(lambda: not served.server._server.server_state.connections, "the connection is gone")
+    assert "Traceback" not in "".join(capfd.readouterr())
+    writer.transport.abort()

@@ -100,6 +100,8 @@ class Gate:
             await refused.failure.response()(scope, receive, send)
         except Exception as error:
             if call.started:
+                if not isinstance(error, OSError):  # a client that is gone or does not read
+                    log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
             if not isinstance(error, errors.RyzansteinError):
                 log.exception("request failed", method=scope["method"], path=scope["path"][:256])
