@@ -1,7 +1,7 @@
 """Bodies that once stopped a router: each gets a typed answer, and nobody else notices.
 
-On a busy machine a loop is late by itself; the bound here is far above what docs/hostile-input.md measures and far below what
-these bodies once took.
+On a busy machine a loop is late by itself, so what is bounded is the processor time that it takes at a stretch. Processor time,
+too, is longer where cores are shared: the bound is twice the one that docs/hostile-input.md names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.hostile.corpus import BODIES, BOUND, CHAT, HostileBody
 from tests.hostile.measure import http_row
 from tests.hostile.victim import Victim
 
-_LATE_S = 0.25
+_BUSY_S = 0.1
 _STREAMS = 8
 _TOKENS = 600
 
@@ -38,7 +38,7 @@ def test_a_hostile_body_gets_a_typed_answer(router: Victim, body: HostileBody) -
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.name)
 def test_a_hostile_body_does_not_hold_the_loop(router: Victim, body: HostileBody) -> None:
-    assert min(http_row(router, body).lags_s) < _LATE_S
+    assert min(lag.busy_s for lag in http_row(router, body).lags) < _BUSY_S
 
 
 def test_a_body_of_a_byte_too_many_is_refused(router: Victim) -> None:

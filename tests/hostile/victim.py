@@ -13,11 +13,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import httpx
 
 _START_S = 60
+
+
+class Lag(NamedTuple):
+    """Of an event loop: how late it woke, and how long it computed without looking at anything else."""
+
+    late_s: float
+    busy_s: float
 
 
 @dataclass
@@ -34,10 +41,10 @@ class Victim:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.ports['http_port']}"
 
-    def worst_lag_s(self) -> float:
-        """Since it was last asked."""
+    def lag(self) -> Lag:
+        """The worst since it was last asked."""
         with socket.create_connection(("127.0.0.1", self.probe_port), timeout=60) as probe:
-            return float(b"".join(iter(lambda: probe.recv(64), b"")))
+            return Lag(*map(float, b"".join(iter(lambda: probe.recv(64), b"")).split()))
 
     def post(self, path: str, content: bytes) -> httpx.Response:
         return self.http.post(self.url + path, content=content, headers={"Content-Type": "application/json"})
