@@ -55,6 +55,12 @@ class Victim:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
     @property
+    def errors(self) -> list[str]:
+        """Lines of its log that are errors, or no log lines at all. On a busy machine it may warn that it stood still."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if not line.startswith("{") or json.loads(line)["level"] not in ("info", "warning")]
+
+    @property
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
