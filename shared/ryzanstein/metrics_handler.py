@@ -25,6 +25,7 @@ _MAX_LINE_BYTES = 8192
 class BoundedHandler(MetricsHandler):
     """One request: 400 for what cannot be read, 501 for another method than GET."""
 
+    raw_requestline: bytes
     timeout = _SILENCE_S
     server_version = "ryzanstein"
     sys_version = ""

@@ -1,6 +1,6 @@
 """`python -m tests.hostile.node`: the benchmarks' scripted node, for any prompt.
 
-One that is a number is the pace of its answer.
+One that is a number is the pace of its answer, within bounds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class AnyPromptLink(ScriptedLink):
     def _submit(self, submit) -> None:
         messages = submit.messages.messages
         try:
-            pace = str(float(messages[-1].content))
+            pace = str(min(max(float(messages[-1].content), 0.001), 0.05))
         except (IndexError, ValueError):
             pace = "0.001"
         del messages[:]
         messages.append(inference.Message(role=inference.ROLE_USER, content=pace))
-        submit.sampling.max_tokens = submit.sampling.max_tokens or 2
+        submit.sampling.max_tokens = min(submit.sampling.max_tokens or 2, 1000)
         super()._submit(submit)
 
 

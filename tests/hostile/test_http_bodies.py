@@ -1,22 +1,25 @@
 """Bodies that once stopped a router: each gets a typed answer, and nobody else notices.
 
-On a busy machine a loop is late by itself; the bound here is far above what docs/hostile-input.md measures and far below what
-these bodies once took.
+On a busy machine a loop is late by itself, so what is bounded is the processor time that it takes at a stretch. Processor time,
+too, is longer where cores are shared: the bound is twice the one that docs/hostile-input.md names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import httpx
 import pytest
-from tests.hostile.corpus import BODIES, BOUND, CHAT, HostileBody
+from tests.hostile.corpus import BODIES, BOUND, CHAT, COMPLETIONS, HostileBody
 from tests.hostile.measure import http_row
 from tests.hostile.victim import Victim
 
-_LATE_S = 0.25
+_BUSY_S = 0.1
 _STREAMS = 8
 _TOKENS = 600
 
@@ -38,7 +41,7 @@ def test_a_hostile_body_gets_a_typed_answer(router: Victim, body: HostileBody) -
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.name)
 def test_a_hostile_body_does_not_hold_the_loop(router: Victim, body: HostileBody) -> None:
-    assert min(http_row(router, body).lags_s) < _LATE_S
+    assert min(lag.busy_s for lag in http_row(router, body).lags) < _BUSY_S
 
 
 def test_a_body_of_a_byte_too_many_is_refused(router: Victim) -> None:
@@ -53,7 +56,67 @@ def test_memory_descriptors_and_the_log_are_as_before(router: Victim) -> None:
         router.post(body.path, body.content)
     assert router.resident_bytes - memory < 64 * 2**20
     assert router.num_descriptors <= descriptors + 2
-    assert all(json.loads(line)["level"] == "info" for line in router.log.read_text().splitlines())
+    assert router.errors == []
+
+
+_GOOD = (
+    b'{"model":"scripted","max_tokens": 2,"messages":[{"role":"user","content":"0.001"}]}',
+    b'{"model":"scripted","max_tokens": 2,"prompt":[1,2,3],"stop":["a"],"logit_bias":{"5":1.5},"seed":5}',
+)
+_PARTS = (
+    b"null",
+    b"[]",
+    b'"\\ud800"',
+    b"1e999",
+    b"-1",
+    b"9" * 400,
+    b"NaN",
+    b"[[[",
+    b"}",
+    b'"',
+    b"\\",
+    b"\0",
+    b"\xff",
+    b",",
+    b"1.5",
+)
+
+
+def _torn(rng: Random, data: bytes) -> bytes:
+    """With a few parts of it replaced."""
+    for _ in range(rng.randint(1, 4)):
+        begin = rng.randrange(len(data) + 1)
+        part = rng.choice(_PARTS) if rng.random() < 0.7 else rng.randbytes(rng.randint(1, 5))
+        data = data[:begin] + part + data[begin + rng.randint(0, 6) :]
+    return data
+
+
+def _sent(port: int, data: bytes) -> bytes:
+    """What is answered to bytes that need not be HTTP."""
+    answer = b""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(65_536):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_torn_requests_cost_no_process_no_traceback_and_no_descriptor(router: Victim, seed: int) -> None:
+    rng = Random(seed)
+    descriptors = router.num_descriptors
+    for _ in range(200):
+        body = _torn(rng, rng.choice(_GOOD))
+        assert router.post(rng.choice((CHAT, COMPLETIONS)), body).status_code < 500, body
+        body = rng.choice(_GOOD)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        request = _torn(rng, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert b" 50" not in _sent(router.ports["http_port"], request)[:16], request
+        _sent(router.ports["metrics_port"], _torn(rng, b"GET /metrics?name[]=a HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"))
+    assert router.process.poll() is None
+    assert router.num_descriptors <= descriptors + 5
+    assert router.errors == []
 
 
 def _stream(router: Victim, begun: threading.Semaphore) -> list[str]:

@@ -13,11 +13,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import httpx
 
 _START_S = 60
+
+
+class Lag(NamedTuple):
+    """Of an event loop: how late it woke, and how long it computed without looking at anything else."""
+
+    late_s: float
+    busy_s: float
 
 
 @dataclass
@@ -34,10 +41,10 @@ class Victim:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.ports['http_port']}"
 
-    def worst_lag_s(self) -> float:
-        """Since it was last asked."""
+    def lag(self) -> Lag:
+        """The worst since it was last asked."""
         with socket.create_connection(("127.0.0.1", self.probe_port), timeout=60) as probe:
-            return float(b"".join(iter(lambda: probe.recv(64), b"")))
+            return Lag(*map(float, b"".join(iter(lambda: probe.recv(64), b"")).split()))
 
     def post(self, path: str, content: bytes) -> httpx.Response:
         return self.http.post(self.url + path, content=content, headers={"Content-Type": "application/json"})
@@ -46,6 +53,12 @@ class Victim:
         """The sum over all labels."""
         text = httpx.get(f"http://127.0.0.1:{self.ports['metrics_port']}/metrics", trust_env=False, timeout=60).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
+
+    @property
+    def errors(self) -> list[str]:
+        """Lines of its log that are errors, or no log lines at all. On a busy machine it may warn that it stood still."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if not line.startswith("{") or json.loads(line)["level"] not in ("info", "warning")]
 
     @property
     def resident_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """`python -m tests.hostile.watched_router`: a real router that says how late its event loop is.
 
-Standard output has the probe's port. Each connection to it is told the worst lateness in seconds since the last one.
+Standard output has the probe's port. Each connection to it is told the worst lateness in seconds since the last one, and the
+most processor time that the loop's thread took from one wake of the probe to the next: lateness without other processes' part.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ class Probe:
     """Wakes every millisecond and notes how late it is."""
 
     def __init__(self) -> None:
-        self._worst_s = 0.0
+        self._late_s = self._busy_s = 0.0
 
     async def run(self) -> None:
         while True:
-            due = time.monotonic() + _PERIOD_S
+            due, spent_s = time.monotonic() + _PERIOD_S, time.thread_time()
             await asyncio.sleep(_PERIOD_S)
-            self._worst_s = max(self._worst_s, time.monotonic() - due)
+            self._late_s = max(self._late_s, time.monotonic() - due)
+            self._busy_s = max(self._busy_s, time.thread_time() - spent_s)
 
     async def answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        worst_s, self._worst_s = self._worst_s, 0.0
-        writer.write(repr(worst_s).encode())
+        writer.write(f"{self._late_s} {self._busy_s}".encode())
+        self._late_s = self._busy_s = 0.0
         writer.close()
 
 

@@ -70,7 +70,12 @@ async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: i
 
 
 def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
-    limits = HttpLimits(settings.http_max_body_bytes, settings.max_messages, settings.http_body_timeout_s)
+    limits = HttpLimits(
+        max_body_bytes=settings.http_max_body_bytes,
+        max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
+        max_messages=settings.max_messages,
+        body_timeout_s=settings.http_body_timeout_s,
+    )
     bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
     if settings.http and not may_open(settings.http_max_connections):
         log.warning("the limit of open files is below http_max_connections", http_max_connections=settings.http_max_connections)

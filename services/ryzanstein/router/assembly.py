@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
-from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.router.admission import Limits
@@ -45,6 +44,7 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from ryzanstein.wire import MostParts
 

@@ -22,6 +22,7 @@ class RouterSettings(ServiceSettings):
     http: bool = Field(True, description="serve the HTTP API")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP API; 0: a free port, which is logged")
     http_max_body_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20, description="body of an HTTP request")
+    http_max_arriving_bytes: int = Field(256 * 2**20, ge=2**20, description="all bodies together that are being read")
     http_header_timeout_s: float = Field(10.0, gt=0, description="until an HTTP request's headers are there")
     http_body_timeout_s: float = Field(30.0, gt=0, description="and from then on until its body is")
     http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may wait for its next request")

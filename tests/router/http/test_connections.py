@@ -238,3 +238,38 @@ async def test_requests_in_a_row_over_one_connection_are_answered_in_order_and_a
     with contextlib.suppress(ConnectionResetError):  # what it wrote was not read to its end
         assert (await served.say(HEALTH * 5000)).count(b"200 OK") < 100
     assert served.refused("malformed") == 1
+
+
+async def test_a_client_that_never_reads_keeps_no_connection_and_no_traceback_tells_of_it(serve, chat, eventually, capfd):
+    """Its socket's buffers are full, so an orderly end would never come."""
+    served = await serve(limits=HttpLimits(max_body_bytes=16 * 2**20, write_timeout_s=0.3))
+    body = json.dumps(chat(" ".join(["x" * 1000] * 8000), stream=True)).encode()
+    _, writer = await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    await eventually(lambda: served.core.readers == 1, "the stream is open")
+    await eventually(lambda: not served.server._server.server_state.connections, "the connection is gone")
+    assert "Traceback" not in "".join(capfd.readouterr())
+    writer.transport.abort()
+
+
+async def test_bodies_that_are_never_complete_take_bounded_memory_together_and_give_it_back(serve, chat):
+    served = await serve(limits=HttpLimits(max_arriving_bytes=100_000, body_timeout_s=1))
+    head = HEAD + b"Content-Length: 50000\r\n\r\n"
+    waiting = [asyncio.create_task(served.say(head + b" " * 49_999)) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    reader, writer = await served.connect(head + b" " * 49_999)
+    async with asyncio.timeout(20):
+        assert status(await reader.readuntil(b"\r\n\r\n")) == 503
+    writer.close()
+    assert {status(answer) for answer in await asyncio.gather(*waiting)} == {408}
+    assert served.refused("memory") == 1
+    served.core.pause_at = 0
+    body = json.dumps(chat("x" * 49_000)).encode()
+    streams = [await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) for _ in range(5)]
+    async with asyncio.timeout(20):
+        while served.core.readers < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert served.refused("memory") == 1, "what is being answered is not being read"
+    served.core.resume.set()
+    for _, writer in streams:
+        writer.close()

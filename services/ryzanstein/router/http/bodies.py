@@ -31,7 +31,8 @@ async def read_body(http: Request, decoder: msgspec.json.Decoder[_Body]) -> _Bod
     if not _JSON.match(http.headers.get("content-type", "")):
         raise Refused(_NO_OBJECT, MALFORMED)
     try:
-        raw = await http.body()
+        # Not `body`, which keeps it for as long as the request is answered.
+        raw = b"".join([part async for part in http.stream()])
     except ClientDisconnect:
         raise ClientLeft from None
     for excess in excesses(raw):

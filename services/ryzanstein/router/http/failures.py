@@ -44,6 +44,7 @@ TOO_LARGE = "too_large"
 MALFORMED = "malformed"
 TIMEOUT = "timeout"
 CONNECTIONS = "connections"
+MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)

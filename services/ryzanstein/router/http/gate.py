@@ -5,7 +5,6 @@ Plain ASGI around the application, so that it also sees what goes wrong in the f
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -16,12 +15,9 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.request_id import request_id
+from ryzanstein.router.http.arrival import Arrival, BodyBounds, Room
 from ryzanstein.router.http.failures import (
     CLIENT_CLOSED_REQUEST,
-    MALFORMED,
-    TIMEOUT,
-    TOO_LARGE,
-    Failure,
     Refused,
     failure_from_error,
 )
@@ -36,10 +32,11 @@ _QUIET = frozenset({"/healthz", "/readyz"})
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds of the face: a body's size, its messages and the time until it is there, requests at once, and how long a reader
-    may take no byte of a stream."""
+    """Bounds of the face: a body's size, that of all bodies that are being read, a body's messages and the time until it is
+    there, requests at once, and how long a reader may take no byte of a stream."""
 
     max_body_bytes: int = 4 * 2**20
+    max_arriving_bytes: int = 256 * 2**20
     max_messages: int = 2048
     body_timeout_s: float = 30.0
     max_requests: int = 8192
@@ -68,6 +65,8 @@ class Gate:
         self._app = app
         self._limits = limits
         self._telemetry = telemetry
+        self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
+        self._room = Room(limits.max_arriving_bytes)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,12 +90,15 @@ class Gate:
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
-            await self._app(scope, _bounded(receive, Headers(scope=scope), self._limits), send)
+            with Arrival(receive, Headers(scope=scope), self._bounds, self._room) as arrival:
+                await self._app(scope, arrival.receive, send)
         except Refused as refused:
             self._telemetry.http_refused.labels(refused.reason).inc()
             await refused.failure.response()(scope, receive, send)
         except Exception as error:
             if call.started:
+                if not isinstance(error, OSError):  # a client that is gone or does not read
+                    log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
             if not isinstance(error, errors.RyzansteinError):
                 log.exception("request failed", method=scope["method"], path=scope["path"][:256])
@@ -126,48 +128,3 @@ def _labelled(send: Send, call: Call) -> Send:
         await send(message)
 
     return labelled
-
-
-def _check_headers(headers: Headers, limits: HttpLimits) -> None:
-    """Refuses a body before a byte of it is read."""
-    length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes)
-    if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
-        message = f"Content-Encoding: must be identity, got {encoding[:64]!r}"
-        raise Refused(Failure(415, message, "Content-Encoding", "unsupported_encoding"), MALFORMED)
-
-
-def _bounded(receive: Receive, headers: Headers, limits: HttpLimits) -> Receive:
-    """Refuses a body by its headers once somebody wants it, then counts it as it comes, whatever its Content-Length says, and
-    waits for it no longer than the bound."""
-    loop = asyncio.get_running_loop()
-    received, complete, until = 0, False, loop.time() + limits.body_timeout_s
-
-    async def bounded() -> Message:
-        nonlocal received, complete
-        if complete:
-            return await receive()
-        if not received:
-            _check_headers(headers, limits)
-        try:
-            async with asyncio.timeout_at(until):
-                message = await receive()
-        except TimeoutError:
-            raise _too_late(limits.body_timeout_s) from None
-        complete = not message.get("more_body", False)
-        received += len(message.get("body", b""))
-        if received > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes)
-        return message
-
-    return bounded
-
-
-def _too_large(bound: int) -> Refused:
-    return Refused(Failure(413, f"the body has more than {bound} bytes", "body", "body_too_large"), TOO_LARGE)
-
-
-def _too_late(bound_s: float) -> Refused:
-    message = f"the body was not complete within {bound_s:g} s"
-    return Refused(Failure(408, message, "body", "request_timeout", {"Connection": "close"}), TIMEOUT)

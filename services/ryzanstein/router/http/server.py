@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,6 +41,8 @@ class HttpServer:
         self._host = host
         bounds = bounds or ConnectionBounds()
         self._stuck: set[asyncio.Transport] = set()
+        # What goes wrong in a request the gate has logged, once and as JSON; this would be its stack again, as text.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._config = uvicorn.Config(
             app,
             lifespan="off",

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import grpc
 from grpc_status import rpc_status
-from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -26,6 +25,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import peer_pb2 as peer
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 from ryzanstein.wire import event_from_wire
 
 OWNER = "x-ryzanstein-owner"
