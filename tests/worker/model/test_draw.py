@@ -15,6 +15,7 @@ from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.likeliest import new_likeliest
 from ryzanstein.worker.model.sampler import sample
 from ryzanstein.worker.model.truncation import drawn, weights
 
@@ -180,6 +181,7 @@ def test_the_greatest_logit_is_the_first_of_its_equals_and_not_a_number_spreads(
 ) -> None:
     x_SV = logits("rounded", 6, 700, 3)
     x_SV[1, at] = bad
+    assert new_likeliest(kernels)(x_SV.T.contiguous().T)[1].tolist() == kernels.greatest(x_SV)[1].tolist()
     best_S, token_S = kernels.greatest(x_SV)
     torch.testing.assert_close(best_S, x_SV.amax(dim=1), rtol=0, atol=0, equal_nan=True)
     assert token_S[[0, 2]].tolist() == [int((x_SV[s] == best_S[s]).nonzero()[0]) for s in (0, 2)]
