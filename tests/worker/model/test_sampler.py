@@ -34,7 +34,7 @@ def kept(logits_V: torch.Tensor, **params: Any) -> np.ndarray:
     """Which tokens top-k and top-p leave."""
     draws = [Draw.of(0, SamplingParams(**params), len(logits_V), 0.0)]
     (floor,) = floors(logits_V[None], weights(logits_V[None], draws), draws)
-    return (logits_V >= floor).numpy()
+    return np.asarray(logits_V >= floor)
 
 
 def row(index: int = 0, choice: int = 0, prompt: Sequence[int] = (), generated: Sequence[int] = (), **params: Any) -> SampleRow:

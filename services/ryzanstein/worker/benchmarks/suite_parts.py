@@ -20,6 +20,9 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.kernels.opening import open_kernels
+from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.sampler import sample
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -38,13 +41,14 @@ class SmallParts:
         text = TextModel.load(model)
         token_ids = text.encode(_TEXT)
         logits_SV = torch.randn(_SEQUENCES, _VOCABULARY, generator=torch.Generator().manual_seed(0))
+        kernels = open_kernels(RunnerOptions()).native
         greedy, drawn = SamplingParams(temperature=0.0, seed=0), SamplingParams(temperature=0.8, top_p=0.9, seed=0)
         rows = f"{_SEQUENCES} rows of {_VOCABULARY}"
         self._jobs: tuple[tuple[Subject, Callable[[], float]], ...] = (
             (Subject("parts/block-pool", f"one of {_TURNS} pairs of allocate and free, {_BLOCKS} blocks", "loop"), _pool),
             (Subject("parts/engine-step", f"a step of {_SEQUENCES} sequences without a model", "loop"), _steps),
-            (Subject("parts/sampler-greedy", rows, "small"), partial(_sample, logits_SV, greedy)),
-            (Subject("parts/sampler-top-p", rows, "small"), partial(_sample, logits_SV, drawn)),
+            (Subject("parts/sampler-greedy", rows, "small"), partial(_sample, kernels, logits_SV, greedy)),
+            (Subject("parts/sampler-top-p", rows, "small"), partial(_sample, kernels, logits_SV, drawn)),
             (Subject("parts/tokenizer", f"{len(_TEXT)} characters", "loop"), partial(_timed, partial(text.encode, _TEXT))),
             (Subject("parts/detokenizer", f"{len(token_ids)} tokens", "loop"), partial(_detokenize, text, token_ids)),
         )
@@ -101,10 +105,10 @@ def _steps() -> float:
     return (time.perf_counter() - began_s) / steps
 
 
-def _sample(logits_SV: torch.Tensor, sampling: SamplingParams) -> float:
+def _sample(kernels: NativeKernels | None, logits_SV: torch.Tensor, sampling: SamplingParams) -> float:
     rows = [SampleRow(sampling, 0, index, (), ()) for index in range(len(logits_SV))]
     with torch.inference_mode():
-        return _timed(partial(sample, logits_SV, rows))
+        return _timed(partial(sample, logits_SV, rows, kernels))
 
 
 def _detokenize(text: TextModel, token_ids: Sequence[int]) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.likeliest import new_likeliest
 from ryzanstein.worker.model.penalties import adjusted
 from ryzanstein.worker.model.philox import uniform
 from ryzanstein.worker.model.truncation import drawn
@@ -23,7 +24,7 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels 
     finite, or nothing of it may be drawn."""
     refuse_invalid(logits_SV.amax(dim=1))
     scores_SV = adjusted(logits_SV, rows)
-    best_S, token_S = likeliest(scores_SV) if kernels is None else kernels.greatest(scores_SV)
+    best_S, token_S = new_likeliest(kernels)(scores_SV)
     refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
     if random:
@@ -39,12 +40,6 @@ def refuse_invalid(best_S: Tensor) -> None:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 
 
-def likeliest(logits_SV: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each row, and the lowest token that has it."""
-    best_S, token_S = logits_SV.max(dim=1)
-    return best_S, token_S
-
-
 def _draws(rows: Sequence[SampleRow], random: Sequence[int], vocab_size: int) -> list[Draw]:
     uniform_R = _uniform([rows[s] for s in random])
     return [Draw.of(s, rows[s].sampling, vocab_size, u) for s, u in zip(random, uniform_R, strict=True)]
@@ -55,7 +50,7 @@ def _uniform(rows: Sequence[SampleRow]) -> list[float]:
     if None in seeds:
         raise ValueError("a row that is drawn at random needs a seed")
     known = [seed for seed in seeds if seed is not None]
-    return uniform(known, [row.choice for row in rows], [row.index for row in rows]).tolist()
+    return [float(number) for number in uniform(known, [row.choice for row in rows], [row.index for row in rows])]
 
 
 def _with_logprobs(logits_SV: Tensor, token_S: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:

@@ -60,11 +60,17 @@ void greatest(const float *logits_SV, float *best_S, i64 *token_S, i64 S, i64 st
 #pragma omp parallel for schedule(static) if (S > 1 && S * V >= PARALLEL)
     for (i64 s = 0; s < S; s++) {
         const float *x = logits_SV + s * stride;
+        float best = -INFINITY;
         i64 token = 0;
-        best_S[s] = greatest_of(x, V);
-        if (best_S[s] == best_S[s])
-            while (x[token] != best_S[s]) token++;
-        token_S[s] = token;
+        for (i64 begin = 0; begin < V && best == best; begin += CHUNK) {
+            float found = greatest_of(x + begin, smaller(CHUNK, V - begin));
+            if (found <= best) continue;
+            best = found;
+            token = begin;
+        }
+        while (best == best && x[token] != best) token++;
+        best_S[s] = best;
+        token_S[s] = best == best ? token : 0;
     }
 }
 

@@ -237,6 +237,7 @@ class NativeKernels:
 
     def greatest(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logit of each row and the lowest token that has it; NaN where the row has one."""
+        logits_SV = _rowwise(logits_SV)
         num_rows, size = logits_SV.shape
         best_S, token_S = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         pointers = logits_SV.data_ptr(), best_S.data_ptr(), token_S.data_ptr()
@@ -245,12 +246,18 @@ class NativeKernels:
 
     def draw(self, logits_SV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
         """A token for each draw, [R]; -1 where the greatest logit of its row is not finite. Raises MemoryError."""
+        logits_SV = _rowwise(logits_SV)
         token_R = torch.empty(len(draws_R), dtype=torch.int64)
         arguments = (_Draw * len(draws_R))(*(_Draw(*astuple(draw)) for draw in draws_R))
         source = logits_SV.data_ptr(), logits_SV.stride(0), logits_SV.shape[1]
         if self._draw_rows(*source, arguments, token_R.data_ptr(), len(draws_R)):
             raise MemoryError("no memory for the weights of tokens")
         return token_R
+
+
+def _rowwise(x_SV: Tensor) -> Tensor:
+    """With the numbers of a row side by side."""
+    return x_SV if x_SV.stride(1) == 1 else x_SV.contiguous()
 
 
 def _rotation(x_THD: Tensor, angles: Angles) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.likeliest import new_likeliest
 from ryzanstein.worker.model.parallel import TensorParallel
 
 
@@ -52,6 +53,7 @@ class VocabParallelHead:
         bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
         if bias_W is not None:
             source.read(f"{spec.names.head}.bias", (spec.vocab_size,), bias_W, start=shard.first)
+        self._likeliest = new_likeliest(source.kernels)
         self._product = source.product(shard.weight_WE, bias_W, kept=spec.tied_head)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
@@ -67,8 +69,7 @@ class VocabParallelHead:
         """
         local_SW = self._local(x_SE)[:, : self._num_valid]
         if self._tp.size == 1:
-            best_S, id_S = local_SW.max(dim=1)
-            return best_S, id_S
+            return self._likeliest(local_SW)
         best_S2 = self._best(local_SW)
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:
@@ -89,5 +90,5 @@ class VocabParallelHead:
         if local_SW.shape[1] == 0:
             empty = torch.tensor([-torch.inf, 0.0], dtype=torch.float64, device=local_SW.device)
             return empty.repeat(len(local_SW), 1)
-        best_S, index_S = local_SW.max(dim=1)
+        best_S, index_S = self._likeliest(local_SW)
         return torch.stack([best_S.double(), (index_S + self._first).double()], dim=1)
