@@ -94,7 +94,7 @@ async def test_the_loop_goes_on_while_a_template_does_not_end() -> None:
             lags.append(time.perf_counter() - began)
         assert isinstance(stuck.exception(), RyzansteinError)
         assert len(lags) > 20
-        assert max(lags) < 0.2, "bound for a busy machine"
+        assert max(lags) < 0.4, "bound for a busy machine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
