@@ -75,7 +75,7 @@ class Turn:
         earlier = self._num_earlier(request)
         try:
             session = await self._turns.store.get(self.session_id)
-        except RyzansteinError as error:
+        except Exception as error:
             log.warning("session turn dropped", session_id=self.session_id, error=str(error))
             session = None
         if session is None or len(session.messages) != earlier:
