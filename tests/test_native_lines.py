@@ -20,10 +20,11 @@ log.setup_service("router", node_id="node-3")
 
 
 def lines_of(program: str, code: int = 0) -> list[dict[str, Any]]:
-    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, timeout=60, check=False)
-    assert done.returncode == code, done.stderr
-    assert done.stdout == b""
-    return [json.loads(line) for line in done.stderr.splitlines()]
+    done = subprocess.run(
+        [sys.executable, "-c", START + program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stdout
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_lines_of_libraries_become_records() -> None:
@@ -42,6 +43,13 @@ os.write(1, b"to standard output")
     assert {record["service"] for record in records} == {"router"}
     assert {record["node_id"] for record in records} == {"node-3"}
     assert [record["level"] for record in records if record["event"].startswith("E0000")] == ["error"]
+
+
+def test_a_standard_output_of_its_own_is_left_alone() -> None:
+    program = START + 'os.write(1, b"an answer"); os.write(2, b"of a library")'
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"an answer"
+    assert json.loads(done.stderr)["event"] == "of a library"
 
 
 def test_lines_of_processes_that_it_starts_come_through_and_records_stay_as_they_are() -> None:

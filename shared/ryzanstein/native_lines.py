@@ -1,10 +1,10 @@
-"""What libraries write to standard output and error by themselves becomes records of the JSON log.
+"""What libraries write to standard error by themselves becomes records of the JSON log.
 
-C-core, torch's profiler, faulthandler and the C library know of no logger: they write lines to descriptors 1 and 2. `divert`
-leaves the log its own descriptor and puts a pipe in those places, also of every process that this one starts. A small process
-reads it, `python -I -S native_lines.py FIELDS`, so that also the last words of a crash are read, and nobody who writes waits
-for an interpreter. It belongs to nobody's family and ends when the last writer has. The pipe never blocks: what does not fit
-is lost.
+C-core, torch's profiler, faulthandler and the C library know of no logger: they write lines to descriptor 2. `divert` leaves
+the log its own descriptor and puts a pipe in that place, also of every process that this one starts, and in place of standard
+output where that is the same file; otherwise that belongs to whoever runs this one. A small process reads the pipe, `python -I
+-S native_lines.py FIELDS`, so that also the last words of a crash are read, and nobody who writes waits for an interpreter. It
+belongs to nobody's family and ends when the last writer has. The pipe never blocks: what does not fit is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
         command = [sys.executable, "-I", "-S", __file__, json.dumps(fields)]
         # It forks and is left alone: what counts or kills this process's children must not find it.
         subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
-        os.dup2(pipe, 1)
+        if os.path.sameopenfile(1, 2):
+            os.dup2(pipe, 1)
         os.dup2(pipe, 2)
     except (OSError, subprocess.SubprocessError) as error:
         os.close(real)
