@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -42,6 +43,31 @@ def test_a_hostile_body_gets_a_typed_answer(router: Victim, body: HostileBody) -
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.name)
 def test_a_hostile_body_does_not_hold_the_loop(router: Victim, body: HostileBody) -> None:
     assert min(lag.busy_s for lag in http_row(router, body).lags) < _BUSY_S
+
+
+def _complete_at_once(router: Victim, body: HostileBody, count: int) -> list[bytes]:
+    """Requests of which all but the last byte came before; their status lines."""
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    data = head % (body.path.encode(), len(body.content)) + body.content
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", router.ports["http_port"])
+        sockets = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(count)]
+        for one in sockets:
+            one.sendall(data[:-1])
+        time.sleep(1)
+        router.lag()
+        for one in sockets:
+            one.sendall(data[-1:])
+        return [one.recv(12) for one in sockets]
+
+
+def test_many_large_bodies_at_once_hold_the_loop_no_longer_than_one(router: Victim) -> None:
+    (body,) = (body for body in BODIES if body.name == "4 MB of quotation marks")
+    busy_s = []
+    for _ in range(3):
+        assert _complete_at_once(router, body, 24) == [b"HTTP/1.1 400"] * 24
+        busy_s.append(router.lag().busy_s)
+    assert min(busy_s) < _BUSY_S
 
 
 def test_a_body_of_a_byte_too_many_is_refused(router: Victim) -> None:

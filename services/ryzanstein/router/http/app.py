@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core import Core, ServedModel
-from ryzanstein.router.http.bodies import read_body
+from ryzanstein.router.http.bodies import BodyReader
 from ryzanstein.router.http.cursor import Cursor
 from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.http.failures import (
@@ -54,21 +54,26 @@ def create_app(core: Core, telemetry: Telemetry, limits: HttpLimits | None = Non
 
 
 def _add_generation_routes(app: FastAPI, generations: Generations, limits: HttpLimits) -> None:
+    reader = BodyReader()
     chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
     completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
     @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest))
     async def chat_completions(http: Request) -> Response:
-        body = await read_body(http, chat_decoder)
-        request = chat_request(body, http.headers, call_of(http.scope).request_id, limits.max_messages)
+        request_id = call_of(http.scope).request_id
+        body, request = await reader.read(
+            http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
+        )
         if body.stream:
             return await generations.stream(http, request, ChatDialect(), _wants_usage(body))
         return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
     async def completions(http: Request) -> Response:
-        body = await read_body(http, completion_decoder)
-        request = completion_request(body, http.headers, call_of(http.scope).request_id)
+        request_id = call_of(http.scope).request_id
+        body, request = await reader.read(
+            http, completion_decoder, lambda body: completion_request(body, http.headers, request_id)
+        )
         if body.stream:
             return await generations.stream(http, request, CompletionDialect(), _wants_usage(body))
         return await generations.answer(http, request, CompletionDialect())

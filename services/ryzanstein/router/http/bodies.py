@@ -4,45 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ryzanstein.router.http.failures import MALFORMED, TOO_LARGE, Failure, Refused
-from ryzanstein.router.http.outline import SMALL_BYTES, Excess, excesses
+from ryzanstein.router.http.outline import Excess, excesses
 from ryzanstein.router.http.presence import ClientLeft
 from ryzanstein.router.http.schemas import Body
 
 _Body = TypeVar("_Body", bound=Body)
+_Converted = TypeVar("_Converted")
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _NO_OBJECT = Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
 # What msgspec says of one field: the mistake, and where it is. What is longer quotes the body: the name of an unknown field.
 _PLACE = " - at `$"
 _MAX_CHARS = 512
+_QUICK_BYTES = 8192  # read at once
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LENGTH = re.compile(r"Expected `\w+` of length <= (\d+)")
 
 
-async def read_body(http: Request, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """Refused with the field and the bound. ClientLeft when the client went away before the body was there."""
-    if not _JSON.match(http.headers.get("content-type", "")):
-        raise Refused(_NO_OBJECT, MALFORMED)
-    try:
-        # Not `body`, which keeps it for as long as the request is answered.
-        raw = b"".join([part async for part in http.stream()])
-    except ClientDisconnect:
-        raise ClientLeft from None
+class BodyReader:
+    """Reads the bodies of one face. Large ones take turns: many at once hold the loop no longer than one."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def read(
+        self, http: Request, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
+    ) -> tuple[_Body, _Converted]:
+        """The body, and what `convert` makes of it. Refused with the field and the bound. ClientLeft when the client went away
+        before the body was there."""
+        if not _JSON.match(http.headers.get("content-type", "")):
+            raise Refused(_NO_OBJECT, MALFORMED)
+        try:
+            # Not `body`, which keeps it for as long as the request is answered.
+            raw = b"".join([part async for part in http.stream()])
+        except ClientDisconnect:
+            raise ClientLeft from None
+        if len(raw) <= _QUICK_BYTES:
+            body = decoded(raw, decoder)
+            return body, convert(body)
+        async with self._turn:
+            return await _in_pieces(raw, decoder, convert)
+
+
+async def _in_pieces(
+    raw: bytes, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
+) -> tuple[_Body, _Converted]:
+    """The loop's others come in between."""
     for excess in excesses(raw):
         if excess is not None:
             raise Refused(_excessive(excess), TOO_LARGE)
-        await asyncio.sleep(0)  # the loop's others come between the pieces of a large body
-    body = decoded(raw, decoder)
-    if len(raw) > SMALL_BYTES:
         await asyncio.sleep(0)
-    return body
+    body = decoded(raw, decoder)
+    await asyncio.sleep(0)
+    converted = convert(body)
+    await asyncio.sleep(0)
+    return body, converted
 
 
 def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:

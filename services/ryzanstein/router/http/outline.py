@@ -16,7 +16,7 @@ MAX_LISTS = 32_768
 """Objects and arrays."""
 MAX_VALUES = 131_072
 """Members of objects and arrays, so numbers as well: token ids."""
-SMALL_BYTES = 65_536
+_SMALL_BYTES = 65_536
 """A body with no room for any harm."""
 _PIECE_BYTES = 262_144
 
@@ -42,7 +42,7 @@ class Excess(NamedTuple):
 
 def excesses(body: bytes) -> Iterator[Excess | None]:
     """After each piece None, or the first bound that the body breaks, and nothing more."""
-    if len(body) <= SMALL_BYTES:
+    if len(body) <= _SMALL_BYTES:
         return
     outline, end = Outline(), 0
     while end < len(body):
