@@ -1,4 +1,4 @@
-"""What a row drawn at random costs, with the kernel and with torch's operators: milliseconds a row, medians of 50.
+"""What the draw of a row costs, with the kernel and with torch's operators: milliseconds a row, medians of 50.
 
 .venv/bin/python benchmarks/draws.py [--vocab 131072] [--rows 1] [--threads 1] [--rounds 50] [--no-torch]
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.plan import SampleRow
+from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.sampler import sample
+from ryzanstein.worker.model.truncation import drawn
 
 CUTS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
     "temperature 0.8": {"temperature": 0.8},
     "top-p 0.95": {"top_p": 0.95},
     "top-k 50": {"top_k": 50},
@@ -59,8 +58,10 @@ def measure(title: str, kernels: NativeKernels | None, arguments: argparse.Names
     clock = time.thread_time if arguments.cpu else time.perf_counter
     table = Table(title, *logits, title=f"ms a row of {arguments.vocab:,}, {arguments.rows} rows, {arguments.threads} threads")
     for name, cut in CUTS.items():
-        rows = [SampleRow(SamplingParams(seed=7, **cut), 0, index, (), ()) for index in range(arguments.rows)]
-        calls: Sequence[Callable[[], object]] = [partial(sample, logits_SV, rows, kernels) for logits_SV in logits.values()]
+        sampling = SamplingParams(**cut)
+        draws_R = [Draw.of(row, sampling, arguments.vocab, 0.4) for row in range(arguments.rows)]
+        draw = drawn if kernels is None else kernels.draw
+        calls = [partial(draw, logits_SV, draws_R) for logits_SV in logits.values()]
         table.add_row(name, *(f"{median_ms(call, arguments.rounds, clock) / arguments.rows:.2f}" for call in calls))
     return table
 
