@@ -15,6 +15,7 @@ from torch import Tensor
 from ryzanstein.worker.model.draw import Draw
 
 _WIDTH = 512  # the nucleus nearly always lies within; where not, the whole row is sorted
+_CACHED = 16 * 1024  # numbers that a core's cache holds with all that is made of them
 _SERIES = (  # ln(2)^k / k!, as draw.c has them: a library's logarithm may differ in its last bit
     *((1.0, 0.6931471805599453), (0.24022650695910072, 0.05550410866482158)),
     *((0.009618129107628477, 0.0013333558146428443), (0.0001540353039338161, 1.5252733804059841e-5)),
@@ -38,9 +39,15 @@ def weights(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
     """2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64. Operations round one by one, as in C."""
     logits_RV, rate_R1 = logits_RV.double(), _column([draw.rate for draw in draws_R], logits_RV)
     power_RV = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(rate_R1).clamp_(min=-64)
-    whole_RV = power_RV.round()
-    exponent_RV = whole_RV.long().add_(1023 + draws_R[0].bits)
-    return _series(power_RV.sub_(whole_RV)).mul_((exponent_RV << 52).view(torch.float64)).round_().long()
+    size = _CACHED if power_RV.device.type == "cpu" else power_RV.numel()
+    parts = [_rounded(power, draws_R[0].bits) for power in power_RV.view(-1).split(size)]
+    return torch.cat(parts).view(power_RV.shape)
+
+
+def _rounded(power: Tensor, bits: int) -> Tensor:
+    whole = power.round()
+    exponent = whole.long().add_(1023 + bits)
+    return _series(power - whole).mul_((exponent << 52).view(torch.float64)).round_().long()
 
 
 def _series(f: Tensor) -> Tensor:
