@@ -7,10 +7,12 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from ryzanstein.router.journal.encoding import BatchWriter
 from ryzanstein.router.journal.journal import Owner
+from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
 
@@ -133,3 +135,15 @@ async def test_one_generation_that_cannot_be_journalled_keeps_no_other_from_it(
     await until(lambda: router.value("journal_lag_tokens") == 0)
     assert router.value("journal_up") == 1
     assert await journalled_tokens(core._journal, generation_id) == 20
+
+
+@pytest.mark.parametrize("error", NEVER_THOUGHT_OF, ids=repr)
+async def test_a_client_that_attaches_meanwhile_is_told_to_come_back(
+    router: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, router.router.core._journal, "head", error)
+    request = inference.AttachGenerationRequest(generation_id="of-another-router")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await read(router.inference.AttachGeneration(request))
+    told = error_from_rpc(failure.value)
+    assert (told.reason, told.retry_after_s) == ("JOURNAL_UNAVAILABLE", 1.0)

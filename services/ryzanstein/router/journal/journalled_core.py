@@ -7,10 +7,11 @@ it is lost the generation is taken over; exactly one router succeeds, the others
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 MAX_ID_CHARS = 64
 _MAX_MOVES = 16
 _MOVE_PAUSE_S = 0.02
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +191,7 @@ class JournalledCore:
     async def _head(self, generation_id: str) -> Head:
         if not generation_id or len(generation_id) > MAX_ID_CHARS or self._recorder.forgetting(generation_id):
             raise errors.not_found("generation", generation_id)
-        try:
-            head = await self._journal.head(generation_id)
-        except JournalUnavailableError as error:
-            self._outage.begin(error)
-            raise _unavailable(generation_id) from error
+        head = await self._asked(generation_id, self._journal.head(generation_id))
         if head is None:
             raise errors.not_found("generation", generation_id)
         return head
@@ -241,10 +239,17 @@ class JournalledCore:
         return generation
 
     async def _taken(self, generation_id: str, head: Head) -> Record | None:
+        return await self._asked(generation_id, self._journal.take(generation_id, head.epoch, self._owner))
+
+    async def _asked(self, generation_id: str, answer: Awaitable[_Answer]) -> _Answer:
+        """What the journal answers. A store that raises what nobody expects may be well again when the client asks again."""
         try:
-            return await self._journal.take(generation_id, head.epoch, self._owner)
+            return await answer
         except JournalUnavailableError as error:
             self._outage.begin(error)
+            raise _unavailable(generation_id) from error
+        except Exception as error:
+            log.exception("journal cannot be asked", generation_id=generation_id)
             raise _unavailable(generation_id) from error
 
 
