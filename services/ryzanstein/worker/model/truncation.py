@@ -40,7 +40,7 @@ def weights(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
     logits_RV, rate_R1 = logits_RV.double(), _column([draw.rate for draw in draws_R], logits_RV)
     power_RV = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(rate_R1).clamp_(min=-64)
     size = _CACHED if power_RV.device.type == "cpu" else power_RV.numel()
-    parts = [_rounded(power, draws_R[0].bits) for power in power_RV.view(-1).split(size)]
+    parts = [_rounded(power, draws_R[0].bits) for power in torch.split(power_RV.view(-1), size)]
     return torch.cat(parts).view(power_RV.shape)
 
 
