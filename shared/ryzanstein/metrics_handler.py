@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from socket import SHUT_RDWR, socket
 from typing import Any
@@ -20,10 +21,14 @@ _MAX_THREADS = 16
 _MAX_SECONDS = 10.0  # for a whole request and its answer
 _SILENCE_S = 5.0
 _MAX_LINE_BYTES = 8192
+_AT_FAULT: dict[int, int] = {
+    HTTPStatus.NOT_IMPLEMENTED: HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: HTTPStatus.BAD_REQUEST,
+}
 
 
 class BoundedHandler(MetricsHandler):
-    """One request: 400 for what cannot be read, 501 for another method than GET."""
+    """One request: 400 for what cannot be read, 405 for another method than GET."""
 
     raw_requestline: bytes
     timeout = _SILENCE_S
@@ -36,6 +41,15 @@ class BoundedHandler(MetricsHandler):
         self.requestline, self.request_version, self.command = "", self.protocol_version, ""
         self.send_error(414)
         return False
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """The client is at fault, also where the library says 501 (another method) or 505 (another version of HTTP)."""
+        super().send_error(_AT_FAULT.get(code, code), message, explain)
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        super().send_response(code, message)
+        if code == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
 
     def do_GET(self) -> None:
         try:
