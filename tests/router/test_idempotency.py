@@ -116,7 +116,7 @@ async def test_a_refused_request_and_a_failed_one_free_their_key(
 ) -> None:
     node = await start_node("a", step_s=0.01)
     client = await start_router(node, session_store=store, max_running=1)
-    holder = client.inference.Chat(chat(key="", tokens=60))
+    holder = client.inference.Chat(chat(key="", tokens=200))
     await until(lambda: client.router.core.running == 1)
     assert (await refused(client.inference.Chat(chat()))).reason == "QUEUE_FULL"
     assert (await refused(client.inference.Chat(chat("other")))).reason == "QUEUE_FULL"
