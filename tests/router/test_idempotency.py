@@ -9,6 +9,9 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import RequestKey
+from ryzanstein.router.key_ring import KeyRing, UnsharedKeys
+from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
@@ -265,3 +268,20 @@ async def test_resuming_takes_a_place_as_a_new_request_does(start_node: Any, sta
     assert (await refused(client.inference.Chat(chat(key="")))).reason == "QUEUE_FULL"
     assert len(await rest(attached)) == 30
     assert client.router.core._admission.running == client.router.core.running == 0
+
+
+async def test_a_key_that_is_being_given_back_is_free_for_another_body() -> None:
+    class Slow(UnsharedKeys):
+        async def free(self, key: RequestKey, generation_id: str) -> None:
+            await given_back.wait()
+
+    given_back = asyncio.Event()
+    keys = KeyRing(Slow(), Telemetry())
+    assert await keys.claim(RequestKey("k", b"one"), "first", 1.0) == "first"
+    keys.free("first")
+    second = asyncio.create_task(keys.claim(RequestKey("k", b"two"), "second", 1.0))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    given_back.set()
+    assert await second == "second"
+    await keys.close()

@@ -75,10 +75,10 @@ class KeyRing:
         attach to. FAILED_PRECONDITION IDEMPOTENCY_MISMATCH when it has another body, UNAVAILABLE when other routers' keys
         cannot be known: the request would run unprotected."""
         while (holding := self._holdings.get(key.name)) is not None:
-            self._check(holding.key.body, key)
             if holding.begun:
+                self._check(holding.key.body, key)
                 return self._attached(holding.generation_id)
-            await holding.decided.wait()
+            await holding.decided.wait()  # one that is being given back is anybody's
         self._hold(_Holding(key, generation_id))
         try:
             holder = await self._elsewhere(key, generation_id, lasts_s)
