@@ -22,7 +22,7 @@ PAUSED = "GENERATION_PAUSED"
 
 
 def paused(generation_id: str) -> RyzansteinError:
-    """Nobody reads it, so it does not run; whoever attaches lets it go on."""
+    """It does not run because nobody reads it. The next reader resumes it."""
     return errors.unavailable(PAUSED, f"generation {generation_id[:64]} was paused because nobody read it; attach again")
 
 
@@ -115,8 +115,8 @@ class Generation:
 
     @property
     def resumable(self) -> bool:
-        """It was paused, or has failed with an error that asks its readers to try again; the first one is told that. Who comes
-        then starts it anew, where it ended."""
+        """It is paused, or it failed with a retryable error that a reader has been told. The next reader resumes it where it
+        ended."""
         return self.paused or (self.was_read and self.error is not None and self.error.retry_after_s is not None)
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests that are large and wrong: whoever reads them whole before it counts stands still, and with it every stream."""
+"""Large invalid requests. A router that parses them before it checks the bounds blocks its loop, and every stream with it."""
 
 from __future__ import annotations
 

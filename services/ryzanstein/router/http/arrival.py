@@ -49,7 +49,7 @@ class Arrival:
     async def receive(self) -> Message:
         """Refused by its headers once somebody wants it, then for each bound that it breaks as it comes."""
         if self._complete:
-            self._give_back()  # whoever asks again has made of it what it wanted
+            self._give_back()  # a further receive means that the body has been consumed
             return await self._receive()
         if not self._begun:
             self._begun = True

@@ -1,7 +1,6 @@
 """Random weights and rows, the kernels of this CPU, and a number of threads for a while."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,19 +40,3 @@ def normal() -> Callable[..., torch.Tensor]:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
     return numbers
-
-
-@pytest.fixture
-def threads() -> Callable[[int], object]:
-    """`with threads(4): ...`"""
-
-    @contextmanager
-    def use(count: int) -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    return use
