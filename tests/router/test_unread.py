@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import FinishReason, Token
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -268,6 +269,32 @@ async def test_a_new_turn_ends_it_at_once_and_keeps_what_was_shown(
     late.generation_id = client.generation_id
     await late.attach().read()
     assert late.reason == inference.FINISH_REASON_CANCELLED
+
+
+async def test_tokens_that_come_while_it_is_being_ended_do_not_complete_it(node: Any, start_router: Any, until: Any) -> None:
+    """Else its session would have the half of an answer that its reader gets whole."""
+    router = await start_router(node, unread_grace_s=60.0)
+    client = await Client(router).ask(session_id="s").read(5)
+    client.leave()
+    await until(lambda: router.value("requests_total", face="grpc", method="StreamChat", code="CANCELLED") == 1)
+    generation = router.router.core.find(client.generation_id)
+    (attempt,) = generation.log.live
+
+    def complete() -> None:
+        """In the same iteration of the loop, before the generation's task hears that it is stopped."""
+        tokens = generation.log.choices[0].tokens
+        for index in range(len(tokens), LONG):
+            generation.log.append(attempt, 0, index, Token(1000 + index, f"0.{index} "), "a")
+        generation.log.finish(attempt, 0, FinishReason.LENGTH)
+
+    ending = asyncio.create_task(router.router.core.interrupt(client.generation_id))
+    asyncio.get_running_loop().call_soon(complete)
+    assert await ending
+    async with asyncio.timeout(20):
+        await client.attach().read()
+    assert client.reason == inference.FINISH_REASON_CANCELLED
+    _, stored = await messages(router)
+    assert len(text(5)) <= len(stored) <= len(text(len(client.tokens)))
 
 
 async def test_unread_turns_can_be_left_out(node: Any, start_router: Any, until: Any) -> None:

@@ -519,6 +519,8 @@ class RouterCore:
         task = self._running.get(generation)
         if task is not None and why > self._stops.get(generation, 0):
             self._stops[generation] = why
+            # The last tokens may come before the task hears of it: what stops half-way must not be complete then.
+            generation.log.fence_all()
             task.cancel()
 
 

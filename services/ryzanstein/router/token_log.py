@@ -92,6 +92,10 @@ class TokenLog:
         """Whatever still comes from the attempt is dropped."""
         self._live -= {attempt}
 
+    def fence_all(self) -> None:
+        """Whatever still comes is dropped, until another attempt is admitted."""
+        self._live = frozenset()
+
     def append(self, attempt: int, choice: int, index: int, token: Token, node_id: str) -> Row:
         """Takes a row if it is the next of its choice. Raises GapError for one that is later, or for an unknown choice."""
         if attempt not in self._live:
@@ -124,7 +128,7 @@ class TokenLog:
 
     def cancel(self) -> list[int]:
         """Ends every choice that still runs as CANCELLED and fences off all attempts. Returns those choices."""
-        self._live = frozenset()
+        self.fence_all()
         ended = [i for i, choice in enumerate(self.choices) if choice.reason is None]
         for i in ended:
             self._end(self.choices[i], FinishReason.CANCELLED)
