@@ -7,6 +7,11 @@ KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
 # Tests that measure no time and start no services: several at once change nothing.
 COMPUTING := tests/worker/model tests/worker/engine tests/worker/text tests/demo tests/lab
+# Tests that strike whole clusters or measure: they take most of an hour, and need a machine that stands still for nobody else.
+LABORATORY := tests/chaos/test_laboratory.py tests/cluster/runbooks tests/cluster/test_router_benchmark.py tests/hostile/test_flood.py \
+    tests/worker/benchmarks tests/router/benchmarks
+# Of fresh simulations in `make test-lab`.
+MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -29,11 +34,14 @@ run: setup ## A two-node cluster, a conversation, a node killed mid-answer; ends
 test: setup ## Pass the tests: those that only compute on every core, then those that need the machine to themselves
 	@code=0; \
 	$(BIN)/python -m pytest -n auto $(COMPUTING) || code=$$?; \
-	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%) || code=$$?; \
+	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%) $(LABORATORY:%=--ignore=%) || code=$$?; \
 	exit $$code
 
-test-lab: parts setup ## What takes long: ten minutes of fresh simulations
-	$(BIN)/ryzanstein simulate --minutes 10
+test-lab: parts setup ## What takes long: every fault once, the runbooks, the benchmarks' own tests, ten minutes of fresh simulations
+	@code=0; \
+	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
+	$(BIN)/ryzanstein simulate --minutes $(MINUTES) || code=$$?; \
+	exit $$code
 
 parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, haproxy, iproute2, nftables, prometheus (apt)
 	bash .ci/parts

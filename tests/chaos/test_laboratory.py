@@ -52,6 +52,7 @@ def test_no_fault_costs_a_token(group: str, network: Network, part: Callable[[st
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
     said = done.stderr[-4000:]
     assert done.returncode in (0, 1), said
+    assert result.exists(), said
     seen = entries(result)
     assert [entry["fault"] for entry in seen] == GROUPS[group], said
     for entry in seen:
