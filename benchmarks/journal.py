@@ -28,9 +28,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.router.benchmarks.load import Load, connections, connections_for, ready
-from ryzanstein.router.benchmarks.script import Script
-from ryzanstein.router.benchmarks.systems import running_node
+from ryzanstein.lab.bench.router.load import Load, connections, connections_for, ready
+from ryzanstein.lab.bench.router.script import Script
+from ryzanstein.lab.bench.router.systems import running_node
 
 STORES = ("memory", "sqlite", "redis")
 STREAMS = 64

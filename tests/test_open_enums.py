@@ -27,10 +27,10 @@ from ryzanstein.cli.answers import Answer
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, GenerationRequest, SamplingParams, TextPrompt
-from ryzanstein.router.delivery import deliver
-from ryzanstein.router.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
-from ryzanstein.router.view import View
+from ryzanstein.router.membership.view import View
+from ryzanstein.router.nodes.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
 from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 

@@ -14,8 +14,8 @@ from ryzanstein.cli.service_process import ServiceProcess
 from ryzanstein.orchestrator.store import Store
 from ryzanstein.orchestrator.telemetry import Telemetry
 from ryzanstein.private_files import private_file, private_folder
-from ryzanstein.router.journal import sqlite as journal
-from ryzanstein.router.sessions import sqlite_file as sessions
+from ryzanstein.router.journal.stores import sqlite as journal
+from ryzanstein.router.sessions.stores import sqlite_file as sessions
 
 
 @pytest.fixture(autouse=True)

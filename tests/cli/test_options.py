@@ -11,11 +11,11 @@ import typer
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from ryzanstein.chaos.__main__ import failover
 from ryzanstein.cli.main import build
+from ryzanstein.lab.bench.engine.__main__ import app as bench
+from ryzanstein.lab.bench.router.__main__ import router as bench_router
+from ryzanstein.lab.chaos.__main__ import failover
 from ryzanstein.lab.simulation.command import main as simulate
-from ryzanstein.router.benchmarks.__main__ import router as bench_router
-from ryzanstein.worker.benchmarks.__main__ import app as bench
 from ryzanstein.worker.model.synthesize import main as synthesize
 
 Command = Callable[..., Any]

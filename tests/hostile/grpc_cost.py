@@ -13,7 +13,7 @@ from typing import Any
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.request_key import keyed
+from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.rpc.reading import Reading, readable
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire import MostParts, attempt_to_wire, chat_from_wire, complete_from_wire

@@ -8,8 +8,8 @@ from __future__ import annotations
 import uvloop
 
 from ryzanstein import log as logs
-from ryzanstein.router.benchmarks import scripted_node
-from ryzanstein.router.benchmarks.scripted_link import ScriptedLink
+from ryzanstein.lab.bench.router import scripted_node
+from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
 from ryzanstein.v1 import inference_pb2 as inference
 
 

@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.host import ModelChoice
 from ryzanstein.worker.ranks.process import thread_environment
 
 

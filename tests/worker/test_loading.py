@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ryzanstein.worker.benchmarks.__main__ import app
+from ryzanstein.lab.bench.engine.__main__ import app
 from ryzanstein.worker.model.shapes import Shape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 

@@ -24,7 +24,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Simulate whole clusters in one process: one seed, or minutes of fresh ones.",
         ),
         "bench": (
-            "ryzanstein.worker.benchmarks",
+            "ryzanstein.lab.bench.engine",
             "Measure: `bench engine | collectives | machine | suite | compare`, beside the worker `bench router | failover`.",
         ),
     }
@@ -33,8 +33,8 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
 # Benchmarks of other programs than the worker, by the first argument of `bench`.
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
-        "router": "ryzanstein.router.benchmarks",
-        "failover": "ryzanstein.chaos",
+        "router": "ryzanstein.lab.bench.router",
+        "failover": "ryzanstein.lab.chaos",
     }
 )
 

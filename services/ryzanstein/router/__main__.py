@@ -25,10 +25,10 @@ from ryzanstein.metrics import MetricsServer
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
-from ryzanstein.router.http.app import create_app
-from ryzanstein.router.http.connections import ConnectionBounds
-from ryzanstein.router.http.gate import HttpLimits
-from ryzanstein.router.http.server import HttpServer
+from ryzanstein.router.faces.http.app import create_app
+from ryzanstein.router.faces.http.connections import ConnectionBounds
+from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.server import HttpServer
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import uuid
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,30 +15,32 @@ from functools import partial
 import structlog
 
 from ryzanstein.awake import AwakeClock
-from ryzanstein.router.admission import Limits
-from ryzanstein.router.call import Calls
-from ryzanstein.router.choosing import make_chooser
+from ryzanstein.router.choose import BalanceSettings, Bounds, Chooser, PolicyChoice
+from ryzanstein.router.choose import Thresholds as BalanceThresholds
+from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.detector import Thresholds
-from ryzanstein.router.hedge_budget import HedgePolicy
-from ryzanstein.router.journal.journalled_core import JournalledCore
-from ryzanstein.router.journal.opened import journalled_core, open_journal
-from ryzanstein.router.journal.peer_service import PeerServicer
-from ryzanstein.router.links import Links
-from ryzanstein.router.patience import Patience
-from ryzanstein.router.placing import RunnerPolicy
-from ryzanstein.router.recording import Unrecorded
-from ryzanstein.router.router_core import CorePolicy, RouterCore
-from ryzanstein.router.service import InferenceServicer
-from ryzanstein.router.session_service import SessionServicer
+from ryzanstein.router.core.admission import Limits
+from ryzanstein.router.core.clustered import JournalledCore
+from ryzanstein.router.core.local import CorePolicy, RouterCore
+from ryzanstein.router.core.opening import journalled_core, open_journal
+from ryzanstein.router.faces.grpc.call import Calls
+from ryzanstein.router.faces.grpc.inference import InferenceServicer
+from ryzanstein.router.faces.grpc.operators import RouterServicer
+from ryzanstein.router.faces.grpc.peers import PeerServicer
+from ryzanstein.router.faces.grpc.sessions import SessionServicer
+from ryzanstein.router.failover.hedges import HedgePolicy
+from ryzanstein.router.failover.patience import Patience
+from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.generations.recorder import Unrecorded
+from ryzanstein.router.membership.cache import ViewCache
+from ryzanstein.router.membership.view import ClusterView
+from ryzanstein.router.nodes.phi_detector import Thresholds
+from ryzanstein.router.nodes.roster import Links
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.opened import open_sessions, session_bounds
+from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
-from ryzanstein.router.status_service import RouterServicer
 from ryzanstein.router.telemetry import Telemetry
-from ryzanstein.router.view import ClusterView
-from ryzanstein.router.view_cache import ViewCache
 from ryzanstein.rpc.reading import Reading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
@@ -76,7 +79,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
-        links = Links(router_id, _thresholds(settings), make_chooser(settings, router_id, telemetry), telemetry, awake)
+        links = Links(router_id, _thresholds(settings), _chooser(settings, router_id, telemetry), telemetry, awake)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         journal = await stack.enter_async_context(open_journal(settings))
@@ -186,3 +189,25 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         settings.max_retained_tokens,
         HedgePolicy(settings.hedge_share, settings.hedge_min),
     )
+
+
+def _chooser(settings: RouterSettings, router_id: str, telemetry: Telemetry) -> Chooser:
+    """Routers take turns from different nodes on, so that several that start together do not go round in step."""
+    first_turn = zlib.crc32(router_id.encode())
+    choice = PolicyChoice(settings.policy, settings.model_policy, _bounds(settings), first_turn)
+    return Chooser(choice, _balance(settings), ChoiceTelemetry(telemetry))
+
+
+def _bounds(settings: RouterSettings) -> Bounds:
+    return Bounds(settings.queue_bound, settings.load_bound, settings.bound_floor, settings.prefix_entries)
+
+
+def _balance(settings: RouterSettings) -> BalanceSettings:
+    thresholds = BalanceThresholds(
+        alarm=settings.imbalance_alarm,
+        switch=settings.imbalance_switch,
+        calm=settings.imbalance_calm,
+        calm_s=settings.imbalance_calm_s,
+        floor=settings.load_floor,
+    )
+    return BalanceSettings(settings.load_window_s, thresholds)

@@ -10,8 +10,8 @@ from pydantic_settings import NoDecode
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
-from ryzanstein.router.cut_off import UnreadTurns
-from ryzanstein.router.redis_url import checked_redis_url
+from ryzanstein.router.generations.retained import UnreadTurns
+from ryzanstein.router.storage.redis_url import checked_redis_url
 
 
 class RouterSettings(ServiceSettings):

@@ -28,12 +28,12 @@ from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from ryzanstein.worker.agent.membership import Membership
+from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.operations import Operations
+from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.host import ModelChoice
-from ryzanstein.worker.membership import Membership
-from ryzanstein.worker.node import Node
-from ryzanstein.worker.operations import Operations
-from ryzanstein.worker.service import WorkerServicer
 from ryzanstein.worker.telemetry import Telemetry
 from ryzanstein.worker.text.templates.process import TemplateProcess
 

@@ -18,9 +18,9 @@ import grpc
 import psutil
 import pytest
 
-from ryzanstein.chaos.clocks import Clocks
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.scrape import total
+from ryzanstein.lab.chaos.clocks import Clocks
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -186,7 +186,7 @@ def test_slow_rank(world: Any, walk: Any, all_ready: None) -> None:
     throttles: list[subprocess.Popen[bytes]] = []
 
     def strike() -> None:
-        command = (sys.executable, "-m", "ryzanstein.chaos.throttle", str(world.ranks("node-0")[1].pid), "8")
+        command = (sys.executable, "-m", "ryzanstein.lab.chaos.throttle", str(world.ranks("node-0")[1].pid), "8")
         throttles.append(subprocess.Popen(command, stdin=subprocess.PIPE))
 
     def heal() -> None:

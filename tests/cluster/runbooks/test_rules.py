@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.chaos.catalog import CATALOG
+from ryzanstein.lab.chaos.catalog import CATALOG
 from ryzanstein.orchestrator.telemetry import Telemetry as OrchestratorTelemetry
 from ryzanstein.router.telemetry import Telemetry as RouterTelemetry
 from ryzanstein.worker.telemetry import Telemetry as WorkerTelemetry

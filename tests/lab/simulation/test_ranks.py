@@ -18,12 +18,12 @@ from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, Generat
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel
 from ryzanstein.tracing import Tracing
+from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.host import ModelChoice
-from ryzanstein.worker.node import Node
-from ryzanstein.worker.operations import Operations
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.telemetry import Telemetry

@@ -16,7 +16,7 @@ PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203)
 _PLANTED = """
 from ryzanstein.lab.simulation import clock
 clock.install()
-from ryzanstein.router.admission import Admission
+from ryzanstein.router.core.admission import Admission
 from ryzanstein.lab.simulation.checks import Failure
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate

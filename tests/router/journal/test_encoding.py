@@ -24,9 +24,9 @@ from ryzanstein.generation import (
     TokenPrompt,
     TopLogprob,
 )
-from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.token_log import Row
 from ryzanstein.router.journal.encoding import BatchWriter, decode_request, encode_request, has_settled, restore
-from ryzanstein.router.token_log import Row
 
 CHOICES = 3
 REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))

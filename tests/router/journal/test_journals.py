@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ryzanstein.router.journal.journal import Append, Head, Journal, JournalUnavailableError, Outcome, Owner, Record
-from ryzanstein.router.journal.redis import RedisJournal
-from ryzanstein.router.journal.sqlite import SqliteJournal
-from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.journal.stores.redis import RedisJournal
+from ryzanstein.router.journal.stores.sqlite import SqliteJournal
+from ryzanstein.router.storage.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[Journal]]
 ONE, OTHER = Owner("one/1", "127.0.0.1:1"), Owner("other/1", "127.0.0.1:2")

@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
+from ryzanstein.router.generations.idempotency import KeyRing
 from ryzanstein.router.journal import journal as journals
 from ryzanstein.router.journal.journal import Append, KeyClaim, Owner
 from ryzanstein.router.journal.keys import JournalKeys
 from ryzanstein.router.journal.metrics import JournalMetrics, Outage
-from ryzanstein.router.journal.redis import RedisJournal
-from ryzanstein.router.journal.sqlite import SqliteJournal
-from ryzanstein.router.key_ring import KeyRing
-from ryzanstein.router.redis_client import redis_client
+from ryzanstein.router.journal.stores.redis import RedisJournal
+from ryzanstein.router.journal.stores.sqlite import SqliteJournal
+from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -85,7 +85,7 @@ async def test_of_many_claims_at_once_one_has_the_key(open_journal: Any) -> None
 
 
 async def test_claims_are_cleared_away(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ryzanstein.router.journal.sqlite.KEY_HOLD_S", 0.01)
+    monkeypatch.setattr("ryzanstein.router.journal.stores.sqlite.KEY_HOLD_S", 0.01)
     journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
     for number in range(50):
         await journal.claim_key(f"k{number}", KeyClaim("a", b""), 0.01)

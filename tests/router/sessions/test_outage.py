@@ -20,12 +20,12 @@ from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
-from ryzanstein.router.redis_client import redis_client
-from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.redis import RedisSessions
-from ryzanstein.router.sessions.resilient import OutagePolicy, ResilientSessions
-from ryzanstein.router.sessions.sqlite import SqliteSessions
+from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable
+from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.sessions.stores.redis import RedisSessions
+from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
+from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import Telemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.generation import Message, Role
-from ryzanstein.router.sessions.recent import RecentSessions
+from ryzanstein.router.sessions.resilient.recent import RecentSessions
 from ryzanstein.router.sessions.store import Session
 
 

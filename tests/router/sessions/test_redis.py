@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
-from ryzanstein.router.redis_client import redis_client
-from ryzanstein.router.redis_url import address, checked_redis_url
-from ryzanstein.router.sessions.redis import RedisSessions
 from ryzanstein.router.sessions.store import SessionBounds
+from ryzanstein.router.sessions.stores.redis import RedisSessions
+from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.router.storage.redis_url import address, checked_redis_url
 
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
 

@@ -12,14 +12,14 @@ import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
-from ryzanstein.router.redis_client import redis_client
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import SessionBusyError
-from ryzanstein.router.sessions.memory import MemorySessions
-from ryzanstein.router.sessions.redis import RedisSessions
-from ryzanstein.router.sessions.sqlite import SqliteSessions
-from ryzanstein.router.sessions.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.sessions.stores.redis import RedisSessions
+from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
+from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
+from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import Telemetry
 
 Opener = Callable[..., Awaitable[SessionStore]]

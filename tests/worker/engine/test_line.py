@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.worker.engine.accounts import Accounts
-from ryzanstein.worker.engine.line import WaitingLine
 from ryzanstein.worker.engine.ordered import OrderedSequences
+from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.yielding import first_to_yield
 

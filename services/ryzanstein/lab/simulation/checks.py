@@ -18,7 +18,7 @@ from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.cluster import Cluster, Service
 from ryzanstein.lab.simulation.process import Process
 from ryzanstein.lab.simulation.record import Line
-from ryzanstein.router.breaker import BreakerState
+from ryzanstein.router.nodes.breaker import BreakerState
 
 LOOK_S = 0.25
 # A node that has been able to serve for so long is one that a router must have found.

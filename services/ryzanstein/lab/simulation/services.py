@@ -24,8 +24,8 @@ from ryzanstein.router.assembly import Router, assembled
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker import __main__ as worker
+from ryzanstein.worker.agent.node import Node
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.node import Node
 from ryzanstein.worker.telemetry import Telemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import ChatRenderer

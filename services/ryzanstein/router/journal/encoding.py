@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, RequestKey, Started, Token
-from ryzanstein.router.generation_state import PAUSED, Generation
+from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb

@@ -6,9 +6,9 @@ import asyncio
 
 from ryzanstein import errors
 from ryzanstein.generation import RequestKey
+from ryzanstein.router.generations.idempotency import KeyHolder
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
 from ryzanstein.router.journal.metrics import Outage
-from ryzanstein.router.key_ring import KeyHolder
 
 _WAIT_S = 1.0
 

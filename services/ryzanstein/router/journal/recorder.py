@@ -18,7 +18,7 @@ import structlog
 
 from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
-from ryzanstein.router.generation_state import Generation
+from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
 from ryzanstein.router.journal.journal import Append, Journal, JournalUnavailableError, Outcome, Owner
 from ryzanstein.router.journal.metrics import JournalMetrics, Outage

@@ -11,10 +11,10 @@ from collections import Counter
 from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.line import WaitingLine
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import Pace
 from ryzanstein.worker.engine.prefix import PrefixCache
+from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.yielding import first_to_yield

@@ -1,0 +1,29 @@
+"""`python -m ryzanstein.lab.bench.engine`, or `ryzanstein bench`: one subcommand per benchmark."""
+
+from __future__ import annotations
+
+import typer
+
+from ryzanstein.lab.bench.engine.collectives import collectives
+from ryzanstein.lab.bench.engine.compare import compare
+from ryzanstein.lab.bench.engine.engine_command import engine
+from ryzanstein.lab.bench.engine.loading import load
+from ryzanstein.lab.bench.engine.peers.install_command import install_peers
+from ryzanstein.lab.bench.engine.reference_ceilings import machine
+from ryzanstein.lab.bench.engine.scaling import scaling
+from ryzanstein.lab.bench.engine.scaling_predict import predict_steps
+from ryzanstein.lab.bench.engine.suite import suite
+
+app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
+app.command()(engine)
+app.command()(install_peers)
+app.command()(load)
+app.command()(collectives)
+app.command()(scaling)
+app.command("predict")(predict_steps)
+app.command()(machine)
+app.command()(suite)
+app.command()(compare)
+
+if __name__ == "__main__":
+    app()

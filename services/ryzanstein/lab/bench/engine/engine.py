@@ -1,0 +1,139 @@
+"""Measures this machine's engine alone: what `ryzanstein bench engine` does without `--peers`.
+
+Real ranks under the same group as a node's. Batch sizes are interleaved so that a slow minute of the machine does not fall on
+one of them; the results are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ryzanstein import errors
+from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.lab.bench.engine.flight import Engines, Round, losses_as_errors
+from ryzanstein.worker.ranks.messages import RankSpec
+
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured. Prompts and answers of so many tokens each."""
+
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    rounds: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+    def check(self, context_length: int) -> None:
+        """Raises INVALID_ARGUMENT naming the parameter or the numbers that do not fit."""
+        if min(self.batches) < 1:
+            raise errors.invalid("batch", "must be at least 1", min(self.batches))
+        if self.num_tokens > context_length:
+            raise errors.context_too_long(self.prompt_tokens, self.new_tokens, context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Medians over the rounds of one batch size; the peak is the highest of any round, of all ranks together."""
+
+    engine: str
+    quantization: str
+    tp: int
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    total_tokens_per_s: float
+    decode_tokens_per_s: float
+    ttft_s: float
+    peak_rss_bytes: int
+
+
+async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[Result]:
+    """Runs every batch size once a round, after one batch that is not counted."""
+    rounds: dict[int, list[Round]] = {batch: [] for batch in workload.batches}
+    async with Engines(spec, vocab_size) as engines:
+        await engines.run(workload.batches[0], workload.prompt_tokens, workload.new_tokens)
+        for number in range(workload.rounds):
+            for batch, done in rounds.items():
+                done.append(await engines.run(batch, workload.prompt_tokens, workload.new_tokens))
+                console.print(f"round {number + 1}, batch {batch}: {done[-1].total_tokens_per_s:.1f} tokens/s")
+    return [_result(workload, spec, batch, done) for batch, done in rounds.items()]
+
+
+def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Round]) -> Result:
+    return Result(
+        engine="ryzanstein",
+        quantization=spec.quantization,
+        tp=spec.tp,
+        batch=batch,
+        prompt_tokens=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
+        total_tokens_per_s=statistics.median(done.total_tokens_per_s for done in rounds),
+        decode_tokens_per_s=statistics.median(done.decode_tokens_per_s for done in rounds),
+        ttft_s=statistics.median(done.ttft_s for done in rounds),
+        peak_rss_bytes=max(done.peak_rss_bytes for done in rounds),
+    )
+
+
+def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens_per_step: int) -> RankSpec:
+    """Ranks whose cache holds the largest batch, with a block in hand for each sequence."""
+    largest = max(workload.batches)
+    blocks_per_sequence = -(-workload.num_tokens // _BLOCK_SIZE) + 1
+    return RankSpec(
+        model=str(model),
+        tp=tp,
+        threads=threads or max(1, len(os.sched_getaffinity(0)) // tp),
+        block_size=_BLOCK_SIZE,
+        num_blocks=largest * blocks_per_sequence,
+        max_sequences=largest,
+        max_tokens_per_step=max(max_tokens_per_step, largest),
+        max_waiting=max(MAX_CHOICES, largest),
+        log_level="warning",
+    )
+
+
+def table(results: Sequence[Result]) -> Table:
+    """For people."""
+    shown = Table(title="engine", title_justify="left")
+    for heading in ("weights", "tp", "batch", "prompt", "new", "tokens/s", "decode tokens/s", "first tokens", "peak memory"):
+        shown.add_column(heading, justify="right")
+    for result in results:
+        shown.add_row(
+            *map(str, (result.quantization, result.tp, result.batch, result.prompt_tokens, result.new_tokens)),
+            f"{result.total_tokens_per_s:.1f}",
+            f"{result.decode_tokens_per_s:.1f}",
+            f"{result.ttft_s * 1e3:.0f} ms",
+            f"{result.peak_rss_bytes / 2**20:.0f} MiB",
+        )
+    return shown
+
+
+def integers(name: str, text: str) -> tuple[int, ...]:
+    """`1,4,8`; each once. INVALID_ARGUMENT naming the option."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise errors.invalid(name, "must be integers with commas between", text) from error
+
+
+def batches(text: str) -> tuple[int, ...]:
+    return integers("batch", text)
+
+
+def run_engine(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[Result]:
+    """Raises RyzansteinError, also for ranks that refuse the model or are lost."""
+    with losses_as_errors():
+        return asyncio.run(measure(workload, spec, vocab_size, console))

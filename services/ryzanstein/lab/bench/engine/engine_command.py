@@ -1,0 +1,101 @@
+"""The command `ryzanstein bench engine`: this machine's engine, alone or beside what a user could run instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+
+from ryzanstein import errors
+from ryzanstein.lab.bench.engine.engine import Workload, batches, integers, rank_spec, run_engine, table
+from ryzanstein.lab.bench.engine.peers.checkpoint import checkpoint
+from ryzanstein.lab.bench.engine.peers.contenders import OWN, Site, choose_peers
+from ryzanstein.lab.bench.engine.peers.session import compare, peer_settings
+from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
+from ryzanstein.worker.model.segment import MAX_RANKS
+from ryzanstein.worker.quantization import KERNELS, KV_DTYPES, QUANTIZATIONS, Quantization
+from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.text.model_files import ModelFiles
+
+CACHE_HOME = Path.home() / ".cache"
+
+CacheHome = Annotated[Path, typer.Option(envvar="XDG_CACHE_HOME", help="ryzanstein/ in it has peers and synthesized models")]
+
+
+def rank_counts(text: str) -> tuple[int, ...]:
+    """`1,2`."""
+    counts = integers("tp", text)
+    if not 1 <= min(counts) <= max(counts) <= MAX_RANKS:
+        raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", text)
+    return counts
+
+
+def one_of(field: str, text: str, known: tuple[str, ...]) -> str:
+    """The text itself. INVALID_ARGUMENT for what is not known."""
+    if text not in known:
+        raise errors.invalid(field, f"must be of {', '.join(known)}", text)
+    return text
+
+
+def quantizations(text: str) -> tuple[Quantization, ...]:
+    """`none,int8`; each once."""
+    names = dict.fromkeys(text.split(","))
+    if not names.keys() <= set(QUANTIZATIONS):
+        raise errors.invalid("quantization", f"must be of {', '.join(QUANTIZATIONS)}", text)
+    return tuple(kind for kind in QUANTIZATIONS if kind in names)
+
+
+def engine(
+    *,
+    model: Annotated[str, typer.Option(help="directory of a checkpoint, or demo, or a preset of `synthesize`: S, L, M")],
+    json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
+    tp: Annotated[str, typer.Option(help="ranks, several with commas between")] = "1",
+    quantization: Annotated[str, typer.Option(help="of our weights, several with commas between")] = "none",
+    kv_dtype: Annotated[str, typer.Option(help="of our keys and values: auto, float16")] = "auto",
+    kernels: Annotated[str, typer.Option(help="ours between products: auto, native, torch")] = "auto",
+    batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "1,4,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
+    rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 3,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="of each rank, with --peers of all ranks; 0: all cores")] = 0,
+    max_tokens_per_step: Annotated[
+        int, typer.Option(min=1, max=65536, help="token budget of a step; at least the batch")
+    ] = 512,
+    openmp_spins: Annotated[int, typer.Option(min=0, max=10**9, help="looks of a thread before it sleeps; 0: many")] = 0,
+    peers: Annotated[bool, typer.Option("--peers", help="also what else is installed, see install-peers")] = False,
+    peers_dir: Annotated[Path | None, typer.Option(help="where the peers are; default: peers/ in the cache")] = None,
+    only: Annotated[str, typer.Option(help="of the peers those of these engines, several with commas between")] = "",
+    peer_timeout_s: Annotated[float, typer.Option(min=1.0, max=86_400, help="for a peer to load, and for each batch")] = 1200.0,
+    cache_home: CacheHome = CACHE_HOME,
+) -> None:
+    """Tokens per second of the engine and its ranks on this machine."""
+
+    def specs() -> Iterator[RankSpec]:
+        for kind in quantizations(quantization):
+            for ranks in rank_counts(tp):
+                each = max(1, threads // ranks) if peers and threads else threads
+                spec = rank_spec(directory, workload, ranks, each, max_tokens_per_step)
+                yield replace(spec, quantization=kind, openmp_spins=openmp_spins, **chosen)
+
+    with refusals_as_exit() as people:
+        chosen = {"kv_dtype": one_of("kv-dtype", kv_dtype, KV_DTYPES), "kernels": one_of("kernels", kernels, KERNELS)}
+        directory = checkpoint(model, cache_home / "ryzanstein")
+        files = ModelFiles.read(directory)
+        workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds)
+        workload.check(files.context_length)
+        if not peers:
+            results = [result for spec in specs() for result in run_engine(workload, spec, files.vocab_size, people)]
+            publish({"model": str(directory), "results": [asdict(result) for result in results]}, [table(results)], json_path)
+            return
+        settings = peer_settings(directory, workload, threads or len(os.sched_getaffinity(0)))
+        where = peers_dir or cache_home / "ryzanstein" / "peers"
+        site = Site(choose_peers(only), where, directory, settings, peer_timeout_s)
+        report = compare(list(specs()), site, workload, files.vocab_size, people)
+        publish(report.document(), report.tables(), json_path)
+        if any(label.engine == OWN for label in report.outcome.failed):
+            raise typer.Exit(1)

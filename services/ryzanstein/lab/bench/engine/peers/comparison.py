@@ -1,0 +1,84 @@
+"""Rounds in which every contender has a turn of its own: started, warmed up, measured at every batch size, ended.
+
+The order moves on by one each round. All get the same prompts; those of a round are new to everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.lab.bench.engine.engine import Workload
+from ryzanstein.lab.bench.engine.peers.contenders import Contender, Label, Running
+from ryzanstein.lab.bench.engine.peers.process import PeerFailed
+from ryzanstein.lab.bench.engine.peers.timing import Timing, prompts
+
+_WARM_UP_TOKENS = 2048  # of a batch's prompts together
+_WARM_UP_NEW_TOKENS = 3
+_ENOUGH_S, _MOST_REPEATS = 2.0, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`timings` by contender and batch, then by round; one that failed may lack some."""
+
+    timings: dict[tuple[Label, int], dict[int, Timing]] = field(default_factory=dict)
+    failed: dict[Label, str] = field(default_factory=dict)
+    facts: dict[Label, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Comparison:
+    """`run` once."""
+
+    def __init__(self, contenders: Sequence[Contender], workload: Workload, vocab_size: int, people: Console) -> None:
+        self._contenders = contenders
+        self._workload = workload
+        self._vocab_size = vocab_size
+        self._people = people
+        self._outcome = Outcome()
+
+    async def run(self) -> Outcome:
+        """A contender that fails is out from then on; the others go on."""
+        for number in range(self._workload.rounds):
+            for contender in self._order(number):
+                if contender.label not in self._outcome.failed:
+                    await self._turn(contender, number)
+        return self._outcome
+
+    def _order(self, number: int) -> list[Contender]:
+        first = number % len(self._contenders)
+        return [*self._contenders[first:], *self._contenders[:first]]
+
+    async def _turn(self, contender: Contender, number: int) -> None:
+        self._people.print(f"round {number + 1} of {self._workload.rounds}: {contender.label}")
+        try:
+            async with contender.turn() as running:
+                self._outcome.facts[contender.label] = running.facts
+                for batch in self._workload.batches:
+                    await self._warm_up(running, batch)
+                    await self._measure(running, contender.label, batch, number)
+        except (PeerFailed, RyzansteinError, OSError) as error:
+            self._outcome.failed[contender.label] = str(error)
+            self._people.print(f"  failed: {error}", markup=False)
+
+    async def _warm_up(self, running: Running, batch: int) -> None:
+        """Buffers, caches and compiled shapes; of long prompts only the beginning."""
+        prompt_tokens = max(1, min(self._workload.prompt_tokens, _WARM_UP_TOKENS // batch))
+        new_tokens = min(self._workload.new_tokens, _WARM_UP_NEW_TOKENS)
+        await running.generate(prompts("warm-up", batch, prompt_tokens, self._vocab_size), new_tokens)
+
+    async def _measure(self, running: Running, label: Label, batch: int, number: int) -> None:
+        """Small models answer in a tenth of a second, and no two times alike: it is repeated, and the median one counts."""
+        began, timings = time.monotonic(), list[Timing]()
+        while not timings or (time.monotonic() - began < _ENOUGH_S and len(timings) < _MOST_REPEATS):
+            batch_prompts = prompts(f"round {number}.{len(timings)}", batch, self._workload.prompt_tokens, self._vocab_size)
+            timings.append(await running.generate(batch_prompts, self._workload.new_tokens))
+        timing = Timing.median(timings)
+        self._outcome.timings.setdefault((label, batch), {})[number] = timing
+        self._people.print(
+            f"  batch {batch}: {timing.total_tokens_per_s:.1f} tokens/s, first tokens {timing.ttft_s * 1e3:.0f} ms"
+        )

@@ -1,0 +1,130 @@
+"""A peer while it runs: a process of its own environment that answers batches, and its memory.
+
+It is started for its turn and ended after it with all processes that it started: nothing idle computes beside the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from ryzanstein.lab.bench.engine.memory import peak_rss_bytes, reset_peak_rss, tree
+from ryzanstein.lab.bench.engine.peers.timing import Timing
+
+_TAIL_BYTES = 8192
+_ANSWER_BYTES = 2**20
+_END_S = 10.0
+_ERROR = re.compile(r"\b[A-Z]\w*Error: .{1,200}")
+
+
+class PeerFailed(Exception):
+    """The peer ended, said that it failed, or took too long; the message is its own last word where it had one."""
+
+
+class PeerProcess:
+    """As an async context manager it starts the command, waits until the model is loaded, and ends it. `timeout_s` bounds
+    loading and each batch."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
+        self._command = command
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._tail = b""
+        self.facts: Mapping[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+            limit=_ANSWER_BYTES,
+            start_new_session=True,
+        )
+        self._reading = asyncio.create_task(self._read_errors())
+        try:
+            self.facts = (await self._answer())["facts"]
+        except BaseException:
+            await self._end(grace_s=0.0)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._end(_END_S if kind is None else 0.0)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
+        """One batch. PeerFailed when there is no answer in time."""
+        processes = tree(self._process.pid)
+        for pid in processes:
+            reset_peak_rss(pid)
+        assert self._process.stdin is not None
+        request = json.dumps({"prompts": prompts, "new_tokens": new_tokens})
+        self._process.stdin.write(request.encode() + b"\n")
+        answer = await self._answer()
+        return Timing.of(answer, sum(map(peak_rss_bytes, processes)))
+
+    async def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise PeerFailed(f"no answer within {self._timeout_s:.0f} s") from None
+        if not line:
+            raise PeerFailed(await self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerFailed(self._with_cause(answer["error"]))
+        return answer
+
+    def _with_cause(self, error: str) -> str:
+        """Of a peer that itself has processes, one of which failed: what that one wrote as its error."""
+        errors = _ERROR.findall(self._tail.decode(errors="replace"))
+        cause = next((found for found in reversed(errors) if not error.startswith(found)), "")
+        return f"{error} ({cause})" if cause else error
+
+    async def _last_words(self) -> str:
+        """Of a process that closed its output: how it ended, and what it wrote last."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await asyncio.gather(self._process.wait(), self._reading)
+        lines = self._tail.decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return f"ended with {self._process.returncode}: {last}"
+
+    async def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        while piece := await self._process.stderr.read(_TAIL_BYTES):
+            self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+
+    async def _end(self, grace_s: float) -> None:
+        """The end of its input asks it to end, the end of its output tells that it has. Then, or after the grace, all that is
+        left of its session is killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.stdout.read()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            await self._reading
+
+
+def runner_command(python: Path, runner: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    return (str(python), "-m", f"runners.{runner}", json.dumps(settings))

@@ -1,0 +1,54 @@
+"""One comparison from beginning to end: who takes part, what each is given, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ryzanstein import errors
+from ryzanstein.lab.bench.engine.engine import Workload
+from ryzanstein.lab.bench.engine.peers.comparison import Comparison
+from ryzanstein.lab.bench.engine.peers.contenders import Contender, OwnContender, Site, present_peers
+from ryzanstein.lab.bench.engine.peers.machine import Machine
+from ryzanstein.lab.bench.engine.peers.report import Report
+from ryzanstein.lab.bench.engine.peers.runners.protocol import Settings
+from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.ranks.messages import RankSpec
+
+_FLOAT32_BYTES = 4
+_SPARE_TOKENS = 16  # room that some peers ask for beyond prompt and answer
+
+
+def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
+    """What a peer needs to know but for its own model, quantization and ranks. MODEL_INVALID for one that we do not serve."""
+    try:
+        spec = read_spec(model)
+    except CheckpointError as error:
+        raise errors.failed_precondition("MODEL_INVALID", f"{model}: {error}") from error
+    max_tokens = workload.num_tokens + _SPARE_TOKENS
+    token_bytes = 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
+    return Settings(
+        model=str(model),
+        quantization="none",
+        tp=1,
+        threads=threads,
+        cores=sorted(os.sched_getaffinity(0))[:threads],
+        max_batch=max(workload.batches),
+        max_tokens=min(max_tokens, spec.context_length),
+        cache_bytes=max(workload.batches) * max_tokens * token_bytes,
+    )
+
+
+def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_size: int, people: Console) -> Report:
+    """Ours and those of the peers that are installed, round by round."""
+    peers, absent = present_peers(site)
+    for label, why in absent.items():
+        people.print(f"absent: {label}: {why}", markup=False)
+    contenders: list[Contender] = [*(OwnContender(spec, vocab_size) for spec in specs), *peers]
+    outcome = asyncio.run(Comparison(contenders, workload, vocab_size, people).run())
+    return Report(str(site.model), Machine.read(), workload, site.settings.threads, outcome, absent)

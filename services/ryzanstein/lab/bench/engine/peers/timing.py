@@ -1,0 +1,56 @@
+"""One batch through one engine, and the prompts that all engines get."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from ryzanstein.lab.bench.engine.flight import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`ttft_s` is until every prompt has its first token, decode is all that comes after; memory of all its processes."""
+
+    total_tokens_per_s: float
+    decode_tokens_per_s: float
+    ttft_s: float
+    peak_rss_bytes: int
+    first_tokens: tuple[int, ...]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], peak_rss_bytes: int) -> Self:
+        """From a runner's answer."""
+        decode_s = max(answer["total_s"] - answer["ttft_s"], 1e-9)
+        return cls(
+            answer["num_tokens"] / answer["total_s"],
+            answer["num_decoded"] / decode_s,
+            answer["ttft_s"],
+            peak_rss_bytes,
+            tuple(answer["first_tokens"]),
+        )
+
+    @classmethod
+    def of_round(cls, done: Round) -> Self:
+        """From our own ranks."""
+        return cls(
+            done.total_tokens_per_s, done.decode_tokens_per_s, done.ttft_s, done.peak_rss_bytes, tuple(done.first_tokens)
+        )
+
+    @classmethod
+    def median(cls, timings: Sequence[Self]) -> Self:
+        """Of several of one contender: the one with the median speed, the most memory, the first tokens of the first."""
+        ordered = sorted(timings, key=lambda timing: timing.total_tokens_per_s)
+        return replace(
+            ordered[(len(ordered) - 1) // 2],
+            peak_rss_bytes=max(timing.peak_rss_bytes for timing in timings),
+            first_tokens=timings[0].first_tokens,
+        )
+
+
+def prompts(seed: str, batch: int, prompt_tokens: int, vocab_size: int) -> list[list[int]]:
+    """The same for the same arguments; no two share more than a few first tokens."""
+    ids = random.Random(f"{seed} {batch}")
+    return [ids.choices(range(vocab_size), k=prompt_tokens) for _ in range(batch)]

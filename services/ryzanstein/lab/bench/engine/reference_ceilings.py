@@ -1,0 +1,95 @@
+"""The command `ryzanstein bench machine`: bytes read and floating-point operations a second, as measured.
+
+A step that must read so many bytes cannot take less than bytes over bandwidth: the floor that steps are compared with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import psutil
+import typer
+from rich.table import Table
+
+from ryzanstein.lab.bench.engine.reference import MATMUL_SIZE, Kernel, matmul_kernel, num_cores, read_kernel
+from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
+from ryzanstein.lab.bench.engine.suite_machine import Machine
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_LEAST_BYTES = 256 * 2**20
+_MOST_BYTES = 2 * 2**30
+
+
+class Ceilings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Medians of the rounds for so many threads. `read_bytes_per_s` is over a buffer of `buffer_bytes`; while that is less than
+    the caches (`cache_bytes`, 0: unknown) it is not the memory's bandwidth alone."""
+
+    threads: int
+    read_bytes_per_s: float
+    matmul_flops_per_s: float
+    buffer_bytes: int
+    cache_bytes: int
+
+
+def cache_bytes() -> int:
+    """The largest cache of the first core as Linux tells it (sysfs-devices-system-cpu); 0 where it does not."""
+    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes if size[-1:] in _UNITS), default=0)
+
+
+def choose_buffer_bytes() -> int:
+    """Twice the largest cache, within 256 MiB and 2 GiB and never more than a quarter of the memory that is free."""
+    wanted = min(max(2 * cache_bytes(), _LEAST_BYTES), _MOST_BYTES)
+    return min(wanted, psutil.virtual_memory().available // 4)
+
+
+def measure_ceilings(rounds: int, buffer_bytes: int) -> list[Ceilings]:
+    """With one thread and with all cores, interleaved round by round."""
+    counts = sorted({1, num_cores()})
+    read, matmul = read_kernel(buffer_bytes), matmul_kernel()
+    kernels = {count: (replace(read, threads=count), replace(matmul, threads=count)) for count in counts}
+    times: dict[int, list[tuple[float, ...]]] = {count: [] for count in counts}
+    for _ in range(rounds):
+        for count in counts:
+            times[count].append(tuple(map(Kernel.time, kernels[count])))
+    return [_ceilings(count, times[count], buffer_bytes) for count in counts]
+
+
+def _ceilings(threads: int, times: Sequence[tuple[float, ...]], buffer_bytes: int) -> Ceilings:
+    read_s, matmul_s = map(statistics.median, zip(*times, strict=True))
+    return Ceilings(threads, buffer_bytes / read_s, 2 * MATMUL_SIZE**3 / matmul_s, buffer_bytes, cache_bytes())
+
+
+def table(ceilings: Sequence[Ceilings]) -> Table:
+    """For people."""
+    shown = Table(title="machine", title_justify="left")
+    for heading in ("threads", "memory read", "float32 products", "buffer", "largest cache"):
+        shown.add_column(heading, justify="right")
+    for row in ceilings:
+        shown.add_row(
+            str(row.threads),
+            f"{row.read_bytes_per_s / 1e9:.1f} GB/s",
+            f"{row.matmul_flops_per_s / 1e9:.0f} GFLOP/s",
+            f"{row.buffer_bytes / 2**20:.0f} MiB",
+            f"{row.cache_bytes / 2**20:.0f} MiB" if row.cache_bytes else "unknown",
+        )
+    return shown
+
+
+def machine(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 9,
+    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="what is read; 0: twice the largest cache")] = 0,
+    json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
+) -> None:
+    """Memory bandwidth and float32 products per second of this machine, with one thread and with all cores."""
+    with refusals_as_exit():
+        ceilings = measure_ceilings(rounds, buffer_mib * 2**20 or choose_buffer_bytes())
+        document = {"machine": Machine.here(), "ceilings": ceilings}
+        publish(msgspec.to_builtins(document), [table(ceilings)], json_path)

@@ -1,0 +1,119 @@
+"""Loads on layouts: real ranks of every layout live at once and take turns, round by round.
+
+A slow second of the machine falls on one round of one layout; ratios are therefore taken within a round, and their median
+counts. Knows nothing of what the figures should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from ryzanstein.lab.bench.engine.engine import Workload, rank_spec
+from ryzanstein.lab.bench.engine.flight import Engines
+from ryzanstein.lab.bench.engine.scaling_layouts import Layout
+from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.ranks.messages import RankSpec
+
+_TOKENS_PER_STEP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many sequences at once, each with a prompt and so many new tokens. Of a prefill the one new token is the prompt's."""
+
+    name: str
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+
+    @classmethod
+    def decode(cls, batch: int, steps: int) -> Load:
+        """A prompt of one token: then the prefill is a step like all others."""
+        return cls(f"decode-{batch}", batch, 1, steps)
+
+    @classmethod
+    def prefill(cls, num_tokens: int) -> Load:
+        return cls(f"prefill-{num_tokens}", 1, num_tokens, 1)
+
+    @property
+    def num_tokens(self) -> int:
+        """That count: those that were fed in a prefill, those that came out otherwise."""
+        return self.prompt_tokens if self.new_tokens == 1 else self.batch * self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One load on one layout, once. `waits_s`: each rank's time in collectives, waiting for late peers included."""
+
+    num_tokens: int
+    elapsed_s: float
+    waits_s: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.elapsed_s
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of each rank's time. The smallest is nearest to what communication costs: that rank waited least."""
+        return tuple(wait_s / self.elapsed_s for wait_s in self.waits_s)
+
+
+Samples = Mapping[Layout, Mapping[Load, Sequence[Sample]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A model and how its ranks hold it."""
+
+    model: Path
+    vocab_size: int
+    quantization: Quantization
+    collectives: str
+
+    def spec(self, layout: Layout, loads: Sequence[Load]) -> RankSpec:
+        """On CPUs, with a cache that holds the largest load."""
+        workloads = [Workload((load.batch,), load.prompt_tokens, load.new_tokens, 1) for load in loads]
+        specs = [rank_spec(self.model, workload, layout.ranks, layout.threads, _TOKENS_PER_STEP) for workload in workloads]
+        return replace(
+            max(specs, key=lambda spec: spec.max_sequences),
+            num_blocks=max(spec.num_blocks for spec in specs),
+            device="cpu",
+            quantization=self.quantization,
+            collectives=self.collectives,
+            pin=layout.pinned,
+        )
+
+    async def measure(self, layouts: Sequence[Layout], loads: Sequence[Load], rounds: int, console: Console) -> Samples:
+        """Every load on every layout once a round, after one token that is not counted (ranks warm up themselves).
+
+        Raises RanksRefused or RanksLost.
+        """
+        samples: dict[Layout, dict[Load, list[Sample]]] = {layout: {load: [] for load in loads} for layout in layouts}
+        async with AsyncExitStack() as stack:
+            engines = {}
+            for layout in layouts:
+                console.print(f"loading {layout}")
+                ranks = Engines(self.spec(layout, loads), self.vocab_size)
+                engines[layout] = await stack.enter_async_context(ranks)
+                await ranks.run(1, 1, 2)
+            for number in range(rounds):
+                console.print(f"round {number + 1} of {rounds}")
+                for load in loads:
+                    for layout in layouts:
+                        samples[layout][load].append(await _run(engines[layout], load))
+        return samples
+
+
+async def _run(engines: Engines, load: Load) -> Sample:
+    before_s = engines.collectives_s()
+    done = await engines.run(load.batch, load.prompt_tokens, load.new_tokens)
+    waits_s = tuple(after_s - begun_s for begun_s, after_s in zip(before_s, engines.collectives_s(), strict=True))
+    elapsed_s = load.batch * load.new_tokens / done.total_tokens_per_s
+    return Sample(load.num_tokens, elapsed_s, waits_s)

@@ -1,0 +1,36 @@
+"""What ranks cannot share: operators, plans, scheduling. Measured on a twin of the model that is as deep and hardly wide.
+
+Its weights fit any cache and its products take next to no time, so what a step of it takes is what a step of the model takes
+beside products and memory. The twin is a random Llama, whatever the model is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from ryzanstein.lab.bench.engine.scaling_figures import Figure, figures
+from ryzanstein.lab.bench.engine.scaling_layouts import Layout
+from ryzanstein.lab.bench.engine.scaling_rounds import Bench, Load
+from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.shapes import Shape
+from ryzanstein.worker.model.synthesize import Recipe, synthesize
+
+_WIDTH, _HEADS, _VOCAB = 64, 2, 512
+
+
+async def measure_unsplit(bench: Bench, loads: list[Load], rounds: int, console: Console) -> list[Figure]:
+    """Steps of the twin on one rank with one thread."""
+    with TemporaryDirectory(prefix="ryzanstein-twin-") as folder:
+        _write_twin(bench.model, Path(folder))
+        twin = replace(bench, model=Path(folder), vocab_size=_VOCAB, quantization="none")
+        return figures(await twin.measure([Layout(1, 1)], loads, rounds, console))
+
+
+def _write_twin(model: Path, folder: Path) -> None:
+    spec = read_spec(model)
+    shape = Shape(_WIDTH, spec.num_layers, _HEADS, _HEADS, _WIDTH, _VOCAB, spec.context_length)
+    synthesize(folder, Recipe("llama", shape, "float32", 0, 1))

@@ -1,0 +1,142 @@
+"""The command `ryzanstein bench suite`: everything that must not become slower, in rounds, beside reference kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import ryzanstein.demo
+from ryzanstein import errors
+from ryzanstein.lab.bench.engine.engine import Workload, batches
+from ryzanstein.lab.bench.engine.flight import losses_as_errors
+from ryzanstein.lab.bench.engine.reference import References
+from ryzanstein.lab.bench.engine.reference_ceilings import choose_buffer_bytes, measure_ceilings
+from ryzanstein.lab.bench.engine.reference_ceilings import table as ceilings_table
+from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
+from ryzanstein.lab.bench.engine.suite_collectives import CollectivesPart
+from ryzanstein.lab.bench.engine.suite_document import MAX_ROUNDS, SCHEMA, Figure, SuiteDocument
+from ryzanstein.lab.bench.engine.suite_engine import EnginePart
+from ryzanstein.lab.bench.engine.suite_machine import Machine
+from ryzanstein.lab.bench.engine.suite_parts import SmallParts
+from ryzanstein.lab.bench.engine.suite_rounds import Part, RoundLog
+from ryzanstein.worker.model.segment import MAX_RANKS
+from ryzanstein.worker.model.shapes import PRESETS
+from ryzanstein.worker.model.synthesize import Recipe, synthesize
+
+_DEMO = "demo"
+_CEILING_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a suite runs. `models` are `demo` and presets of `ryzanstein synthesize`."""
+
+    models: tuple[str, ...]
+    tps: tuple[int, ...]
+    workload: Workload
+    buffer_bytes: int
+
+    def check(self) -> None:
+        """Raises INVALID_ARGUMENT naming the parameter."""
+        unknown = [name for name in self.models if name != _DEMO and name not in PRESETS]
+        if unknown:
+            raise errors.invalid("models", f"must be of {', '.join((_DEMO, *PRESETS))}", unknown[0])
+        if not all(1 <= tp <= MAX_RANKS for tp in self.tps):
+            raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", ",".join(map(str, self.tps)))
+
+
+def run_suite(plan: Plan, console: Console) -> SuiteDocument:
+    """Raises RyzansteinError, also for ranks that are lost."""
+    plan.check()
+    with TemporaryDirectory(prefix="ryzanstein-suite-") as directory, losses_as_errors():
+        parts = _parts(plan, Path(directory))
+        console.print("machine")
+        ceilings = measure_ceilings(_CEILING_ROUNDS, plan.buffer_bytes)
+        log = RoundLog(References.build(plan.buffer_bytes))
+        asyncio.run(_rounds(parts, plan.workload.rounds, log, console))
+    return SuiteDocument(SCHEMA, Machine.here(), ceilings, log.kernels(), log.figures())
+
+
+def _parts(plan: Plan, directory: Path) -> list[Part]:
+    demo = Path(next(iter(ryzanstein.demo.__path__)))
+    models = {name: demo if name == _DEMO else _synthesized(name, directory) for name in plan.models}
+    engines = [EnginePart(name, model, tp, plan.workload) for name, model in models.items() for tp in plan.tps]
+    return [*engines, CollectivesPart(), SmallParts(demo)]
+
+
+def _synthesized(preset: str, directory: Path) -> Path:
+    synthesize(directory / preset, Recipe("llama", PRESETS[preset], "float32", 0, 1))
+    return directory / preset
+
+
+async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Console) -> None:
+    for number in range(rounds):
+        console.print(f"round {number + 1} of {rounds}")
+        log.begin_round()
+        for part in parts:
+            await part.round(log)
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    """For people: medians, and the quartiles of the ratio around its median."""
+    shown = Table(title="suite", title_justify="left")
+    for heading in ("figure", "median", "over", "ratio", "quartiles"):
+        shown.add_column(heading, justify="left" if heading in ("figure", "over") else "right")
+    for figure in figures:
+        ratio = statistics.median(figure.ratios)
+        shown.add_row(
+            figure.name, show_seconds(statistics.median(figure.seconds)), figure.reference, f"{ratio:.4g}", _spread(figure)
+        )
+    return shown
+
+
+def _spread(figure: Figure) -> str:
+    if len(figure.rounds) < 2:
+        return ""
+    low, median, high = statistics.quantiles(figure.ratios, n=4, method="inclusive")
+    return f"{low / median - 1:+.1%} {high / median - 1:+.1%}"
+
+
+def show_seconds(seconds: float) -> str:
+    """With the unit that suits it."""
+    unit, factor = next(((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1), ("us", 1e6))
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def suite(
+    *,
+    models: Annotated[str, typer.Option(help="demo or presets of synthesize, several with commas between")] = "",
+    tp: Annotated[str, typer.Option(help="ranks, several with commas between")] = "1,2",
+    batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "",
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, max=10**6)] = 32,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS)] = 12,
+    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="that the kernel `read` reads; 0: twice the caches")] = 0,
+    quick: Annotated[bool, typer.Option(help="the demo model alone at batch 1 and 8, unless they are named")] = False,
+    json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
+) -> None:
+    """Time engine, collectives and small parts beside reference kernels, for `bench compare`."""
+    with refusals_as_exit() as people:
+        sizes = batches(batch or ("1,8" if quick else "1,8,32"))
+        chosen = tuple(dict.fromkeys((models or ("demo" if quick else "demo,S")).split(",")))
+        workload = Workload(sizes, prompt_tokens, new_tokens, rounds)
+        plan = Plan(chosen, _ranks(tp), workload, buffer_mib * 2**20 or choose_buffer_bytes())
+        document = run_suite(plan, people)
+        publish(msgspec.to_builtins(document), [ceilings_table(document.ceilings), table(document.figures)], json_path)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise errors.invalid("tp", "must be integers with commas between", text) from error

@@ -1,0 +1,114 @@
+"""`python -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: strikes a cluster with faults and says what each one costs.
+
+Exit codes: 0 every target was met; 1 a row lost, repeated, changed or failed something, or missed a target; 2 called wrongly;
+3 some faults cannot be tried on this machine; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ryzanstein.lab.chaos.campaign import Campaign, Order, Results
+from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, chosen
+from ryzanstein.lab.chaos.document import Campaign as Made
+from ryzanstein.lab.chaos.document import document
+from ryzanstein.lab.chaos.network import Network, NetworkImpossibleError
+from ryzanstein.lab.chaos.report import page
+
+CLIENTS = 3
+MISSED, NOT_RUN = 1, 3
+
+
+def failover(
+    *,
+    json_path: Annotated[str, typer.Option("--json", help="Write the figures here; - is standard output.")] = "-",
+    runs: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each fault.")] = 30,
+    only: Annotated[str, typer.Option(help="Only these faults, by name, separated by commas.")] = "",
+    report: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page for people here.")] = None,
+    seed: Annotated[str, typer.Option(help="The same seed gives the same schedule.")] = "ryzanstein",
+    clients: Annotated[int, typer.Option(min=2, max=64, help="How many ask at once.")] = CLIENTS,
+    keep: Annotated[Path | None, typer.Option(file_okay=False, help="Keep the services' logs here.")] = None,
+    list_faults: Annotated[bool, typer.Option("--list", help="Say which faults there are.")] = False,
+) -> None:
+    """Strike a cluster with faults under load and publish what each costs."""
+    if list_faults:
+        for fault in CATALOG:
+            print(f"{fault.name:32} {fault.what}")
+        return
+    try:
+        faults = chosen([name for name in only.split(",") if name])
+    except UnknownFaultError as unknown:
+        raise typer.BadParameter(str(unknown), param_hint="--only") from None
+    order = Order(faults, runs, clients, seed, keep)
+    results, made = _run(order)
+    text = json.dumps(document(results.rows, made), indent=1)
+    if json_path == "-":
+        print(text)
+    else:
+        Path(json_path).write_text(text + "\n")
+    if report is not None:
+        report.write_text(page(results.rows, made))
+    raise typer.Exit(_verdict(results))
+
+
+def _run(order: Order) -> tuple[Results, Made]:
+    began = time.monotonic()
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(Network())
+        except NetworkImpossibleError as impossible:
+            network = None
+            _tell(f"NO NETWORK NAMESPACES, faults of the network are NOT RUN: {impossible}")
+        results = asyncio.run(_interruptible(Campaign(order, _tell, network)))
+    return results, Made(_command(), order.seed, order.runs, order.clients, time.monotonic() - began, results.not_run)
+
+
+def _verdict(results: Results) -> int:
+    """The exit code, and why."""
+    for row in results.rows:
+        for miss in row.misses:
+            _tell(f"MISSED {row.fault.name}: {miss}")
+    for name, why in results.not_run.items():
+        _tell(f"NOT RUN {name}: {why}")
+    if any(row.misses for row in results.rows):
+        return MISSED
+    return NOT_RUN if results.not_run else 0
+
+
+async def _interruptible(campaign: Campaign) -> Results:
+    """SIGTERM is taken like Ctrl-C: everything that was started ends, then we do."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await campaign.run()
+
+
+def _command() -> str:
+    return f".venv/bin/ryzanstein bench failover {shlex.join(sys.argv[1:])}".strip()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    try:
+        typer.run(failover)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""All faults, in the order of the table, and by layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ryzanstein.lab.chaos.fault import Fault
+from ryzanstein.lab.chaos.faults import connections, control, idle, late, nodes, ranks, requests, stores
+from ryzanstein.lab.chaos.layouts import Layout
+
+CATALOG: tuple[Fault, ...] = (
+    *nodes.FAULTS,
+    *ranks.FAULTS,
+    *connections.FAULTS,
+    *control.FAULTS,
+    *stores.FAULTS,
+    *requests.FAULTS,
+    *late.FAULTS,
+    *idle.FAULTS,
+)
+
+
+class UnknownFaultError(ValueError):
+    """A name that no fault has."""
+
+
+def chosen(names: Sequence[str]) -> list[Fault]:
+    """By name, in the order of the catalog; none: all. UnknownFaultError."""
+    known = {fault.name for fault in CATALOG}
+    if unknown := set(names) - known:
+        raise UnknownFaultError(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    return [fault for fault in CATALOG if not names or fault.name in names]
+
+
+def by_layout(faults: Sequence[Fault]) -> list[tuple[Layout, list[Fault]]]:
+    """Faults that share a cluster, so that each is started once."""
+    ordered = sorted(faults, key=lambda fault: fault.layout.name)
+    return [(layout, list(group)) for layout, group in groupby(ordered, key=lambda fault: fault.layout)]

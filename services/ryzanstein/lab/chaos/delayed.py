@@ -1,0 +1,44 @@
+"""A node that routers reach through our proxy: the node advertises the proxy's address instead of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ryzanstein.cli.host import Host
+from ryzanstein.cli.service_process import Flags
+from ryzanstein.lab.chaos.child import Child
+
+_NODE_PORT = 7001
+_PROXY_PORT = 7000
+
+
+class DelayedNode:
+    """The proxy of one node, on the node's host, whose ports are free: the host is the node's alone."""
+
+    def __init__(self, host: Host, log: Path) -> None:
+        self._address = host.address
+        listen, target = f"{host.address}:{_PROXY_PORT}", f"{host.address}:{_NODE_PORT}"
+        command = (sys.executable, "-m", "ryzanstein.lab.chaos.proxy", listen, target)
+        self._child = Child(command, host, log, interactive=True)
+
+    @property
+    def settings(self) -> Flags:
+        """Of the node."""
+        return {"grpc_port": _NODE_PORT, "advertise_address": f"{self._address}:{_PROXY_PORT}"}
+
+    def start(self) -> None:
+        """Returns when the proxy listens."""
+        self._child.start()
+        self._child.listen()
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def delay(self, seconds: float) -> None:
+        """Each way, from now on; 0: none."""
+        self._child.tell(f"delay {seconds}")
+
+    def swallow(self) -> None:
+        """Nothing comes through, and no connection ends."""
+        self._child.tell("blackhole")

@@ -1,0 +1,85 @@
+"""The failure budget as JSON, seconds throughout."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+
+from ryzanstein.lab.chaos.budget import Quantiles, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """How the figures were made. `not_run`: faults that this machine does not allow, and why."""
+
+    command: str
+    seed: str
+    runs: int
+    clients: int
+    took_s: float
+    not_run: dict[str, str]
+
+
+def document(rows: Sequence[Row], campaign: Campaign) -> dict[str, Any]:
+    """`faults` as `bench failover --json` promises them, with more beside."""
+    return {"faults": [_fault(row) for row in rows], "machine": machine(), "campaign": asdict(campaign)}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _cpu() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _fault(row: Row) -> dict[str, Any]:
+    bounds = row.fault.bounds
+    return {
+        "fault": row.fault.name,
+        "what": row.fault.what,
+        "layout": str(row.fault.layout),
+        "runs": row.runs,
+        "detected_s": _quantiles(row.detected_s),
+        "detected_by": dict(row.detected_by),
+        "rerouted_s": _quantiles(row.rerouted_s),
+        "first_token_s": _quantiles(row.first_token_s),
+        "serving_s": _quantiles(row.serving_s),
+        "startup_s": row.startup_s,
+        "whole_again_s": _quantiles(row.whole_s),
+        "targets": {"detected_s": bounds.detected_s, "rerouted_s": bounds.rerouted_s, "serving_s": bounds.serving_s},
+        "requests": row.requests,
+        "tokens": row.tokens,
+        "tokens_lost": row.lost,
+        "tokens_repeated": row.repeated,
+        "requests_failed": row.failed,
+        "answers_changed": row.changed,
+        "failures": list(row.failures),
+        "clients_saw": dict(row.troubles),
+        "metrics_moved": dict(row.metrics),
+        "log_lines": dict(row.log_lines),
+        "beats": row.beats,
+        "false_alarms": row.alarms,
+        "unwanted": dict(row.unwanted),
+        "missed": list(row.misses),
+    }
+
+
+def _quantiles(quantiles: Quantiles) -> dict[str, float | int | None]:
+    return {"p50": quantiles.p50, "p99": quantiles.p99, "count": quantiles.count}

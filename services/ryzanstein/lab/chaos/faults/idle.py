@@ -1,0 +1,58 @@
+"""An hour in which nobody asks anything, and then a request."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ryzanstein.lab.chaos.fast_clock import RATE
+from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.layouts import IDLE
+from ryzanstein.lab.chaos.signals import send
+from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
+
+LONG_STEP = signal.SIGRTMIN + 3
+_HOUR_S = 3600.0
+_STREAM_S = 60.0
+# So long there is load again: longer than a group needs to be started again for a fault of the hour.
+_LOAD_S = 3.0
+# Every client has sent its request by then.
+_ASKED_S = 0.05
+_RANKS_LOST = Sign("node", "ranks lost")
+
+
+@asynccontextmanager
+async def _an_hour_passes(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
+    """Then everybody asks again, and the first step of a rank of each node takes longer, as after an hour it may: its memory
+    was given to others meanwhile."""
+    clock = stage.plan.fast_clock
+    assert clock is not None, "the layout has a fast clock"
+    stage.load.set_width(0)
+    if not await stage.load.until_ended(stage.load.under_way, _STREAM_S):
+        raise LaboratoryError("the answers before the hour do not end")
+    await clock.pass_time(_HOUR_S)
+    for pids in stage.rank_pids.values():
+        send(victim.rng.choice(pids), LONG_STEP)
+    stage.strikes_now()
+    stage.load.set_width(stage.load.num_clients)
+    await asyncio.sleep(_ASKED_S)
+    yield frozenset()
+
+
+FAULTS = (
+    Fault(
+        "idle_hour",
+        f"an hour without a request, on clocks {RATE:g} times as fast; the next step of a rank takes 0.5 s longer",
+        _an_hour_passes,
+        (_RANKS_LOST,),
+        IDLE,
+        scope=Scope.ALL,
+        resumes=Resume.ANY,
+        bounds=Bounds(rerouted_s=None),
+        lasts_s=_LOAD_S,
+        runs_divisor=10,
+        unwanted=(_RANKS_LOST, Sign("node", "rank slow"), Sign("router", "generation failed over")),
+    ),
+)

@@ -1,0 +1,97 @@
+"""Large invalid requests. A router that parses them before it checks the bounds blocks its loop, and every stream with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import cache, partial
+
+import grpc
+
+from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN
+from ryzanstein.lab.chaos.http_stream import HttpRequest, send
+from ryzanstein.lab.chaos.stage import Stage
+
+_POSTED_S = 2.0
+_PAUSE_S = 0.01  # a client that is refused at once does not ask ten thousand times a second
+_JSON = {"content-type": "application/json"}
+_MESSAGES_BYTES = 4 * 2**20
+_EMPTY_MESSAGE = b"\x12\x00"  # field 2 of ChatRequest, which is `messages`, of no bytes
+
+_Ask = Callable[[], Coroutine[None, None, None]]
+
+
+@cache
+def _http() -> tuple[HttpRequest, ...]:
+    """800 kB of numbers that are no tokens, 200 kB of messages that are none, and 4 MiB of messages, more than there may be."""
+    message = b'{"role":"user","content":"hello"}'
+    bodies = {
+        "/v1/completions": (b'{"model":"demo","prompt":[%s]}' % b",".join([b"1.5"] * 200_000),),
+        "/v1/chat/completions": (
+            b'{"model":"demo","messages":[%s]}' % b",".join([b"1"] * 100_000),
+            b'{"model":"demo","messages":[%s]}' % b",".join([message] * (_MESSAGES_BYTES // (len(message) + 1) - 2)),
+        ),
+    }
+    return tuple(HttpRequest("POST", path, _JSON, body) for path, each in bodies.items() for body in each)
+
+
+def _grpc() -> bytes:
+    """A ChatRequest of 700,000 empty messages, as it goes over the wire."""
+    return _EMPTY_MESSAGE * 700_000
+
+
+@asynccontextmanager
+async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
+    """One client for each kind of them, which asks again as soon as it is refused."""
+    host, _, port = stage.cluster.http_url_of(victim.router).removeprefix("http://").rpartition(":")
+
+    async def post(request: HttpRequest) -> None:
+        answer = await send(host, int(port), request)
+        try:
+            await answer.body()
+        finally:
+            answer.close()
+
+    async with grpc.aio.insecure_channel(stage.cluster.services[victim.router].grpc_address) as channel:
+        chat: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/ryzanstein.v1.InferenceService/Chat")
+        message = _grpc()
+
+        async def call() -> None:
+            await chat(message, timeout=_POSTED_S)
+
+        asks: list[_Ask] = [call, *(partial(post, each) for each in _http())]
+        stage.strikes_now()
+        clients = [asyncio.create_task(_again_and_again(ask)) for ask in asks]
+        try:
+            yield frozenset()
+        finally:
+            for client in clients:
+                client.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _again_and_again(ask: _Ask) -> None:
+    """For the time of the fault; whatever the router says to it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_POSTED_S):
+            while True:
+                with suppress(OSError, grpc.aio.AioRpcError):
+                    await ask()
+                await asyncio.sleep(_PAUSE_S)
+
+
+FAULTS = (
+    Fault(
+        "large_bodies",
+        "large wrong requests over both faces of a router for 2 s",
+        _large_bodies,
+        (LINK_DOWN,),
+        scope=Scope.ALL,
+        resumes=Resume.ANY,
+        bounds=Bounds(rerouted_s=None),
+        lasts_s=_POSTED_S,
+        unwanted=(LINK_DOWN, Sign("node", "router disconnected"), Sign("router", "generation failed over")),
+    ),
+)

@@ -1,0 +1,115 @@
+"""From a strike to an observation: what logs and metrics showed, and how the answers compare with the undisturbed ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ryzanstein.lab.chaos import evidence
+from ryzanstein.lab.chaos.evidence import Moment
+from ryzanstein.lab.chaos.fault import Fault, Scope, Victim
+from ryzanstein.lab.chaos.logs import LogLine
+from ryzanstein.lab.chaos.observation import Observation
+from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.scrape import Samples
+from ryzanstein.lab.chaos.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What moves and what is logged without a fault."""
+
+    metrics: frozenset[str] = frozenset()
+    lines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What was seen from the strike to its end. `kind`: of the stream that was aimed at. `stuck`: streams that had not ended
+    when they should have."""
+
+    kind: str
+    moment: Moment
+    stuck: list[Reading]
+    beats: int
+    metrics: Mapping[str, Samples]
+
+
+def struck_by(scope: Scope, victim: Victim, under_way: Sequence[Reading]) -> dict[Reading, int]:
+    """The streams that are hit, with how many calls each has made."""
+
+    def hit(reading: Reading) -> bool:
+        match scope:
+            case Scope.NODE:
+                return reading.node_id == victim.node_id
+            case Scope.ROUTER:
+                return reading.router == victim.reading.router
+            case Scope.READER:
+                return reading is victim.reading
+            case Scope.ALL:
+                return True
+
+    return {reading: reading.calls for reading in under_way if hit(reading)}
+
+
+def moment_of(stage: Stage, fault: Fault, struck: dict[Reading, int], victims: frozenset[str]) -> Moment:
+    """Now that the fault is there: one on several nodes hits the streams of all of them, one on all those that began since."""
+    under_way = stage.load.under_way
+    if fault.scope is Scope.NODE:
+        struck |= {reading: reading.calls for reading in under_way if reading.node_id in victims}
+    if fault.scope is Scope.ALL:
+        struck = {reading: reading.calls for reading in under_way} | struck
+    return Moment(*stage.struck_at, struck, victims)
+
+
+def read(fault: Fault, run: int, strike: Strike, lines: Sequence[LogLine], usual: Usual) -> Observation:
+    """Without the answers, see `judged`."""
+    moment = strike.moment
+    detected_s, detected_by = evidence.detection(fault, lines, moment)
+    serving_s, startup_s = evidence.restart(lines, moment)
+    return Observation(
+        fault.name,
+        run,
+        strike.kind,
+        streams=0,
+        struck=len(moment.struck),
+        detected_s=detected_s,
+        detected_by=detected_by,
+        rerouted_s=evidence.rerouting(lines, moment),
+        first_token_s=evidence.first_token(fault, moment),
+        serving_s=serving_s,
+        startup_s=startup_s,
+        log_lines=Counter(set(evidence.unusual_lines(lines, usual.lines))),
+        beats=strike.beats,
+        alarms=evidence.alarms(lines) if fault.counts_beats else 0,
+        unwanted=evidence.unwanted(fault, lines, strike.metrics),
+    )
+
+
+def judged(stage: Stage, seen: Observation, ended: Sequence[Reading], stuck: Sequence[Reading], within_s: float) -> Observation:
+    """With what clients saw of answers that ended, and of those that did not end `within_s`."""
+    for reading in stuck:
+        reading.failure = reading.failure or f"not answered within {within_s:g} s"
+    readings = [*ended, *(reading for reading in stuck if reading not in ended)]
+    verdicts = [stage.judge(reading) for reading in readings]
+    failures = [f"{reading.kind}: {reading.failure}" for reading in readings if reading.failure]
+    failures += [
+        f"{reading.kind}: {what}" for reading, each in zip(readings, verdicts, strict=True) for what in each.differences
+    ]
+    return replace(
+        seen,
+        streams=len(readings),
+        tokens=sum(reading.num_tokens for reading in readings),
+        lost=sum(verdict.lost for verdict in verdicts),
+        repeated=sum(verdict.repeated for verdict in verdicts),
+        failed=sum(verdict.failed for verdict in verdicts),
+        changed=sum(bool(verdict.differences) for verdict in verdicts),
+        failures=tuple(failures[:8]),
+        troubles=Counter(trouble for reading in readings for trouble in reading.troubles),
+    )
+
+
+def unusual(growth: Mapping[str, float], usual: Usual) -> Counter[str]:
+    """Metrics that moved and do not without a fault."""
+    return Counter(name for name in growth if name not in usual.metrics)

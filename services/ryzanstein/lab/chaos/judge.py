@@ -1,0 +1,68 @@
+"""Compares an answer with the undisturbed one. A laboratory that cannot see a lost token is worthless: this is what sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ryzanstein.lab.chaos.reading import ChoiceRead, Reading
+
+LOGPROB_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`lost` and `repeated` in tokens; `differences` in words, empty when the answer is the undisturbed one."""
+
+    lost: int = 0
+    repeated: int = 0
+    failed: bool = False
+    differences: tuple[str, ...] = ()
+
+    @property
+    def flawless(self) -> bool:
+        return not (self.lost or self.repeated or self.failed or self.differences)
+
+
+def judge(undisturbed: Reading, seen: Reading) -> Verdict:
+    """The verdict on `seen`. Of an answer that failed only what did arrive is judged: the rest is a failure, not a loss."""
+    failed = bool(seen.failure) or not seen.complete
+    lost, differences = seen.num_lost, list[str]()
+    for choice, expected in undisturbed.choices.items():
+        read = seen.choices.get(choice, ChoiceRead())
+        if not failed and not seen.num_lost:
+            lost += max(0, len(expected.tokens) - len(read.tokens))
+        differences += [f"choice {choice}: {what}" for what in _differences(expected, read, whole=not failed)]
+    if not failed:
+        differences += _usage(undisturbed, seen)
+    return Verdict(lost, seen.num_repeated, failed, tuple(differences))
+
+
+def _differences(expected: ChoiceRead, read: ChoiceRead, *, whole: bool) -> list[str]:
+    """What is not as expected; of a part only as far as it goes."""
+    found = []
+    length = min(len(expected.tokens), len(read.tokens))
+    if (index := _first_difference(expected.tokens, read.tokens)) is not None:
+        found.append(f"token {index} is {read.tokens[index]!r}, not {expected.tokens[index]!r}")
+    if len(read.tokens) > len(expected.tokens):
+        found.append(f"{len(read.tokens)} tokens, not {len(expected.tokens)}")
+    if any(abs(a - b) > LOGPROB_TOLERANCE for a, b in zip(expected.logprobs[:length], read.logprobs, strict=False)):
+        found.append("log probabilities differ")
+    if whole and len(expected.logprobs) != len(read.logprobs):
+        found.append(f"{len(read.logprobs)} log probabilities, not {len(expected.logprobs)}")
+    if read.text != expected.text if whole else not expected.text.startswith(read.text):
+        found.append("the text differs")
+    if whole and read.reason != expected.reason:
+        found.append(f"finished by {read.reason or 'nothing'}, not {expected.reason}")
+    return found
+
+
+def _first_difference(expected: list[int | str], read: list[int | str]) -> int | None:
+    pairs = zip(expected, read, strict=False)
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), None)
+
+
+def _usage(undisturbed: Reading, seen: Reading) -> list[str]:
+    """Cached prompt tokens are left out: they say where an answer was computed."""
+    expected = (undisturbed.prompt_tokens, undisturbed.completion_tokens)
+    counted = (seen.prompt_tokens, seen.completion_tokens)
+    return [] if counted == expected else [f"usage is {counted}, not {expected} (prompt, completion)"]

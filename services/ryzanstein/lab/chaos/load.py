@@ -1,0 +1,157 @@
+"""A steady load: some clients that ask one question after the other, each from a seeded mix, until they are stopped.
+
+`width` says how many of them ask; the others finish their answer and wait. An `Aim` is told the moment at which a stream is
+in its middle: that is when a fault strikes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from ryzanstein.lab.chaos.client import Client
+from ryzanstein.lab.chaos.grpc_transport import GrpcTransport
+from ryzanstein.lab.chaos.http_transport import HttpTransport
+from ryzanstein.lab.chaos.questions import Question
+from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.transport import Request, RouterAddress
+
+_POLL_S = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class Aim:
+    """Hit by the first reading of `kind` (empty: any) that has so many tokens and satisfies `fits`."""
+
+    kind: str
+    after_tokens: int
+    fits: Callable[[Reading], bool]
+    hit: asyncio.Future[Reading]
+
+    def look(self, reading: Reading) -> None:
+        if self.hit.done() or reading.num_tokens < self.after_tokens or reading.complete:
+            return
+        if self.kind in ("", reading.kind) and self.fits(reading):
+            self.hit.set_result(reading)
+
+
+def next_question(questions: Sequence[Question], rng: random.Random, aimed_at: str, under_way: Sequence[Reading]) -> Question:
+    """What a client asks next: one of its mix; but what is aimed at, where it can and nobody does. A strike waits for that."""
+    drawn = rng.choice(questions)  # also when it is not asked: the rest of the schedule stays
+    if any(reading.kind == aimed_at for reading in under_way):
+        return drawn
+    return next((question for question in questions if question.kind == aimed_at), drawn)
+
+
+class Load:
+    """`run` it as a task. Readings that ended pile up in `ended` until somebody takes them."""
+
+    def __init__(self, routers: Sequence[RouterAddress], questions: Sequence[Question], num_clients: int, seed: str) -> None:
+        self._routers = routers
+        self._http = [question for question in questions if question.http]
+        self._grpc = [question for question in questions if not question.http]
+        self._rng = random.Random(f"{seed}/clients")
+        self._sessions = (f"chaos-{seed}-{number}" for number in count())
+        self._aim: Aim | None = None
+        self._readers: dict[Reading, Client] = {}
+        self._changed = asyncio.Event()
+        self.num_clients = num_clients
+        self.width = 0
+        self.ended: list[Reading] = []
+
+    @property
+    def under_way(self) -> list[Reading]:
+        return list(self._readers)
+
+    def client_of(self, reading: Reading) -> Client:
+        """Who reads it now. KeyError: nobody any more."""
+        return self._readers[reading]
+
+    def set_width(self, width: int) -> None:
+        """So many clients ask from now on."""
+        self.width = width
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def take_ended(self) -> list[Reading]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as clients:
+            for number in range(self.num_clients):
+                clients.create_task(self._ask_on(number))
+
+    async def aim(self, kind: str, after_tokens: int, fits: Callable[[Reading], bool], timeout_s: float) -> Reading:
+        """The reading that is in its middle now. TimeoutError: none came."""
+        self._aim = Aim(kind, after_tokens, fits, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._aim.hit
+        finally:
+            self._aim = None
+
+    async def until_ended(self, readings: Sequence[Reading], timeout_s: float) -> bool:
+        """Whether all of them end within the time."""
+        deadline = time.monotonic() + timeout_s
+        while any(reading in self._readers for reading in readings):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def ask(self, question: Question, number: int = 0) -> list[Reading]:
+        """All turns of one question, once, outside of the mix."""
+        client = self._client(question, random.Random(number))
+        try:
+            return await self._converse(client, question, f"alone-{number}", number % len(self._routers))
+        finally:
+            await client.close()
+
+    async def _ask_on(self, number: int) -> None:
+        """The last client asks over HTTP where there are such questions."""
+        rng = random.Random(self._rng.random())
+        questions = self._http if self._http and number == self.num_clients - 1 else self._grpc
+        client = self._client(questions[0], rng)
+        try:
+            while True:
+                while number >= self.width:
+                    await self._changed.wait()
+                router = rng.randrange(len(self._routers))
+                aimed_at = self._aim.kind if self._aim is not None else ""
+                question = next_question(questions, rng, aimed_at, self.under_way)
+                readings = await self._converse(client, question, f"user-{rng.randrange(10**6)}", router)
+                self.ended.extend(readings)  # after the wait: the list may be another one by then
+        finally:
+            await client.close()
+
+    async def _converse(self, client: Client, question: Question, user: str, router: int) -> list[Reading]:
+        """A failed turn ends the conversation: what follows could not be right."""
+        session_id = next(self._sessions) if question.in_session else ""
+        readings: list[Reading] = []
+        for turn in range(len(question.turns)):
+            reading = Reading(question.kind, turn, question.sampling.get("n", 1), router=router)
+            readings.append(reading)
+            self._readers[reading] = client
+            try:
+                await client.read(Request(question, turn, session_id, user), reading, partial(self._look, reading))
+            finally:
+                del self._readers[reading]
+            router = reading.router
+            if reading.failure:
+                break
+        return readings
+
+    def _client(self, question: Question, rng: random.Random) -> Client:
+        transport = HttpTransport(self._routers) if question.http else GrpcTransport(self._routers)
+        return Client(transport, len(self._routers), rng)
+
+    def _look(self, reading: Reading) -> None:
+        if self._aim is not None:
+            self._aim.look(reading)

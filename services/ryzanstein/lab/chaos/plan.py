@@ -1,0 +1,119 @@
+"""From a layout to what has to be started: hosts, programs besides the services, and the cluster's specification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.processes import ORCHESTRATOR, ClusterSpec
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.chaos.clocks import Clocks
+from ryzanstein.lab.chaos.delayed import DelayedNode
+from ryzanstein.lab.chaos.fast_clock import FastClock
+from ryzanstein.lab.chaos.layouts import Layout
+from ryzanstein.lab.chaos.network import Network
+from ryzanstein.lab.chaos.pace import Pace
+from ryzanstein.lab.chaos.preloaded import INJECTION_DIR
+from ryzanstein.lab.chaos.redis_server import RedisServer
+from ryzanstein.lab.chaos.small_disk import SmallDisk
+
+REDIS = "redis"
+# Thirty strikes in a row are this laboratory's doing: they must not look like a crash loop.
+_MANY = "100000"
+_WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
+
+
+class Startable(Protocol):
+    """A program besides the services."""
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`delayed` by node id. `sessions`: directory of the routers' databases, on `disk`. None, empty: the layout has none."""
+
+    layout: Layout
+    network: Network | None
+    spec: ClusterSpec
+    redis: RedisServer | None
+    delayed: dict[str, DelayedNode]
+    clocks: Clocks | None
+    fast_clock: FastClock | None
+    pace: Pace | None
+    sessions: Path
+    disk: SmallDisk | None
+
+    @property
+    def children(self) -> list[Startable]:
+        """What has to run before the cluster."""
+        return [*([self.redis] if self.redis is not None else []), *self.delayed.values()]
+
+    def host_name(self, service: str) -> str:
+        """The network's name for the host of a service."""
+        return f"{self.layout.name}-{service}"
+
+    def remove_hosts(self) -> None:
+        """After everything on them has ended."""
+        if self.network is not None:
+            for name in [name for name in self.network.hosts if name.startswith(f"{self.layout.name}-")]:
+                self.network.remove(name)
+
+
+def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
+    """Makes the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
+    state_dir, sessions = directory / "state", directory / "sessions"
+    sessions.mkdir()
+    nodes = [f"node-{i}" for i in range(layout.nodes)]
+    routers = [f"router-{i}" for i in range(layout.routers)]
+    clocks = Clocks(directory / "clocks") if layout.faked_clocks else None
+    fast_clock = FastClock(directory / "clocks") if layout.fast_clock else None
+    pace = Pace(directory / "pace") if layout.step_s else None
+    names = [ORCHESTRATOR, *nodes, *routers]
+    hosts = {
+        name: _host(network, f"{layout.name}-{name}", _environment(layout, name, clocks, fast_clock, pace)) for name in names
+    }
+    redis = RedisServer(_host(network, f"{layout.name}-{REDIS}", {}), directory / REDIS) if layout.redis else None
+    delayed = {node: DelayedNode(hosts[node], directory / f"{node}.proxy.log") for node in nodes} if layout.proxied else {}
+    spec = ClusterSpec(
+        MODEL_DIR,
+        num_nodes=layout.nodes,
+        num_routers=layout.routers,
+        tp=layout.tp,
+        state_dir=state_dir,
+        worker_flags=_WORKER_FLAGS,
+        router_flags=("--session-store", "redis", "--redis-url", redis.url) if redis is not None else (),
+        hosts=hosts,
+        settings={
+            **{node: each.settings for node, each in delayed.items()},
+            **{router: {"session_dir": str(sessions)} for router in routers},
+        },
+    )
+    disk = SmallDisk(sessions) if network is not None else None
+    return Plan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk)
+
+
+def _environment(
+    layout: Layout, name: str, clocks: Clocks | None, fast_clock: FastClock | None, pace: Pace | None
+) -> dict[str, str]:
+    environment = clocks.environment(name) if clocks is not None else {}
+    if fast_clock is not None:
+        environment |= fast_clock.environment()
+    if name.startswith("node-") and (layout.saboteur or pace is not None):
+        environment["PYTHONPATH"] = str(INJECTION_DIR)
+    if name.startswith("node-") and pace is not None:
+        environment |= pace.environment()
+    return environment
+
+
+def _host(network: Network | None, name: str, environment: dict[str, str]) -> Host:
+    """Without a network the environment still needs a command in front."""
+    if network is not None:
+        return network.add(name, **environment)
+    if not environment:
+        return LOCAL
+    return replace(LOCAL, prefix=("/usr/bin/env", *(f"{key}={value}" for key, value in environment.items())))

@@ -1,0 +1,21 @@
+"""Libraries that services preload: compiled from `injection/` where they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from ryzanstein.lab.chaos.network import NetworkImpossibleError, program
+
+INJECTION_DIR = Path(__file__).parent / "injection"
+
+
+def built(source: str, directory: Path) -> Path:
+    """The library, in `directory`. NetworkImpossibleError: there is no C compiler, or it refuses the source."""
+    directory.mkdir(parents=True, exist_ok=True)
+    library = (directory / source).with_suffix(".so")
+    command = (program("cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(INJECTION_DIR / source), "-ldl")
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NetworkImpossibleError(f"cc: {done.stderr.strip()}")
+    return library

@@ -1,0 +1,114 @@
+"""A TCP proxy that delays or swallows what passes: `python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
+
+A process of its own, so that a busy laboratory does not lengthen the delay. Commands come on standard input, one a line:
+`delay SECONDS` (each way), `blackhole` (read and forget), `pass` (no delay). It says `ready` once it listens and `done` after
+each command, and ends with its standard input. Bytes keep their order; what waits is bounded, then the sender is made to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+_CHUNK_BYTES = 64 * 2**10
+_MAX_CHUNKS_UNDER_WAY = 1024
+_CONNECT_S = 5.0
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the line is now; connections look at it for every chunk."""
+
+    delay_s: float = 0.0
+    blackhole: bool = False
+
+    def obey(self, command: str) -> None:
+        """ValueError: no such command, or a negative delay."""
+        match command.split():
+            case ["pass"]:
+                self.delay_s, self.blackhole = 0.0, False
+            case ["blackhole"]:
+                self.blackhole = True
+            case ["delay", seconds] if float(seconds) >= 0:
+                self.delay_s, self.blackhole = float(seconds), False
+            case _:
+                raise ValueError(f"unknown command {command!r}")
+
+
+class Proxy:
+    """Serves until cancelled."""
+
+    def __init__(self, target: tuple[str, int], weather: Weather) -> None:
+        self._target = target
+        self._weather = weather
+
+    async def serve(self, host: str, port: int) -> asyncio.Server:
+        """Listening; close it."""
+        return await asyncio.start_server(self._accept, host, port)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                there_reader, there_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._carry(reader, there_writer))
+                ways.create_task(self._carry(there_reader, writer))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+            there_writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One way of one connection, to its end. A reset is passed on as a reset: EOFError ends both ways."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS_UNDER_WAY)
+        async with asyncio.TaskGroup() as halves:
+            halves.create_task(self._take(reader, under_way))
+            halves.create_task(self._deliver(under_way, writer))
+
+    async def _take(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        loop = asyncio.get_running_loop()
+        while chunk := await reader.read(_CHUNK_BYTES):
+            if not self._weather.blackhole:
+                await under_way.put((loop.time() + self._weather.delay_s, chunk))
+        await under_way.put((loop.time() + self._weather.delay_s, b""))
+
+    async def _deliver(self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due, chunk = await under_way.get()
+            if (wait_s := due - loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            if not chunk:
+                raise EOFError
+            writer.write(chunk)
+            await writer.drain()
+
+
+async def run(listen: tuple[str, int], target: tuple[str, int]) -> None:
+    """Until standard input ends."""
+    weather = Weather()
+    server = await Proxy(target, weather).serve(*listen)
+    commands = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    print("ready", flush=True)
+    while line := await commands.readline():
+        weather.obey(line.decode())
+        print("done", flush=True)
+    server.close()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        asyncio.run(run(_address(sys.argv[1]), _address(sys.argv[2])))

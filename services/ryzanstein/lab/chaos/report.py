@@ -1,0 +1,196 @@
+"""The failure budget as a page for people: docs/failure-budget.md is written here and nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ryzanstein.lab.chaos.budget import MAX_FALSE_ALARM_SHARE, Quantiles, Row
+from ryzanstein.lab.chaos.document import Campaign, machine
+
+_MOST_SHOWN = 6
+_NEVER = "-"
+
+
+def page(rows: Sequence[Row], campaign: Campaign) -> str:
+    """Markdown."""
+    parts = (
+        _head(rows, campaign),
+        _costs(rows),
+        _losses(rows),
+        _restarts(rows),
+        _alarms(rows),
+        _signs(rows),
+        _misses(rows, campaign),
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(rows: Sequence[Row], campaign: Campaign) -> str:
+    about = machine()
+    return f"""# The failure budget
+
+What each fault costs those who wait for an answer. This page is written by a command; do not edit it:
+
+    {campaign.command}
+
+{about["cores"]} cores ({about["cpu"]}), {about["memory_bytes"] / 2**30:.0f} GiB, {about["system"]}, Python {about["python"]},
+{about["date"]}; {campaign.runs} runs of a fault, seed `{campaign.seed}`, {campaign.took_s / 60:.0f} minutes in all.
+Everything runs on this one machine, clients included.
+
+Real processes, each on a host of its own (a network namespace behind a bridge). {campaign.clients} clients keep asking the
+embedded demo model over gRPC, one of them over server-sent events: greedy with log probabilities; sampled with penalties,
+`min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns. A fault strikes at a seeded moment in
+the middle of a stream of its victim. Every answer, struck or not, is compared with the one that was given without a fault:
+tokens, text, log probabilities within 0.001, finish reason, usage. Faults with `late` or `alone` in their names strike answers
+of a minute and more, one fault after the other strikes the same ones; the time to the first new token is then the time until a
+node is back. (Grammars are not among the kinds: there is none yet.)
+
+Seconds below are p50 / p99 over the runs in which it happened, by nearest rank: **of 30 runs p99 is the greatest**. Of each
+run the slowest stream counts."""
+
+
+def _costs(rows: Sequence[Row]) -> str:
+    table = _table(
+        ("fault", "what", "detected [target]", "re-routed after that", "first new token", "whole again", "runs"),
+        (
+            (
+                f"`{row.fault.name}`",
+                f"{row.fault.what} ({row.fault.layout})",
+                f"{_seconds(row.detected_s)}{_target(row.fault.bounds.detected_s)}",
+                _seconds(row.rerouted_s),
+                _seconds(row.first_token_s),
+                _seconds(row.whole_s),
+                str(row.runs),
+            )
+            for row in rows
+        ),
+    )
+    return f"""## How long
+
+Detected: from just before the strike to the first sign of it in a log, or to the client's broken stream where the router itself
+dies. Re-routed: from there to the attempt on the next node, as the router measures it; the target is < 0.1 s everywhere.
+First new token: from the strike to the client that waited longest. Whole again: from the end of the fault until every node
+serves and no breaker is open.
+
+{table}"""
+
+
+def _losses(rows: Sequence[Row]) -> str:
+    table = _table(
+        ("fault", "answers", "tokens", "lost", "repeated", "changed", "failed", "what clients saw"),
+        (
+            (
+                f"`{row.fault.name}`",
+                str(row.requests),
+                str(row.tokens),
+                str(row.lost),
+                str(row.repeated),
+                str(row.changed),
+                f"{row.failed}{'' if row.fault.healthy_left else ' (no node is left)'}",
+                _most(row.troubles) or "nothing but a pause",
+            )
+            for row in rows
+        ),
+    )
+    return f"""## What was lost
+
+Tokens lost and repeated are counted by their indices, at the client. Failed: what a client could not finish that attaches
+again after a broken stream and retries as it is told. The target is 0 in every column; failed may be more only where no
+healthy node was left.
+
+{table}"""
+
+
+def _restarts(rows: Sequence[Row]) -> str:
+    restarted = [row for row in rows if row.serving_s.count]
+    if not restarted:
+        return ""
+    phases = list(dict.fromkeys(name for row in restarted for name in row.startup_s))
+    table = _table(
+        ("fault", "rank lost to SERVING", *phases, "the rest"),
+        (
+            (
+                f"`{row.fault.name}`",
+                f"{_seconds(row.serving_s)}{_target(row.fault.bounds.serving_s)}",
+                *(f"{row.startup_s.get(name, 0.0):.2f}" for name in phases),
+                f"{max(0.0, (row.serving_s.p50 or 0.0) - sum(row.startup_s.values())):.2f}",
+            )
+            for row in restarted
+        ),
+    )
+    return f"""## Where a rank's restart spends its time
+
+Mean seconds of the slowest rank by phase, as the worker logs them, while the load goes on at a third. The rest is ending the
+old ranks and telling the agent.
+
+{table}"""
+
+
+def _alarms(rows: Sequence[Row]) -> str:
+    counted = [row for row in rows if row.fault.counts_beats]
+    if not counted:
+        return ""
+    table = _table(
+        ("condition", "beats", "false alarms", f"share [target < {MAX_FALSE_ALARM_SHARE:.0%}]"),
+        (
+            (row.fault.what, str(row.beats), str(row.alarms), f"{row.alarms / row.beats:.2%}" if row.beats else _NEVER)
+            for row in counted
+        ),
+    )
+    return f"""## False alarms
+
+A node that was suspected or given up, for silence, deafness or a stall, though nothing was wrong with it.
+
+{table}"""
+
+
+def _signs(rows: Sequence[Row]) -> str:
+    table = _table(
+        ("fault", "detected by", "metrics that moved", "log lines that came"),
+        (
+            (
+                f"`{row.fault.name}`",
+                _most(row.detected_by) or _NEVER,
+                _most(row.metrics, code=True) or _NEVER,
+                _most(row.log_lines) or _NEVER,
+            )
+            for row in rows
+        ),
+    )
+    return f"""## What metrics and logs said
+
+Only what does not move and is not logged under the same load without a fault; with the number of runs. The most frequent ones.
+
+{table}"""
+
+
+def _misses(rows: Sequence[Row], campaign: Campaign) -> str:
+    missed = [f"- `{row.fault.name}`: {'; '.join(row.misses)}" for row in rows if row.misses]
+    missed += [f"  - {failure}" for row in rows if row.misses for failure in row.failures[:2]]
+    not_run = [f"- `{name}`: not run here: {why}" for name, why in campaign.not_run.items()]
+    return "## Targets missed\n\n" + ("\n".join(missed + not_run) or "None.")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _seconds(quantiles: Quantiles) -> str:
+    if quantiles.p50 is None or quantiles.p99 is None:
+        return _NEVER
+    return f"{_short(quantiles.p50)} / {_short(quantiles.p99)}"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds < 1 else f"{seconds:.2f}"
+
+
+def _target(bound_s: float | None) -> str:
+    return f" [< {bound_s:g}]" if bound_s is not None else ""
+
+
+def _most(counter: Counter[str], *, code: bool = False) -> str:
+    quote = "`" if code else ""
+    return "; ".join(f"{quote}{text}{quote} x{count}" for text, count in counter.most_common(_MOST_SHOWN))

@@ -1,0 +1,180 @@
+"""A cluster on hosts of its own with clients that ask it, ready for faults: built for a layout, mended after each strike."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from ryzanstein.cli.processes import LocalCluster
+from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
+from ryzanstein.lab.chaos import judge
+from ryzanstein.lab.chaos.layouts import Layout
+from ryzanstein.lab.chaos.load import Load
+from ryzanstein.lab.chaos.logs import LogReader
+from ryzanstein.lab.chaos.network import Network
+from ryzanstein.lab.chaos.plan import Plan, plan
+from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, Question
+from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
+from ryzanstein.lab.chaos.transport import RouterAddress
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
+
+RECOVERY_WIDTH = 2
+_POLL_S = 0.1
+_STATUS_S = 5.0
+
+
+class LaboratoryError(Exception):
+    """The laboratory itself failed: what it would report means nothing."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """What faults and runs work with. `undisturbed` are answers by (kind, turn). `struck_at`: wall and monotonic."""
+
+    plan: Plan
+    cluster: LocalCluster
+    load: Load
+    logs: LogReader
+    rank_pids: dict[str, list[int]] = field(default_factory=dict)
+    undisturbed: dict[tuple[str, int], Reading] = field(default_factory=dict)
+    struck_at: tuple[float, float] = (0.0, 0.0)
+
+    def strikes_now(self) -> None:
+        """A fault that takes time to prepare calls this just before it is there."""
+        self.struck_at = (time.time(), time.monotonic())
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.layout
+
+    @property
+    def network(self) -> Network:
+        """LaboratoryError: there is none on this machine."""
+        if self.plan.network is None:
+            raise LaboratoryError("this fault needs network namespaces")
+        return self.plan.network
+
+    def host_of(self, name: str) -> str:
+        """The network's name of a service's host."""
+        return self.plan.host_name(name)
+
+    def address_of(self, name: str) -> str:
+        return self.cluster.services[name].grpc_address.rpartition(":")[0]
+
+    def judge(self, reading: Reading) -> judge.Verdict:
+        return judge.judge(self.undisturbed[reading.kind, reading.turn], reading)
+
+    def tokens_left(self, reading: Reading) -> int:
+        """How many the answer still has to bring."""
+        return self.undisturbed[reading.kind, reading.turn].num_tokens - reading.num_tokens
+
+    def longest(self, kind: str) -> int:
+        """Tokens of the longest answer of a kind."""
+        return max(answer.num_tokens for (name, _), answer in self.undisturbed.items() if name == kind)
+
+    async def look_at_ranks(self) -> None:
+        """Who the ranks are now: after a restart they are other processes."""
+        for node_id in self.cluster.node_ids:
+            async with grpc.aio.insecure_channel(self.cluster.services[node_id].grpc_address) as channel:
+                status = await worker_grpc.WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=_STATUS_S)
+            self.rank_pids[node_id] = [rank.pid for rank in status.ranks]
+
+    async def ask_undisturbed(self) -> None:
+        """Every question twice while nothing happens. LaboratoryError: see `learn`."""
+        for question in _questions(self.layout):
+            await self.learn(question)
+
+    async def learn(self, question: Question) -> None:
+        """The undisturbed answer to a question. LaboratoryError: it failed, or differs when it is asked again."""
+        if (question.kind, 0) not in self.undisturbed:
+            first, second = await self.load.ask(question, 0), await self.load.ask(question, 1)
+            for reading, again in zip(first, second, strict=True):
+                verdict = judge.judge(reading, again)
+                if not judge.judge(reading, reading).flawless or not verdict.flawless:
+                    raise LaboratoryError(f"{question.kind} is not answered alike without a fault: {reading.failure} {verdict}")
+                self.undisturbed[reading.kind, reading.turn] = reading
+
+    async def mend(self, timeout_s: float) -> bool:
+        """Starts again what has ended, and waits until all nodes serve and no breaker is open. False: not in time."""
+        deadline = time.monotonic() + timeout_s
+        self.load.set_width(RECOVERY_WIDTH)
+        return await self.serving(timeout_s) and await self._breakers_closed(deadline)
+
+    async def serving(self, timeout_s: float) -> bool:
+        """Starts again what has ended, and waits until all nodes serve. False: not in time."""
+        deadline = time.monotonic() + timeout_s
+        for service in self.cluster.services.values():
+            if not service.running:
+                service.kill()
+                service.start()
+        try:
+            await asyncio.to_thread(wait_all_ready, list(self.cluster.services.values()), deadline)
+            await asyncio.to_thread(self.cluster.wait_nodes, self.layout.nodes, max(0.0, deadline - time.monotonic()))
+        except ServiceFailedError:
+            return False
+        return True
+
+    async def metrics(self) -> dict[str, dict[str, float]]:
+        urls = {name: service.metrics_url for name, service in self.cluster.services.items() if service.running}
+        return {name: dict(samples) for name, samples in (await scrape(urls)).items()}
+
+    async def _breakers_closed(self, deadline: float) -> bool:
+        """Whether all are in time; it takes requests, which the load sends."""
+        while time.monotonic() < deadline:
+            services = (await self.metrics()).values()
+            states = [value for samples in services for name, value in samples.items() if name.startswith(BREAKER_STATE)]
+            if states and not any(states):
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
+
+@asynccontextmanager
+async def staged(layout: Layout, network: Network | None, num_clients: int, seed: str) -> AsyncIterator[Stage]:
+    """A stage that answers alike whenever it is asked. On exit nothing of it is left. ServiceFailedError: it does not start."""
+    async with AsyncExitStack() as stack:
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="ryzanstein-chaos-", ignore_cleanup_errors=True))
+        )
+        planned = plan(layout, network, directory)
+        stack.callback(planned.remove_hosts)
+        if planned.disk is not None:
+            stack.enter_context(planned.disk)
+        for child in planned.children:
+            stack.callback(child.kill)
+            child.start()
+        # In this thread, which lives as long as the processes should; nothing else runs yet.
+        cluster = stack.enter_context(LocalCluster(planned.spec))
+        load = Load(_routers(cluster), _questions(layout), num_clients, seed)
+        logs = LogReader({name: service.log_path for name, service in cluster.services.items()})
+        stage = Stage(planned, cluster, load, logs)
+        await stage.ask_undisturbed()
+        running = asyncio.create_task(load.run())
+        stack.push_async_callback(_ended, running)
+        yield stage
+
+
+def _questions(layout: Layout) -> tuple[Question, ...]:
+    return LONG_QUESTIONS if layout.step_s else QUESTIONS
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _routers(cluster: LocalCluster) -> list[RouterAddress]:
+    routers = []
+    for name in cluster.router_names:
+        host, _, port = cluster.http_url_of(name).removeprefix("http://").rpartition(":")
+        routers.append(RouterAddress(cluster.services[name].grpc_address, host, int(port)))
+    return routers

@@ -1,0 +1,123 @@
+"""One run of one fault: bring the load up, strike in the middle of a stream, watch, lift the fault, mend, judge everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+
+from ryzanstein.lab.chaos import evidence, findings
+from ryzanstein.lab.chaos.beats import BeatCounter
+from ryzanstein.lab.chaos.fault import Fault, Victim
+from ryzanstein.lab.chaos.findings import Strike, Usual
+from ryzanstein.lab.chaos.observation import Observation
+from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.scrape import moved
+from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
+
+_AIM_S = 60.0
+_STREAM_S = 60.0
+# Long answers too, which nothing slows down here.
+_CALM_STREAM_S = 180.0
+_MEND_S = 90.0
+# A stream is in its middle from this token on, as long as so many are still to come.
+_BEGUN, _LEFT = 8, 60
+_CALM_S = 2.0
+_ASKED_BESIDE = 4
+
+
+class Trials:
+    """Runs faults on one stage, one after the other."""
+
+    def __init__(self, stage: Stage, seed: str) -> None:
+        self._stage = stage
+        self._seed = seed
+        self.usual = Usual()
+
+    async def calm(self) -> Observation:
+        """A while of full load without a fault: it must be flawless, and it tells what is usual."""
+        stage = self._stage
+        before = await stage.metrics()
+        stage.load.set_width(stage.load.num_clients)
+        await asyncio.sleep(_CALM_S)
+        await stage.load.until_ended(stage.load.under_way, _CALM_STREAM_S)
+        await stage.mend(_MEND_S)  # what the laboratory itself asks is usual too
+        lines = stage.logs.read()
+        growth = moved(before, await stage.metrics())
+        self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)))
+        seen = findings.judged(stage, Observation("", 0, "", 0, 0), stage.load.take_ended(), [], _STREAM_S)
+        if not seen.streams or seen.lost or seen.repeated or seen.failed or seen.changed:
+            raise LaboratoryError(f"without a fault: {seen}")
+        return seen
+
+    async def run(self, fault: Fault, run: int) -> Observation:
+        """LaboratoryError: the cluster did not recover."""
+        stage, rng = self._stage, random.Random(f"{self._seed}/{fault.name}/{run}")
+        await self._prepare(fault)
+        before = await stage.metrics()
+        stage.logs.skip()
+        stage.load.set_width(stage.load.num_clients)
+        victim = await self._aim(fault, rng, run)
+        strike = await self._strike(fault, victim, run)
+        lifted_at = time.monotonic()
+        whole = await stage.mend(_MEND_S)
+        whole_s = time.monotonic() - lifted_at
+        if fault.beside is not None:
+            await stage.learn(fault.beside(run))
+        seen = findings.read(fault, run, strike, stage.logs.read(), self.usual)
+        growth = moved(before, strike.metrics) | moved(before, await stage.metrics())
+        seen = replace(
+            seen,
+            whole_s=whole_s if whole else None,
+            metrics=findings.unusual(growth, self.usual),
+        )
+        return findings.judged(stage, seen, stage.load.take_ended(), strike.stuck, _STREAM_S)
+
+    async def _prepare(self, fault: Fault) -> None:
+        if fault.layout.saboteur:
+            await self._stage.look_at_ranks()
+
+    async def _aim(self, fault: Fault, rng: random.Random, run: int) -> Victim:
+        """Waits for a stream of a seeded kind, in a seeded place of its middle. A rolling fault has its node in turn."""
+        stage = self._stage
+        kind = rng.choice(fault.kinds)
+        after = rng.randrange(_BEGUN, max(_BEGUN + 1, stage.longest(kind) - _LEFT))
+        wanted = stage.cluster.node_ids[run % stage.layout.nodes] if fault.in_turn else ""
+
+        def fits(reading: Reading) -> bool:
+            return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
+
+        try:
+            reading = await stage.load.aim(kind, after, fits, _AIM_S)
+        except TimeoutError:
+            raise LaboratoryError(f"no stream of kind {kind} reached its token {after}") from None
+        return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
+
+    def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[Reading]]]:
+        """By several users, so that the victim is among the nodes that answer."""
+        if fault.beside is None:
+            return []
+        question = fault.beside(run)
+        return [self._stage.load.ask(question, user) for user in range(_ASKED_BESIDE)]
+
+    async def _strike(self, fault: Fault, victim: Victim, run: int) -> Strike:
+        stage = self._stage
+        addresses = (
+            [stage.cluster.services[node_id].grpc_address for node_id in stage.cluster.node_ids] if fault.counts_beats else []
+        )
+        counter = BeatCounter()
+        struck = findings.struck_by(fault.scope, victim, stage.load.under_way)
+        stage.strikes_now()
+        async with counter.listening(addresses), fault.strike(stage, victim) as victims:
+            moment = findings.moment_of(stage, fault, struck, victims)
+            beside = asyncio.gather(*self._ask_beside(fault, run))
+            await stage.load.until_ended(list(moment.struck), fault.at_most_s)
+            await asyncio.sleep(max(0.0, moment.monotonic_s + fault.lasts_s - time.monotonic()))
+            metrics = await stage.metrics()
+        stage.load.ended.extend(reading for readings in await beside for reading in readings)
+        readings = stage.load.under_way if fault.lasts_s else list(moment.struck)
+        done = await stage.load.until_ended(readings, _STREAM_S)
+        stuck = [] if done else [reading for reading in readings if reading in stage.load.under_way]
+        return Strike(victim.reading.kind, moment, stuck, counter.count, metrics)

@@ -1,0 +1,258 @@
+"""The core of a router whose generations outlive it, and that goes on with those of routers which are gone.
+
+A generation that is not here is looked up in the journal. Its owner is asked first: while it lives its log is the newest. When
+it is lost the generation is taken over; exactly one router succeeds, the others find the new owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.background import Background
+from ryzanstein.backoff import Backoff
+from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
+from ryzanstein.router.core.local import RouterCore
+from ryzanstein.router.core.peers import RESTARTED, OwnerLostError, Peers, moved
+from ryzanstein.router.core.reader import PassedReader
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner, Record
+from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
+from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+from ryzanstein.router.journal.recorder import JournalRecorder
+from ryzanstein.router.nodes.served import ServedModel
+
+log = structlog.get_logger(__name__)
+
+MAX_ID_CHARS = 64
+_MAX_MOVES = 16
+_MOVE_PAUSE_S = 0.02
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """An owner that did not answer for a generation."""
+
+    head: Head
+    cause: str
+
+
+class JournalledCore:
+    """Implements `ryzanstein.router.core.core.Core`. `start` it when the gRPC face listens."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        journal: Journal,
+        *,
+        recorder: JournalRecorder,
+        peers: Peers,
+        owner_id: str,
+        lease_s: float,
+        metrics: JournalMetrics,
+        outage: Outage,
+        background: Background,
+    ) -> None:
+        self._core = core
+        self._journal = journal
+        self._recorder = recorder
+        self._lease_s = lease_s
+        self._metrics = metrics
+        self._outage = outage
+        self._background = background
+        self._peers = peers
+        self._owner = Owner(owner_id, "")
+        self._lease: asyncio.Task[None] | None = None
+        self._taking: dict[str, asyncio.Task[Generation | None]] = {}
+
+    def start(self, address: str) -> None:
+        """From now on other routers find this one, at host:port of its gRPC face."""
+        self._owner = owner = Owner(self._owner.owner_id, address)
+        self._recorder.start(owner, self._core.moved)
+        self._lease = self._background.supervise(
+            LEASE_KEEPER,
+            partial(keep_lease, self._journal, owner, self._lease_s, self._outage),
+            Backoff(longest_s=self._lease_s / 3),
+            on_end=lambda _: self._outage.broke(LEASE_KEEPER),
+        )
+
+    async def close(self) -> None:
+        """What still runs is left to other routers."""
+        await self._core.close()
+        if self._lease is not None:
+            self._lease.cancel()
+            await asyncio.gather(self._lease, *self._taking.values(), return_exceptions=True)
+            try:
+                await self._journal.resign(self._owner)
+            except JournalUnavailableError as error:
+                log.warning("lease not given back", error=str(error))
+
+    @property
+    def ready(self) -> bool:
+        return self._core.ready
+
+    @property
+    def running(self) -> int:
+        return self._core.running
+
+    def models(self) -> list[ServedModel]:
+        return self._core.models()
+
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        return await self._core.count_tokens(model, prompt)
+
+    async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
+        return await self._core.submit(request, resumable=resumable)
+
+    def follow(
+        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Core.follow`."""
+        if self._core.find(generation_id) is not None:
+            return self._core.follow(generation_id, from_index, whole=whole)
+        return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id)
+
+    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+        """See `Core.cancel`."""
+        lost: _Lost | None = None
+        for _ in range(_MAX_MOVES):
+            place = await self._locate(generation_id, lost, owner_id)
+            if place is None:
+                await self._core.cancel(generation_id)
+                return
+            try:
+                self._metrics.relayed.inc()
+                await self._peers.cancel(place, generation_id)
+                return
+            except OwnerLostError as error:
+                lost = _Lost(place, error.cause)
+        raise moved(generation_id)
+
+    async def leave(self, generation_id: str) -> None:
+        """See `Core.leave`."""
+        await self._core.leave(generation_id)
+
+    async def interrupt(self, generation_id: str, owner_id: str) -> bool:
+        """For another router, which means the owner with this id: see `RouterCore.interrupt`."""
+        if owner_id != self._owner.owner_id:
+            raise moved(generation_id)
+        return await self._core.interrupt(generation_id)
+
+    async def _follow_anywhere(
+        self, generation_id: str, reader: PassedReader, owner_id: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        lost: _Lost | None = None
+        for _ in range(_MAX_MOVES):
+            place = await self._locate(generation_id, lost, owner_id)
+            try:
+                async with aclosing(self._events(generation_id, place, reader)) as events:
+                    async for event in events:
+                        if reader.wants(event):
+                            yield event
+                return
+            except OwnerLostError as error:
+                lost = None if place is None else _Lost(place, error.cause)
+        raise moved(generation_id)
+
+    def _events(self, generation_id: str, place: Head | None, reader: PassedReader) -> AsyncGenerator[GenerationEvent, None]:
+        if place is None:
+            return self._core.follow(generation_id, reader.from_index)
+        self._metrics.relayed.inc()
+        return self._peers.attach(place, generation_id, reader.from_index)
+
+    async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
+        """Who has the generation, None: this router, perhaps since this moment. NOT_FOUND when nobody has.
+
+        A caller that means `owner_id` hears GENERATION_MOVED from everybody else.
+        """
+        while self._core.find(generation_id) is None:
+            if owner_id not in ("", self._owner.owner_id):
+                raise moved(generation_id)
+            head = await self._head(generation_id)
+            if self._core.find(generation_id) is not None:
+                break  # another reader here was faster: what was read is this router's own taking
+            cause = self._why_take(head, lost)
+            if owner_id and head.owner.owner_id != owner_id:
+                raise moved(generation_id)
+            if not cause:
+                return head
+            if await self._take(generation_id, head, cause) is None:
+                await asyncio.sleep(_MOVE_PAUSE_S)
+        return None
+
+    async def _head(self, generation_id: str) -> Head:
+        if not generation_id or len(generation_id) > MAX_ID_CHARS or self._recorder.forgetting(generation_id):
+            raise errors.not_found("generation", generation_id)
+        head = await self._asked(generation_id, self._journal.head(generation_id))
+        if head is None:
+            raise errors.not_found("generation", generation_id)
+        return head
+
+    def _why_take(self, head: Head, lost: _Lost | None) -> str:
+        """Why this router should take the generation over. Empty: its owner is to be asked."""
+        if head.owner.owner_id == self._owner.owner_id or head.owner.address == self._owner.address:
+            return RESTARTED
+        return lost.cause if lost is not None and lost.head == head else ""
+
+    async def _take(self, generation_id: str, head: Head, cause: str) -> Generation | None:
+        """None: another router was faster. Of several readers here one takes, and goes on if it leaves meanwhile."""
+        task = self._taking.get(generation_id)
+        if task is None:
+            task = self._background.once("take_over", self._take_over(generation_id, head, cause))
+            self._taking[generation_id] = task
+            task.add_done_callback(lambda task: self._took(generation_id, task))
+        return await asyncio.shield(task)
+
+    def _took(self, generation_id: str, task: asyncio.Task[Generation | None]) -> None:
+        del self._taking[generation_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("generation not taken over", generation_id=generation_id, error=str(error))
+
+    async def _take_over(self, generation_id: str, head: Head, cause: str) -> Generation | None:
+        place = self._core.reserve()
+        try:
+            record = await self._taken(generation_id, head)
+            if record is None:
+                place.leave()
+                return None
+            generation = await self._core.adopt(generation_id, record, place)
+        except BaseException:
+            place.leave()
+            raise
+        self._metrics.taken_over.labels(cause).inc()
+        log.warning(
+            "generation taken over",
+            generation_id=generation_id,
+            cause=cause,
+            from_router=head.owner.owner_id,
+            epoch=record.epoch,
+            tokens=generation.log.num_tokens,
+        )
+        return generation
+
+    async def _taken(self, generation_id: str, head: Head) -> Record | None:
+        return await self._asked(generation_id, self._journal.take(generation_id, head.epoch, self._owner))
+
+    async def _asked(self, generation_id: str, answer: Awaitable[_Answer]) -> _Answer:
+        """What the journal answers. A store that raises what nobody expects may be well again when the client asks again."""
+        try:
+            return await answer
+        except JournalUnavailableError as error:
+            self._outage.begin(error)
+            raise _unavailable(generation_id) from error
+        except Exception as error:
+            log.exception("journal cannot be asked", generation_id=generation_id)
+            raise _unavailable(generation_id) from error
+
+
+def _unavailable(generation_id: str) -> errors.RyzansteinError:
+    message = f"generation {generation_id[:MAX_ID_CHARS]} is not here, and the journal cannot be asked"
+    return errors.unavailable("JOURNAL_UNAVAILABLE", message)

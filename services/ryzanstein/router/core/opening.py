@@ -1,0 +1,78 @@
+"""Opens the journal that the settings name, and puts a core on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.core.clustered import JournalledCore
+from ryzanstein.router.core.local import RouterCore
+from ryzanstein.router.core.peers import Peers
+from ryzanstein.router.journal.journal import Journal
+from ryzanstein.router.journal.keys import JournalKeys
+from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+from ryzanstein.router.journal.recorder import JournalRecorder, Pace
+from ryzanstein.router.journal.stores.sqlite import SqliteJournal
+from ryzanstein.router.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJournal:
+    """A journal, and the routers that share it."""
+
+    journal: Journal
+    peers: Peers
+
+
+@asynccontextmanager
+async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | None]:
+    """None: generations are in memory alone. OSError or sqlite3.Error when the journal's file cannot be used."""
+    if settings.session_store == "memory":
+        yield None
+        return
+    journal = await _opened(settings)
+    try:
+        yield OpenJournal(journal, Peers(journal, settings.lease_s))
+    finally:
+        await journal.close()
+
+
+def journalled_core(
+    opened: OpenJournal, settings: RouterSettings, owner_id: str, telemetry: Telemetry, make_core: Callable[..., RouterCore]
+) -> JournalledCore:
+    """`make_core` takes the `recorder`, the `keys` and the `others`."""
+    metrics = JournalMetrics(telemetry.registry)
+    outage = Outage(metrics)
+    recorder = JournalRecorder(
+        opened.journal, Pace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
+    )
+    return JournalledCore(
+        make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage), others=opened.peers),
+        opened.journal,
+        recorder=recorder,
+        peers=opened.peers,
+        owner_id=owner_id,
+        lease_s=settings.lease_s,
+        metrics=metrics,
+        outage=outage,
+        background=telemetry.background,
+    )
+
+
+async def _opened(settings: RouterSettings) -> Journal:
+    if settings.session_store == "sqlite":
+        path = (settings.session_dir or settings.state_dir) / "journal.db"
+        return await SqliteJournal.open(path, settings.lease_s, _retention_s(settings))
+    # An optional dependency: only who uses it has it installed.
+    from ryzanstein.router.journal.stores.redis import RedisJournal
+    from ryzanstein.router.storage.redis_client import redis_client
+
+    client = redis_client(settings.redis_url.get_secret_value(), decode_responses=False)
+    return RedisJournal(client, f"{settings.redis_prefix}journal:", settings.lease_s, _retention_s(settings))
+
+
+def _retention_s(settings: RouterSettings) -> float:
+    """From the death of a router: what is left of its lease, then the window that a client has to come back."""
+    return settings.lease_s + settings.reattach_window_s

@@ -1,0 +1,1 @@
+"""The gRPC face: one servicer per service."""

@@ -1,0 +1,87 @@
+"""What a gRPC call brings besides its message: request id, trace context, deadline, and what a disconnect means."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+from structlog.contextvars import get_contextvars
+
+from ryzanstein import clock
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
+from ryzanstein.router.core.peers import OWNER
+from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
+from ryzanstein.router.faces.request_key import keyed
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.rpc.interceptors import TRACEPARENT
+from ryzanstein.tracing import Tracing, traceparent
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call. `traceparent` is that of the face's own span; `tenant` is as it was received, perhaps empty."""
+
+    request_id: str
+    traceparent: str
+    deadline: float | None
+    on_disconnect: OnDisconnect
+    owner_id: str = ""
+    """Of a call from another router: whom it means."""
+    tenant: str = ""
+
+    def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
+        """`key`: the message's own `request_id`. INVALID_ARGUMENT when it is no key, or the tenant has no valid name."""
+        completed = replace(
+            request,
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+            deadline=self.deadline,
+            tenant=valid_tenant(self.tenant, request.user),
+            detached=self.on_disconnect is OnDisconnect.DETACH,
+        )
+        return keyed(completed, key, "request_id")
+
+
+class Calls:
+    """Opens calls: a span and a count for each."""
+
+    def __init__(self, telemetry: Telemetry, tracing: Tracing) -> None:
+        self._telemetry = telemetry
+        self._tracing = tracing
+
+    @contextmanager
+    def call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Call]:
+        """Around a handler's work; may be closed from another task, as a stream's is when its client is gone."""
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        received = metadata.get(TRACEPARENT, "")
+        span = self._tracing.start(f"ryzanstein.v1.{method}", received, **{"rpc.system": "grpc", "rpc.method": method})
+        remaining_s = context.time_remaining()
+        code = "OK"
+        try:
+            yield Call(
+                str(get_contextvars().get("request_id") or uuid.uuid4().hex),
+                traceparent(span, received),
+                None if remaining_s is None else clock.unix_s() + remaining_s,
+                on_disconnect(metadata),
+                metadata.get(OWNER, ""),
+                metadata.get(TENANT_ID, ""),
+            )
+        except RyzansteinError as error:
+            code = error.code.name
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "CANCELLED"
+            raise
+        except Exception:
+            code = "INTERNAL"
+            raise
+        finally:
+            self._telemetry.requests.labels("grpc", method, code).inc()
+            span.set_attribute("rpc.grpc.status", code)
+            span.end()

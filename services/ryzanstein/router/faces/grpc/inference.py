@@ -1,0 +1,126 @@
+"""The gRPC face: from the wire, a call of the core, to the wire.
+
+A client that goes away detaches from its stream; the generation waits for it, because a lost connection looks the same as a
+cancelled one. Metadata `x-cancel-on-disconnect: true` cancels it at once, `x-run-detached: true` lets it run to its end. A
+unary call whose client is gone has nobody to re-attach: its generation is cancelled unless it runs detached. A request with a
+key is not cancelled: whoever sends it again joins the generation, and another caller may have done so already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+
+from ryzanstein import errors
+from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Prompt, TextPrompt
+from ryzanstein.router.core.core import Core
+from ryzanstein.router.core.peers import apart
+from ryzanstein.router.faces.answer import Answer
+from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
+from ryzanstein.router.faces.grpc.call import Call, Calls
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
+from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """`InferenceService` over a `Core`. What has more parts than `most` is refused before it is converted."""
+
+    def __init__(self, core: Core, calls: Calls, most: MostParts) -> None:
+        self._core = core
+        self._calls = calls
+        self._most = most
+
+    async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
+        with self._calls.call("Chat", context) as call:
+            asked = call.complete(chat_from_wire(request, self._most), request.request_id)
+            return (await self._answer(asked)).chat_response()
+
+    async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
+        with self._calls.call("Complete", context) as call:
+            asked = call.complete(complete_from_wire(request, self._most), request.request_id)
+            return (await self._answer(asked)).complete_response()
+
+    async def StreamChat(
+        self, request: inference.StreamChatRequest, context: _Context
+    ) -> AsyncIterator[inference.StreamChatResponse]:
+        with self._calls.call("StreamChat", context) as call:
+            asked = call.complete(chat_from_wire(request.chat, self._most), request.chat.request_id)
+            async with contextlib.aclosing(self._stream(call, asked)) as events:
+                async for event in events:
+                    yield inference.StreamChatResponse(event=event_to_wire(event))
+
+    async def StreamComplete(
+        self, request: inference.StreamCompleteRequest, context: _Context
+    ) -> AsyncIterator[inference.StreamCompleteResponse]:
+        with self._calls.call("StreamComplete", context) as call:
+            asked = call.complete(complete_from_wire(request.complete, self._most), request.complete.request_id)
+            async with contextlib.aclosing(self._stream(call, asked)) as events:
+                async for event in events:
+                    yield inference.StreamCompleteResponse(event=event_to_wire(event))
+
+    async def AttachGeneration(
+        self, request: inference.AttachGenerationRequest, context: _Context
+    ) -> AsyncIterator[inference.AttachGenerationResponse]:
+        with self._calls.call("AttachGeneration", context) as call:
+            if call.owner_id:
+                # So that the router that relays knows at once that this one lives.
+                await context.send_initial_metadata(())
+            from_index = dict(request.from_index)
+            async with contextlib.aclosing(self._core.follow(request.generation_id, from_index, call.owner_id)) as events:
+                async for event in events:
+                    for part in apart(event) if call.owner_id else (event,):
+                        yield inference.AttachGenerationResponse(event=event_to_wire(part))
+
+    async def CancelGeneration(
+        self, request: inference.CancelGenerationRequest, context: _Context
+    ) -> inference.CancelGenerationResponse:
+        with self._calls.call("CancelGeneration", context) as call:
+            await self._core.cancel(request.generation_id, call.owner_id)
+            return inference.CancelGenerationResponse()
+
+    async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:
+        with self._calls.call("ListModels", context):
+            return inference.ListModelsResponse(
+                models=[
+                    inference.Model(name=model.name, context_length=model.context_length, ready_nodes=model.ready_nodes)
+                    for model in self._core.models()
+                ]
+            )
+
+    async def CountTokens(self, request: inference.CountTokensRequest, context: _Context) -> inference.CountTokensResponse:
+        with self._calls.call("CountTokens", context):
+            model = name_from_wire(request.model, "model")
+            return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request, self._most)))
+
+    async def _answer(self, request: GenerationRequest) -> Answer:
+        generation_id = await self._core.submit(request, resumable=request.detached)
+        ends_with_call = request.key is None and not request.detached
+        events = self._core.follow(generation_id, whole=True)
+        if ends_with_call:
+            events = ending_with_reader(self._core, generation_id, events)
+        async with contextlib.aclosing(events):
+            return await Answer().read(events)
+
+    async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        ends_with_stream = call.on_disconnect is OnDisconnect.CANCEL and request.key is None
+        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
+        events = self._core.follow(generation_id)
+        if ends_with_stream:
+            events = ending_with_reader(self._core, generation_id, events)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+
+def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:
+    if request.WhichOneof("prompt") == "messages":
+        return ChatPrompt(messages_from_wire(request.messages.messages, most))
+    if not request.text:
+        raise errors.invalid("prompt", "messages or text must be given and not empty")
+    return TextPrompt(request.text)

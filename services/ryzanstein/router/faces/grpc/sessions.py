@@ -1,0 +1,66 @@
+"""The gRPC face of the session store: from the wire, a call, to the wire."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import grpc
+
+from ryzanstein.router.faces.grpc.call import Calls
+from ryzanstein.router.sessions.store import Session, SessionStore
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
+from ryzanstein.wire import MostParts, message_to_wire, messages_from_wire, name_from_wire, timestamp
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SessionServicer(SessionServiceServicer):
+    """`SessionService` over a `SessionStore`."""
+
+    def __init__(self, sessions: SessionStore, calls: Calls, most: MostParts) -> None:
+        self._sessions = sessions
+        self._calls = calls
+        self._most = most
+
+    async def CreateSession(
+        self, request: inference.CreateSessionRequest, context: _Context
+    ) -> inference.CreateSessionResponse:
+        with self._calls.call("CreateSession", context):
+            session_id = name_from_wire(request.session_id, "session_id")
+            model = name_from_wire(request.model, "model")
+            messages = messages_from_wire(request.messages, self._most)
+            fresh = not session_id
+            session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, fresh=fresh)
+            return inference.CreateSessionResponse(session=session_to_wire(session))
+
+    async def GetSession(self, request: inference.GetSessionRequest, context: _Context) -> inference.GetSessionResponse:
+        with self._calls.call("GetSession", context):
+            session = await self._sessions.get(name_from_wire(request.session_id, "session_id"))
+            return inference.GetSessionResponse(session=session_to_wire(session))
+
+    async def ListSessions(self, request: inference.ListSessionsRequest, context: _Context) -> inference.ListSessionsResponse:
+        with self._calls.call("ListSessions", context):
+            page = await self._sessions.list(request.page_size, request.page_token)
+            return inference.ListSessionsResponse(
+                sessions=[session_to_wire(session) for session in page.sessions], next_page_token=page.next_page_token
+            )
+
+    async def DeleteSession(
+        self, request: inference.DeleteSessionRequest, context: _Context
+    ) -> inference.DeleteSessionResponse:
+        with self._calls.call("DeleteSession", context):
+            await self._sessions.delete(name_from_wire(request.session_id, "session_id"))
+            return inference.DeleteSessionResponse()
+
+
+def session_to_wire(session: Session) -> inference.Session:
+    return inference.Session(
+        session_id=session.session_id,
+        model=session.model,
+        create_time=timestamp(session.create_time),
+        update_time=timestamp(session.update_time),
+        messages=[message_to_wire(message) for message in session.messages],
+        node_id=session.node_id,
+    )

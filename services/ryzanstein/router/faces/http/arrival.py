@@ -1,0 +1,94 @@
+"""A body on its way in: bounded in bytes and in time, and together with all others in the memory that they take."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive
+
+from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, Failure, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """Of one body: its bytes, and the seconds until all of them are there."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class Room:
+    """For all bodies that are being read. `taken` and `bound` in bytes."""
+
+    bound: int
+    taken: int = 0
+
+
+class Arrival:
+    """One request's `receive`. Leave it when the request is over: what it held of the room is given back then at the latest."""
+
+    def __init__(self, receive: Receive, headers: Headers, bounds: BodyBounds, room: Room) -> None:
+        self._receive = receive
+        self._headers = headers
+        self._bounds = bounds
+        self._room = room
+        self._until = asyncio.get_running_loop().time() + bounds.timeout_s
+        self._begun = self._complete = False
+        self._num_bytes = self._held_bytes = 0
+
+    def __enter__(self) -> Arrival:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._give_back()
+
+    async def receive(self) -> Message:
+        """Refused by its headers once somebody wants it, then for each bound that it breaks as it comes."""
+        if self._complete:
+            self._give_back()  # a further receive means that the body has been consumed
+            return await self._receive()
+        if not self._begun:
+            self._begun = True
+            self._check_headers()
+        message = await self._next()
+        self._complete = not message.get("more_body", False)
+        self._take(len(message.get("body", b"")))
+        return message
+
+    async def _next(self) -> Message:
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await self._receive()
+        except TimeoutError:
+            message = f"the body was not complete within {self._bounds.timeout_s:g} s"
+            raise Refused(Failure(408, message, "body", "request_timeout", {"Connection": "close"}), TIMEOUT) from None
+
+    def _check_headers(self) -> None:
+        length = self._headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._bounds.max_bytes:
+            raise self._too_large()
+        if (encoding := self._headers.get("content-encoding", "identity").lower()) != "identity":
+            message = f"Content-Encoding: must be identity, got {encoding[:64]!r}"
+            raise Refused(Failure(415, message, "Content-Encoding", "unsupported_encoding"), MALFORMED)
+
+    def _take(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._bounds.max_bytes:
+            raise self._too_large()
+        self._held_bytes += num_bytes
+        self._room.taken += num_bytes
+        if self._room.taken > self._room.bound:
+            message = f"bodies of more than {self._room.bound} bytes in all are being read"
+            raise Refused(Failure(503, message, None, "too_many_bodies", {"Retry-After": "1"}), MEMORY)
+
+    def _give_back(self) -> None:
+        self._room.taken -= self._held_bytes
+        self._held_bytes = 0
+
+    def _too_large(self) -> Refused:
+        message = f"the body has more than {self._bounds.max_bytes} bytes"
+        return Refused(Failure(413, message, "body", "body_too_large"), TOO_LARGE)

@@ -1,0 +1,109 @@
+"""From the bytes of a request to its body: bounded, and no further than to the first mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from ryzanstein.router.faces.http.failures import MALFORMED, TOO_LARGE, Failure, Refused
+from ryzanstein.router.faces.http.outline import Excess, excesses
+from ryzanstein.router.faces.http.presence import ClientLeft
+from ryzanstein.router.faces.http.schemas import Body
+
+_Body = TypeVar("_Body", bound=Body)
+_Converted = TypeVar("_Converted")
+
+_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+_NO_OBJECT = Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
+# What msgspec says of one field: the mistake, and where it is. What is longer quotes the body: the name of an unknown field.
+_PLACE = " - at `$"
+_MAX_CHARS = 512
+_QUICK_BYTES = 8192  # read at once
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_LENGTH = re.compile(r"Expected `\w+` of length <= (\d+)")
+
+
+class BodyReader:
+    """Reads the bodies of one face. Large ones take turns: many at once hold the loop no longer than one."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def read(
+        self, http: Request, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
+    ) -> tuple[_Body, _Converted]:
+        """The body, and what `convert` makes of it. Refused with the field and the bound. ClientLeft when the client went away
+        before the body was there."""
+        if not _JSON.match(http.headers.get("content-type", "")):
+            raise Refused(_NO_OBJECT, MALFORMED)
+        try:
+            # Not `body`, which keeps it for as long as the request is answered.
+            raw = b"".join([part async for part in http.stream()])
+        except ClientDisconnect:
+            raise ClientLeft from None
+        if len(raw) <= _QUICK_BYTES:
+            body = decoded(raw, decoder)
+            return body, convert(body)
+        async with self._turn:
+            return await _in_pieces(raw, decoder, convert)
+
+
+async def _in_pieces(
+    raw: bytes, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
+) -> tuple[_Body, _Converted]:
+    """The loop's others come in between."""
+    for excess in excesses(raw):
+        if excess is not None:
+            raise Refused(_excessive(excess), TOO_LARGE)
+        await asyncio.sleep(0)
+    body = decoded(raw, decoder)
+    await asyncio.sleep(0)
+    converted = convert(body)
+    await asyncio.sleep(0)
+    return body, converted
+
+
+def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
+    """Refused for the first mistake."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise Refused(_mistake(str(error)), MALFORMED) from None
+    except RecursionError:
+        raise Refused(_not_json("it is nested too deeply"), MALFORMED) from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Refused(_not_json(str(error)), MALFORMED) from None
+
+
+def _excessive(excess: Excess) -> Failure:
+    message = f"{excess.field}: there are at most {excess.bound} {excess.what}"
+    return Failure(400, message, excess.field, "invalid_argument")
+
+
+def _not_json(why: str) -> Failure:
+    return Failure(400, f"the body is not valid JSON: {why}"[:512], None, "invalid_json")
+
+
+def _mistake(message: str) -> Failure:
+    said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
+    # A dictionary's key is not told, only that it is one of them.
+    path = path.removesuffix("`").replace("[...]", "").removeprefix(".")
+    if (missing := _MISSING.fullmatch(said)) is not None:
+        path, said = _joined(path, missing[1]), "is required"
+    elif (unknown := _UNKNOWN.fullmatch(said)) is not None:
+        path, said = _joined(path, unknown[1])[:128], "is not a field of this request"
+    elif (length := _LENGTH.fullmatch(said)) is not None:
+        said = f"has at most {length[1]} entries"
+    if not path:
+        return _NO_OBJECT
+    return Failure(400, f"{path}: {said}"[:512], path, "invalid_argument")
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,128 @@
+"""How chat and completion answers are written: the two shapes that OpenAI gives to the same generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ryzanstein.generation import FinishReason, Usage
+from ryzanstein.router.faces.http.alignment import LogprobRow
+
+# OpenAI writes this for a token that is all but impossible; JSON has no infinity.
+_LOWEST_LOGPROB = -9999.0
+_FINISH = {
+    FinishReason.UNSPECIFIED: "stop",  # the node says that it is the end, for a reason that OpenAI's clients know no better
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+}
+
+
+class Dialect(Protocol):
+    """Writes choices, of a whole answer and of chunks of a stream. `rows`: log probabilities, if any were asked for."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """What a stream sends before a choice's first token, if anything."""
+        ...
+
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
+
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        """The last of a choice; `rows` that a stop string cut."""
+        ...
+
+
+class ChatDialect:
+    """chat.completion and chat.completion.chunk."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        return {
+            "index": choice,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": _chat_logprobs(rows),
+            "finish_reason": _FINISH[reason],
+        }
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        return _chunk(choice, {"role": "assistant", "content": ""})
+
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, {"content": text}), "logprobs": _chat_logprobs(rows)}
+
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, {}), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
+
+
+class CompletionDialect:
+    """text_completion, the same for answers and chunks."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        return {**self.delta(choice, text, rows), "finish_reason": _FINISH[reason]}
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        return None
+
+    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {
+            "index": choice,
+            "text": text,
+            "logprobs": _completion_logprobs(rows),
+            "finish_reason": None,
+        }
+
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**self.delta(choice, "", rows), "finish_reason": _FINISH[reason]}
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+    }
+
+
+def _chunk(choice: int, delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+    content = [
+        {
+            **_logprob(row.text, row.logprobs.logprob, row.kept),
+            "top_logprobs": [_logprob(top.text, top.logprob, top.token_bytes) for top in row.logprobs.top],
+        }
+        for row in rows
+    ]
+    return {"content": content, "refusal": None} if content else None
+
+
+def _logprob(text: str, logprob: float, token_bytes: bytes | None) -> dict[str, Any]:
+    of_token = text.encode("utf-8", "replace") if token_bytes is None else token_bytes
+    return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": list(of_token)}
+
+
+def _completion_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+    if not rows:
+        return None
+    return {
+        "tokens": [row.text for row in rows],
+        "token_logprobs": [max(row.logprobs.logprob, _LOWEST_LOGPROB) for row in rows],
+        "top_logprobs": [{top.text: max(top.logprob, _LOWEST_LOGPROB) for top in row.logprobs.top} for row in rows],
+        "text_offset": [row.offset for row in rows],
+    }

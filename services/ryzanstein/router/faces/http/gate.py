@@ -1,0 +1,130 @@
+"""What every HTTP request passes through: its id, the bounds on its body and on how many run, its log line, its metric.
+
+Plain ASGI around the application, so that it also sees what goes wrong in the framework.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from ryzanstein import errors
+from ryzanstein.request_id import request_id
+from ryzanstein.router.faces.http.arrival import Arrival, BodyBounds, Room
+from ryzanstein.router.faces.http.failures import (
+    CLIENT_CLOSED_REQUEST,
+    Refused,
+    failure_from_error,
+)
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+REQUEST_ID = "X-Request-Id"
+_CALL = "ryzanstein.call"
+_QUIET = frozenset({"/healthz", "/readyz"})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of the face: a body's size, that of all bodies that are being read, a body's messages and the time until it is
+    there, requests at once, and how long a reader may take no byte of a stream."""
+
+    max_body_bytes: int = 4 * 2**20
+    max_arriving_bytes: int = 256 * 2**20
+    max_messages: int = 2048
+    body_timeout_s: float = 30.0
+    max_requests: int = 8192
+    write_timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class Call:
+    """One request while it is served. `code` is its status, or what became of a stream after its status was sent."""
+
+    request_id: str
+    code: int = 0
+    started: bool = False
+
+
+def call_of(scope: Scope) -> Call:
+    """The call that the gate opened for this request."""
+    call: Call = scope[_CALL]
+    return call
+
+
+class Gate:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: Telemetry) -> None:
+        self._app = app
+        self._limits = limits
+        self._telemetry = telemetry
+        self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
+        self._room = Room(limits.max_arriving_bytes)
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = scope[_CALL] = Call(request_id(Headers(scope=scope).get(REQUEST_ID, "")))
+        began = time.monotonic()
+        self._running += 1
+        with bound_contextvars(request_id=call.request_id):
+            try:
+                await self._serve(scope, receive, _labelled(send, call), call)
+            except BaseException:
+                call.code = call.code if call.code >= 400 else CLIENT_CLOSED_REQUEST
+                raise
+            finally:
+                self._running -= 1
+                self._ended(scope, call, time.monotonic() - began)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+        try:
+            if self._running > self._limits.max_requests:
+                raise errors.queue_full(self._running, self._limits.max_requests)
+            with Arrival(receive, Headers(scope=scope), self._bounds, self._room) as arrival:
+                await self._app(scope, arrival.receive, send)
+        except Refused as refused:
+            self._telemetry.http_refused.labels(refused.reason).inc()
+            await refused.failure.response()(scope, receive, send)
+        except Exception as error:
+            if call.started:
+                if not isinstance(error, OSError):  # a client that is gone or does not read
+                    log.exception("response failed", method=scope["method"], path=scope["path"][:256])
+                raise
+            if not isinstance(error, errors.RyzansteinError):
+                log.exception("request failed", method=scope["method"], path=scope["path"][:256])
+                error = errors.internal(f"internal error, request {call.request_id}")
+            await failure_from_error(error).response()(scope, receive, send)
+
+    def _ended(self, scope: Scope, call: Call, duration_s: float) -> None:
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._telemetry.requests.labels("http", route, str(call.code)).inc()
+        if route not in _QUIET:
+            log.info(
+                "http request",
+                method=scope["method"],
+                path=scope["path"][:256],
+                code=call.code,
+                duration_s=round(duration_s, 6),
+            )
+
+
+def _labelled(send: Send, call: Call) -> Send:
+    """Puts the request id on the response and notes its status."""
+
+    async def labelled(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            call.started, call.code = True, message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID] = call.request_id
+        await send(message)
+
+    return labelled

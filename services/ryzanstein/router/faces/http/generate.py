@@ -1,0 +1,166 @@
+"""From a request to its answer: submit, then collect the whole or stream it.
+
+A client that goes away from a plain request, or before it was told the generation's id, has no way back: its generation is
+cancelled. One that goes away from a stream may come back, see `attach`; so may one with an Idempotency-Key, which comes back
+by sending its request again. X-Cancel-On-Disconnect and X-Run-Detached say otherwise, see `disconnect`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ryzanstein import errors
+from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Token, Usage
+from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
+from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
+
+NODE = "X-Ryzanstein-Node"
+
+Events = AsyncGenerator[GenerationEvent, None]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """All that a generation said."""
+
+    started: Started | None = None
+    node_id: str = ""
+    usage: Usage = field(default_factory=Usage)
+    tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+
+    def add(self, event: GenerationEvent) -> None:
+        match event:
+            case Started():
+                self.started, self.node_id = event, event.node_id
+            case Delta():
+                self.tokens[event.choice].extend(event.tokens)
+                self.node_id = event.node_id
+            case Finished():
+                self.reasons[event.choice] = event.reason
+                self.usage = event.usage
+
+
+class Generations:
+    """Serves generations of one core over HTTP."""
+
+    def __init__(self, core: Core, limits: HttpLimits) -> None:
+        self._core = core
+        self._limits = limits
+
+    async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
+        """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
+        request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
+        generation_id = await self._core.submit(request, resumable=request.detached)
+        async with self._cancelled_if_left(request, generation_id):
+            answer = await while_connected(http.receive, self._collect(generation_id))
+        content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
+        return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
+
+    async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
+        """The answer as events; an error before the first is an error of the request."""
+        wish = on_disconnect(http.headers)
+        request = replace(request, detached=wish is OnDisconnect.DETACH)
+        ends_with_stream = wish is OnDisconnect.CANCEL and request.key is None
+        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
+        async with self._cancelled_if_left(request, generation_id):
+            response = await self._open(http, generation_id, dialect, Cursor(), include_usage)
+        if ends_with_stream:
+            response.on_left = partial(leave, self._core, generation_id)
+        return response
+
+    async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
+        """The rest of a stream. NOT_FOUND when the generation is unknown or its re-attach window is over."""
+        dialect: Dialect = ChatDialect()
+        if response_id.startswith(CompletionDialect.id_prefix):
+            dialect = CompletionDialect()
+        return await self._open(http, response_id.removeprefix(dialect.id_prefix), dialect, cursor, include_usage)
+
+    async def _open(
+        self, http: Request, generation_id: str, dialect: Dialect, cursor: Cursor, include_usage: bool
+    ) -> EventStreamResponse:
+        wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+        events: Events = self._core.follow(generation_id, wanted)
+        try:
+            started = await while_connected(http.receive, _first(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        writer = ChunkWriter(started, dialect, cursor, include_usage)
+        headers = {NODE: started.node_id}
+        return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
+
+    async def _collect(self, generation_id: str) -> _Answer:
+        answer = _Answer()
+        async with aclosing(self._core.follow(generation_id, whole=True)) as events:
+            async for event in events:
+                answer.add(event)
+        return answer
+
+    @asynccontextmanager
+    async def _cancelled_if_left(self, request: GenerationRequest, generation_id: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except ClientLeft:
+            if request.key is None and not request.detached:
+                await leave(self._core, generation_id)
+            raise
+
+    async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
+        """The first token wanted of each choice. Log probabilities are written beside the text from its beginning on, so there
+        the tokens that the reader has seen come once more, for the writer alone."""
+        seen = cursor.from_index
+        if not any(seen.values()):
+            return seen
+        async with aclosing(self._core.follow(generation_id, {})) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    return {} if event.tokens[0].logprobs is not None else seen
+        return seen
+
+
+async def _first(events: Events) -> Started:
+    event = await anext(events, None)
+    if not isinstance(event, Started):
+        raise errors.internal("the generation did not begin with its start")
+    return event
+
+
+def _body(answer: _Answer, dialect: Dialect) -> dict[str, Any]:
+    if answer.started is None:
+        raise errors.internal("the generation ended without a start")
+    return {
+        "id": dialect.id_prefix + answer.started.generation_id,
+        "object": dialect.object,
+        "created": int(time.time()),
+        "model": answer.started.model,
+        "system_fingerprint": None,
+        "choices": [
+            dialect.answer(choice, *_aligned(answer.tokens[choice]), reason)
+            for choice, reason in sorted(answer.reasons.items())
+        ],
+        "usage": usage_body(answer.usage),
+    }
+
+
+def _aligned(tokens: list[Token]) -> tuple[str, list[LogprobRow]]:
+    """The text of a choice, and its log probabilities beside it."""
+    alignment = Alignment()
+    rows = [row for token in tokens for row in alignment.push(token)]
+    return "".join(token.text for token in tokens), [*rows, *alignment.end()]

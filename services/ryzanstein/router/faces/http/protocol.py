@@ -1,0 +1,201 @@
+"""uvicorn's HTTP/1.1 with bounds on what a connection may take: time and bytes for headers, requests in a row, a way out.
+
+What is not HTTP gets an answer in OpenAI's form, a count and the end of its connection; nothing of it is logged. The time for a
+body is the gate's, which knows when a request is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ryzanstein.router.faces.http.connections import Connections
+from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, Failure, Refused
+
+_MAX_PIPELINED = 16
+_MAX_CHUNKS = 65_536
+_LINGER_S = 5.0  # for the rest of a body that was refused, so that the client comes to read why
+_GOODBYE_S = 1.0  # for a refused client to have read its answer
+
+_NOT_HTTP = Failure(400, "this is not an HTTP/1.1 request", None, "invalid_http")
+_BUSY = Failure(503, "there are too many connections", None, "too_many_connections", {"Retry-After": "1"})
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, connections: Connections, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._counted = connections
+        self._bounds = connections.bounds
+        self._refusal: Refused | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = self._in_body = self._over = False
+        self._began = False
+        self._head_bytes = self._pending_bytes = self._read_bytes = self._num_chunks = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._counted.opened(transport):
+            self._wait_for_head()
+            return
+        self.connections.discard(self)
+        self._over = True
+        self._counted.on_refused(CONNECTIONS)
+        self._say_goodbye()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._unset_keepalive_if_required()
+        self._counted.closed(self.transport)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        self._unset_keepalive_if_required()
+        self._counted.busy(self.transport)
+        if self._free and not self._in_body and self._timer is None:
+            self._wait_for_head()
+        self._began, self._read_bytes = True, len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # nothing else is spoken here; the request is answered as it stands
+        except httptools.HttpParserError:
+            self._end(self._refusal or Refused(_NOT_HTTP, MALFORMED))
+            return
+        if self._in_head:
+            self._pending_bytes += len(data)
+            if self._pending_bytes > self._bounds.max_head_bytes:
+                self._end(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._refuse(Refused(_NOT_HTTP, MALFORMED))
+        if self._timer is None:
+            self._wait_for_head()
+        self._in_head = True
+        self._head_bytes = self._num_chunks = 0
+        # What was read with the end of the message before does not count; what is whole is counted by itself.
+        self._pending_bytes = -self._read_bytes
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        if len(self.headers) >= self._bounds.max_headers:
+            self._refuse(self._head_too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > _MAX_CHUNKS:
+            self._refuse(Refused(Failure(413, f"a body has at most {_MAX_CHUNKS} chunks", "body", "body_too_large"), TOO_LARGE))
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() or not self.cycle.response_complete:
+            return
+        if self._in_body:
+            self._unset_keepalive_if_required()
+            self._stop_waiting()
+            self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        else:
+            self._rest()
+
+    @property
+    def _free(self) -> bool:
+        """No request of this connection is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _rest(self) -> None:
+        """Between two requests."""
+        if self._in_head:
+            return
+        self._stop_waiting()
+        self._began = False
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._counted.idle(self.transport)
+
+    def _wait_for_head(self) -> None:
+        self._timer = self.loop.call_later(self._bounds.header_timeout_s, self._on_head_timeout)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_head_timeout(self) -> None:
+        self._timer = None
+        if not self._free:
+            # No further request over this connection, but the answer that is under way is whole.
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+            return
+        if not self._began:
+            self.transport.close()
+            return
+        message = f"the headers were not complete within {self._bounds.header_timeout_s:g} s"
+        self._end(Refused(Failure(408, message, None, "request_timeout"), TIMEOUT))
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > self._bounds.max_head_bytes:
+            self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> Refused:
+        message = f"there are at most {self._bounds.max_head_bytes} bytes and {self._bounds.max_headers} headers before a body"
+        return Refused(Failure(431, message, "headers", "headers_too_large"), TOO_LARGE)
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Out of the parser, which stops where it is."""
+        self._refusal = refusal
+        raise refusal
+
+    def _end(self, refusal: Refused) -> None:
+        """An answer where none is under way, and the end of the connection."""
+        self._over = True
+        self._stop_waiting()
+        self._counted.on_refused(refusal.reason)
+        if self._free or not (self.cycle.response_started or self.pipeline):
+            self.transport.write(_answer(refusal.failure))
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _say_goodbye(self) -> None:
+        """To a connection that there is no room for: its answer, if not too many are being told so."""
+        if not self._counted.may_be_told(self.transport):
+            self.transport.abort()
+            return
+        self.transport.write(_answer(_BUSY))
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(_GOODBYE_S, self.transport.abort)
+
+
+def _answer(failure: Failure) -> bytes:
+    """A whole response, after which the connection closes."""
+    response = failure.response()
+    fields = [*response.raw_headers, (b"connection", b"close")]
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+    return STATUS_LINE[failure.status] + head + b"\r\n" + bytes(response.body)

@@ -1,0 +1,62 @@
+"""From the options of a body to `SamplingParams`."""
+
+from __future__ import annotations
+
+from ryzanstein import errors
+from ryzanstein.generation import SamplingParams
+from ryzanstein.router.faces.http.schemas import GenerationOptions
+
+_UINT32 = 2**32 - 1
+
+
+def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """Validated parameters; what the body leaves out is as OpenAI has it: temperature 1, one choice.
+
+    A negative seed, which OpenAI allows, is taken as its 64 bits.
+    """
+    given = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k == -1 else body.top_k,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "min_tokens": body.min_tokens,
+        "n": body.n,
+        "ignore_eos": body.ignore_eos,
+    }
+    params = SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        seed=None if body.seed is None else _seed(body.seed),
+        max_tokens=max_tokens,
+        stop=_stop(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        logprobs=logprobs,
+    )
+    params.validate()
+    return params
+
+
+def _seed(seed: int) -> int:
+    if not -(2**63) <= seed < 2**64:
+        raise errors.invalid("seed", f"must be in [{-(2**63)}, {2**64 - 1}]", seed)
+    return seed % 2**64
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((_token_id(key), bias) for key, bias in biases.items()))
+
+
+def _token_id(key: str) -> int:
+    """JSON has no integer keys."""
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= _UINT32):
+        raise errors.invalid("logit_bias", f"each key must be a token id in [0, {_UINT32}]", key[:32])
+    return int(key)

@@ -1,0 +1,114 @@
+"""The HTTP server's life in the router's own event loop: bind, serve, drain, stop. Signals are the router's business."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import uvicorn
+from fastapi import FastAPI
+
+from ryzanstein.router.faces.http.connections import ConnectionBounds, Connections
+from ryzanstein.router.faces.http.protocol import BoundedProtocol
+
+_BACKLOG = 2048
+_SWEEP_S = 5
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would take SIGTERM away from the router's drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """`start`, then `port` is the bound one; `stop` ends it. `on_refused` is told why a connection was refused."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        port: int,
+        bounds: ConnectionBounds | None = None,
+        on_refused: Callable[[str], object] = lambda reason: None,
+    ) -> None:
+        self._host = host
+        bounds = bounds or ConnectionBounds()
+        self._stuck: set[asyncio.Transport] = set()
+        # What goes wrong in a request the gate has logged, once and as JSON; this would be its stack again, as text.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self._config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http=partial(BoundedProtocol, Connections(bounds, on_refused)),  # type: ignore[arg-type]
+            timeout_keep_alive=round(bounds.keep_alive_s),
+            callback_notify=self._drop_stuck,
+            timeout_notify=_SWEEP_S,
+            backlog=_BACKLOG,
+            ws="none",
+        )
+        self._server = _QuietServer(self._config)
+        self._serving: asyncio.Task[None] | None = None
+        self.port = port
+
+    async def start(self) -> None:
+        """Binds and serves. OSError: the port is taken."""
+        listener = self._bind()
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._serve(listener))
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+            if self._serving.done():
+                self._serving.result()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """However it ends, nobody connects to a server that does not answer."""
+        try:
+            await self._server.serve(sockets=[listener])
+        finally:
+            for server in getattr(self._server, "servers", ()):
+                server.close()
+            listener.close()
+
+    async def live(self) -> None:
+        """Returns when the server has stopped because it was asked to. RuntimeError, or its own error: it ended by itself."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+            if not self._server.should_exit:
+                raise RuntimeError("the HTTP server ended")
+
+    async def stop(self, grace_s: float) -> None:
+        """No new connections; running requests have `grace_s` to end, then they are cancelled."""
+        if self._serving is None:
+            return
+        self._config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.should_exit = True
+        await asyncio.wait([self._serving])  # what it ended with `live` has said
+
+    async def _drop_stuck(self) -> None:
+        """A connection that is to be closed waits for its client to read what is left, but not for ever."""
+        transports = {connection.transport for connection in self._server.server_state.connections}
+        closing = {transport for transport in transports if transport.is_closing()}
+        for transport in closing & self._stuck:
+            transport.abort()
+        self._stuck = closing
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self.port))
+        except OSError as error:
+            listener.close()
+            raise OSError(f"cannot listen on {self._host}:{self.port}: {error.strerror}") from None
+        return listener

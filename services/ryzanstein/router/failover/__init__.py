@@ -1,0 +1,1 @@
+"""Runs a generation on nodes: attempts, their placement, patience with them, hedges."""

@@ -1,0 +1,223 @@
+"""One attempt of a generation on one node: rows go straight into the log, everything else becomes an event for the runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein.cluster import Load
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import FinishReason, Token
+from ryzanstein.router.failover.patience import Quiet
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.token_log import GapError, Row
+from ryzanstein.router.nodes.breaker import Blame, blame
+from ryzanstein.router.nodes.connection import PROTOCOL
+from ryzanstein.router.nodes.roster import Placement
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+NODE_FAULT = "node_fault"
+BACK_PRESSURE = "back_pressure"
+REQUEST_FAULT = "request_fault"
+NO_PROGRESS = "no_progress"
+# The node says that it cannot run such a request, which another node has accepted or may be able to run.
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """The attempt brought something new: for the first time, or for the first time in a race."""
+
+    run: AttemptRun
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """The attempt's node is silent or stalled; the attempt is still listened to."""
+
+    run: AttemptRun
+    cause: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The attempt is over without the generation being complete; another node may continue."""
+
+    run: AttemptRun
+    cause: str
+    at: float
+    error: RyzansteinError | None = None
+
+    @property
+    def reason(self) -> str:
+        """What the node said; empty: nothing."""
+        return "" if self.error is None else self.error.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The node says that the request is wrong. Whether that ends the generation is the runner's to say."""
+
+    run: AttemptRun
+    error: RyzansteinError
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every choice has ended."""
+
+    run: AttemptRun
+
+
+AttemptEvent = Worked | Suspected | Lost | Rejected | Complete
+
+
+class AttemptRun:
+    """An `AttemptSink` that writes to the generation's log; `tell` gets its events."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        attempt: int,
+        node_id: str,
+        telemetry: Telemetry,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self.attempt = attempt
+        self.node_id = node_id
+        self.placement: Placement | None = None
+        self.on_submitted: Callable[[float], None] | None = None
+        self._generation = generation
+        self._log = generation.log
+        self._telemetry = telemetry
+        self._tell = tell
+        self._worked = False
+        self._submitted_at: float | None = None
+        self._quiet_since = time.monotonic()
+        self._prompt_tokens: int | None = None
+        self._begun = False
+        self._alarms = 0
+
+    def submitted(self, at: float) -> None:
+        self._submitted_at = at
+        if self.on_submitted is not None:
+            self.on_submitted(at)
+
+    def accepted(self, prompt_tokens: int) -> None:
+        if self._submitted_at is not None:
+            self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
+        self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
+        self._generation.start(self.node_id, prompt_tokens)
+
+    def token(self, choice: int, index: int, token: Token) -> bool:
+        try:
+            row = self._log.append(self.attempt, choice, index, token, self.node_id)
+        except GapError as gap:
+            self._broke_protocol(gap)
+            return False
+        if row is not Row.NEW:
+            self._telemetry.dropped_rows.labels(row.name.lower()).inc()
+            return False
+        self._generation.brought()
+        self._quiet_since = self._generation.last_token_at
+        self._works()
+        return True
+
+    def _works(self) -> None:
+        if not self._worked:
+            self._worked = self._begun = True
+            self._alarms = 0
+            if self.placement is not None:
+                self.placement.began()
+            self._tell(Worked(self))
+
+    def race(self) -> None:
+        """Another attempt starts beside this one: the next new row is told again."""
+        self._worked = False
+
+    def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:
+        try:
+            row = self._log.finish(self.attempt, choice, reason)
+        except GapError as gap:
+            self._broke_protocol(gap)
+            return
+        if row is Row.NEW:
+            self._works()
+            self._generation.end_choice(choice, cached_prompt_tokens)
+            if self._log.complete:
+                self._tell(Complete(self))
+
+    def failed(self, error: RyzansteinError, node_fault: bool) -> None:
+        self.release()
+        match blame(error.code, node_fault, error.reason):
+            case Blame.CLIENT:
+                self._tell(Rejected(self, error))
+            case Blame.BACK_PRESSURE:
+                self._tell(Lost(self, BACK_PRESSURE, time.monotonic(), error))
+            case Blame.REQUEST:
+                self._tell(Lost(self, REQUEST_FAULT, time.monotonic(), error))
+            case Blame.NODE:
+                self._tell(Lost(self, NODE_FAULT, time.monotonic(), error))
+
+    def suspected(self, cause: str, at: float) -> None:
+        self._tell(Suspected(self, cause, at))
+
+    def lost(self, cause: str, at: float) -> None:
+        self._log.fence(self.attempt)
+        self._tell(Lost(self, cause, at))
+
+    @property
+    def let_in(self) -> bool:
+        """Its node has let it in."""
+        return self._prompt_tokens is not None
+
+    @property
+    def fruitful(self) -> bool:
+        """It has brought something new."""
+        return self._begun
+
+    @property
+    def suspect(self) -> bool:
+        """Its node is still silent or stalled."""
+        return self.placement is not None and self.placement.link.suspected
+
+    @property
+    def quiet(self) -> Quiet:
+        """How long it has brought nothing, and what may excuse that."""
+        placement = self.placement
+        overtaken = placement is not None and placement.overtaken
+        load = Load() if placement is None else placement.link.beat.load
+        return Quiet(self._quiet_since, self._prompt_tokens, self._begun, overtaken, load)
+
+    def alarm(self) -> None:
+        """It has been quiet for too long: another node may try; the next time this one has lost it."""
+        now = self._quiet_since = time.monotonic()
+        self._alarms += 1
+        if self._alarms == 1:
+            self._tell(Suspected(self, NO_PROGRESS, now))
+        else:
+            self.abandon()
+            self._tell(Lost(self, NO_PROGRESS, now))
+
+    def abandon(self) -> None:
+        """Ends the attempt on its node; nothing of it is believed any more."""
+        self._log.fence(self.attempt)
+        if self.placement is not None:
+            self.placement.cancel()
+
+    def release(self) -> None:
+        """The attempt has ended on its node by itself."""
+        self._log.fence(self.attempt)
+        if self.placement is not None:
+            self.placement.release()
+
+    def _broke_protocol(self, gap: GapError) -> None:
+        log.error("node broke the protocol", node_id=self.node_id, attempt=self.attempt, what=str(gap))
+        self.abandon()
+        self._tell(Lost(self, PROTOCOL, time.monotonic()))

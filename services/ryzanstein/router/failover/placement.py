@@ -1,0 +1,187 @@
+"""Where a generation's next attempt goes, and when the generation must be given up.
+
+Knows what failed it so far: nodes that are not to be asked again yet, nodes that cannot run it at all, how long there has been
+no node for it, and how many of its attempts ended in a way that the request itself may have caused.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from ryzanstein import errors
+from ryzanstein.errors import Code
+from ryzanstein.router.choose import Ranking
+from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
+from ryzanstein.router.failover.patience import Patience
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.nodes.link import UNLOADED
+from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.telemetry import Telemetry
+
+# While no node can take a generation it looks again this often, besides at every change of a node: a breaker that
+# becomes half-open is no event. A node that failed or refused it is left alone for at least as long,
+_LOOK_AGAIN_S = 0.25
+# and one that is full for as long as it says, but not longer than this.
+_LONGEST_PAUSE_S = 2.0
+# The node was well, or was taken away by others: that says nothing about the request.
+_BLAMELESS = frozenset({BACK_PRESSURE, REFUSED, REQUEST_FAULT, UNLOADED})
+# A node that had not accepted the attempt may have been gone before it came: two such ends count as one.
+_STRIKE, _HALF_STRIKE = 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPolicy:
+    """`failover_wait_s`: how long a generation waits without any node that could serve it before it fails with NO_NODES, its
+    age does not matter. `max_fruitless_attempts`: how many attempts in a row may end by a fault that the request may have
+    caused, without a new token, so that a request which kills nodes kills few. `patience`: how long an attempt may bring
+    nothing on a node that works for others."""
+
+    failover_wait_s: float = 15.0
+    max_fruitless_attempts: int = 5
+    patience: Patience = field(default_factory=Patience)
+
+
+class Placing:
+    """Of one generation."""
+
+    def __init__(self, generation: Generation, links: Links, policy: RunnerPolicy, telemetry: Telemetry) -> None:
+        self._generation = generation
+        self._model = generation.request.model
+        self._links = links
+        self._policy = policy
+        self._telemetry = telemetry
+        self._wish = links.wish(generation.request)
+        self._excluded: dict[str, float] = {}  # until when, monotonic seconds; longer while there are others
+        self._barred: set[str] = set()
+        self._refused_by: set[str] = set()
+        self._strikes: list[float] = []
+        self._nobody_since: float | None = None
+        self._ranking: Ranking | None = None
+
+    def placed(self, node_id: str) -> None:
+        """An attempt starts on a node that was named last."""
+        if self._ranking is not None:
+            self._links.place(self._ranking, node_id)
+
+    def worked(self) -> None:
+        """The generation has grown: what was held against nodes, and against the request, is forgotten."""
+        self._excluded.clear()
+        self._strikes.clear()
+
+    def backups(self, node_id: str) -> list[str]:
+        """Nodes that may run a backup of the attempt on `node_id`, the best first. A backup must itself be on time: in a
+        cluster that is slow as a whole, or after a pause of this router, one more would only be more work."""
+        return [each for each in self._candidates(node_id) if self._links.punctual(each)]
+
+    async def first(self) -> str:
+        """The node for the first attempt; waits for one. NO_NODES when none came."""
+        return await self._wait(None)
+
+    def note(self, lost: Lost) -> None:
+        """An attempt has ended; another one may still run."""
+        node_id = lost.run.node_id
+        self._excluded[node_id] = time.monotonic() + _pause_s(lost)
+        if strike := self._strike(lost):
+            self._strikes.append(strike)
+        if lost.cause == REFUSED:
+            self._barred.add(node_id)
+        elif lost.cause == REQUEST_FAULT:
+            self._refused_by.add(node_id)
+
+    async def next(self, lost: Lost) -> str:
+        """The node for the attempt after the last one, which was noted, was lost; waits for one. Raises the error that the
+        client gets when the generation must be given up."""
+        self._require_blameless(lost)
+        self._require_acceptable(lost)
+        if sum(self._strikes) >= self._policy.max_fruitless_attempts:
+            self._count_in_vain(lost)
+            raise errors.attempts_exhausted(len(self._strikes), lost.cause, lost.reason)
+        return await self._wait(lost)
+
+    def _strike(self, lost: Lost) -> float:
+        """How far the request may be what the attempt ended of."""
+        if lost.run.fruitful or lost.cause in _BLAMELESS or self._links.awake.lately_paused:
+            return 0.0
+        return _STRIKE if lost.run.let_in or lost.error is not None else _HALF_STRIKE
+
+    def _candidates(self, *excluded: str) -> tuple[str, ...]:
+        self._ranking = self._links.rank(self._model, self._wish, {*excluded, *self._excluded, *self._barred})
+        return self._ranking.node_ids
+
+    async def _wait(self, lost: Lost | None) -> str:
+        while not (nodes := self._candidates()):
+            self._require_begun(lost)
+            self._require_hope(lost)
+            left_s = self._left_s()
+            if left_s <= 0:
+                raise self._no_nodes(lost)
+            await self._links.changed(min(left_s, _LOOK_AGAIN_S))
+            self._readmit()
+        self._nobody_since = None
+        return nodes[0]
+
+    def _require_hope(self, lost: Lost | None) -> None:
+        """Who has not begun need not wait for nodes that operators took out of service, all of them."""
+        if lost is None and (drained := self._links.drained(self._model)):
+            self._count_in_vain(None)
+            raise errors.no_nodes(self._model, f"all its nodes drain ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
+
+    def _left_s(self) -> float:
+        """Of the time that it waits for a node. It does not run while some node could serve the generation by and by."""
+        now = self._links.awake.now()
+        if self._links.could_serve(self._model, self._barred):
+            self._nobody_since = None
+        elif self._nobody_since is None:
+            self._nobody_since = now
+        return self._policy.failover_wait_s - (0.0 if self._nobody_since is None else now - self._nobody_since)
+
+    def _readmit(self) -> None:
+        now = time.monotonic()
+        self._excluded = {node_id: until for node_id, until in self._excluded.items() if until > now}
+
+    def _require_begun(self, lost: Lost | None) -> None:
+        """Who has no token yet need not wait in a full cluster: the refusal says when to come again."""
+        if lost is None or lost.error is None or lost.cause != BACK_PRESSURE or self._generation.log.num_tokens:
+            return
+        if lost.error.code in (Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED):
+            raise lost.error
+
+    def _require_blameless(self, lost: Lost) -> None:
+        """Two nodes that are well and cannot run a request agree: it is the request. Raises the error of the second."""
+        if lost.cause == REQUEST_FAULT and lost.error is not None:
+            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by})
+            if len(self._refused_by) > 1 or not others:
+                raise lost.error
+
+    def _require_acceptable(self, lost: Lost) -> None:
+        if lost.error is not None and self._is_mistake(lost, unknown=True):
+            raise lost.error
+
+    def _is_mistake(self, lost: Lost, *, unknown: bool) -> bool:
+        """Of the client. The first node's word counts for all of them, except that a larger context may hold what a smaller one
+        cannot; such a node may be away just now, or start. What was accepted once is no client's mistake any more: such a node
+        is only not asked again."""
+        if lost.cause != REFUSED or self._generation.started is not None:
+            return False
+        if lost.reason != errors.CONTEXT_TOO_LONG:
+            return True
+        return not self._links.may_hold_more(self._model, lost.run.node_id, self._barred, unknown=unknown)
+
+    def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
+        if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):
+            return lost.error  # a node that started might have held it, and did not come
+        self._count_in_vain(lost)
+        why = f"none for {self._policy.failover_wait_s:g} s"
+        if lost is None:
+            return errors.no_nodes(self._model, why)
+        return errors.no_nodes(self._model, f"{why}, the last attempt ended by {lost.reason or lost.cause}", lost.cause)
+
+    def _count_in_vain(self, lost: Lost | None) -> None:
+        self._telemetry.failed_over_in_vain.labels("no_nodes" if lost is None else lost.cause).inc()
+
+
+def _pause_s(lost: Lost) -> float:
+    """How long its node is left alone by this generation."""
+    asked_s = lost.error.retry_after_s if lost.error is not None and lost.cause == BACK_PRESSURE else None
+    return min(max(asked_s or 0.0, _LOOK_AGAIN_S), _LONGEST_PAUSE_S)

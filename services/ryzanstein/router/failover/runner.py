@@ -1,0 +1,231 @@
+"""The life of a generation on the nodes: place it, follow its attempts, move it on, until its log is complete.
+
+On a fault the next candidate gets attempt + 1 with the prompt and the generated tokens, apart. On mere suspicion a backup
+starts beside the first (a hedge): whoever brings the next index first wins, the other is cancelled. A false alarm costs work,
+never correctness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from ryzanstein.generation import Attempt
+from ryzanstein.router.failover.attempt import (
+    BACK_PRESSURE,
+    NO_PROGRESS,
+    NODE_FAULT,
+    REFUSED,
+    REQUEST_FAULT,
+    AttemptEvent,
+    AttemptRun,
+    Complete,
+    Lost,
+    Rejected,
+    Suspected,
+    Worked,
+)
+from ryzanstein.router.failover.hedges import HedgeBudget
+from ryzanstein.router.failover.placement import Placing, RunnerPolicy
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.nodes.connection import PROTOCOL
+from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+# Attempts are numbered from epoch * 2**16 on: room for 65,536 of each router, and for 65,536 routers, in the wire's uint32.
+_EPOCH_SHIFT = 16
+
+
+@dataclass(slots=True)
+class _Reroute:
+    """Why an attempt was started after the first one, and how long that took."""
+
+    cause: str
+    from_node: str
+    detected_at: float
+    took_s: float = 0.0
+
+
+class Runner:
+    """Runs one generation. `run` it once, as a task; cancelling it cancels the generation on its nodes."""
+
+    def __init__(
+        self, generation: Generation, links: Links, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: Telemetry
+    ) -> None:
+        self._generation = generation
+        self._links = links
+        self._patience = policy.patience
+        self._placing = Placing(generation, links, policy, telemetry)
+        self._hedges = hedges
+        self._racing = False
+        self._telemetry = telemetry
+        self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
+        self._runs: dict[AttemptRun, _Reroute | None] = {}
+        # Higher than every attempt of the routers that had the generation before, and of earlier runs here.
+        generation.next_attempt = max(generation.next_attempt, generation.epoch << _EPOCH_SHIFT)
+        self._looking: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
+        if self._generation.log.complete:
+            return
+        self._look()
+        try:
+            self._start(await self._placing.first(), None)
+            while not self._generation.log.complete:
+                await self._handle(await self._events.get())
+                if len(self._runs) < 2:
+                    self._end_race()
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+            for run in self._runs:
+                self._abandon(run)
+                self._hedges.forget(run)
+            self._runs.clear()
+            self._end_race()
+
+    def _end_race(self) -> None:
+        if self._racing:
+            self._racing = False
+            self._hedges.give()
+
+    def _look(self) -> None:
+        """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
+        patience, now = self._patience, time.monotonic()
+        awake = self._links.awake
+        left_s = {run: patience.left_s(run.quiet, now - awake.slept_since(run.quiet.since)) for run in self._runs}
+        for run in [run for run, left in left_s.items() if left <= 0]:
+            run.alarm()
+        again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
+        self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
+
+    async def _handle(self, event: AttemptEvent) -> None:
+        if event.run not in self._runs:
+            return
+        match event:
+            case Worked(run):
+                self._on_worked(run)
+            case Suspected():
+                self._hedge(event)
+            case Lost():
+                await self._on_lost(event)
+            case Rejected(run, error):
+                await self._on_lost(Lost(run, REFUSED, time.monotonic(), error))
+            case Complete(run):
+                run.release()
+                self._runs.pop(run)
+
+    def _on_worked(self, run: AttemptRun) -> None:
+        self._breaker_worked(run.node_id)
+        self._placing.worked()
+        for other in [other for other in self._runs if other is not run]:
+            self._abandon(other)
+            self._decide_race(run, other)
+
+    def _abandon(self, run: AttemptRun) -> None:
+        run.abandon()
+        if (breaker := self._links.breaker(run.node_id)) is not None:
+            breaker.withdrawn()
+
+    def _decide_race(self, winner: AttemptRun, loser: AttemptRun) -> None:
+        reroute = self._runs[winner]
+        del self._runs[loser]
+        if reroute is None or loser.attempt > winner.attempt:
+            self._telemetry.hedges.labels("false_alarm").inc()
+            return
+        self._telemetry.hedges.labels("won").inc()
+        if (breaker := self._links.breaker(loser.node_id)) is not None:
+            # A node that works for others may only be slow with this one: a few such in a row open its breaker.
+            (breaker.fault if reroute.cause == NO_PROGRESS else breaker.open)()
+        self._report(winner, reroute)
+
+    async def _on_lost(self, lost: Lost) -> None:
+        reroute = self._runs.pop(lost.run)
+        self._blame(lost)
+        self._placing.note(lost)
+        if not self._runs:
+            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run.node_id, lost.at))
+            return
+        (left,) = self._runs
+        remaining = self._runs[left]
+        if remaining is not None and left.attempt > lost.run.attempt:
+            self._telemetry.hedges.labels("took_over").inc()
+            self._report(left, remaining)
+        elif reroute is not None:
+            self._telemetry.hedges.labels("lost").inc()
+
+    def _blame(self, lost: Lost) -> None:
+        """Links blame a node for the end of its link themselves, once and not for each generation."""
+        breaker = self._links.breaker(lost.run.node_id)
+        if breaker is None:
+            return
+        if lost.cause in (NODE_FAULT, NO_PROGRESS):
+            breaker.fault()
+        elif lost.cause == PROTOCOL:
+            breaker.open()
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED):
+            breaker.worked()
+
+    def _breaker_worked(self, node_id: str) -> None:
+        if (breaker := self._links.breaker(node_id)) is not None:
+            breaker.worked()
+
+    def _hedge(self, suspicion: Suspected) -> None:
+        """The node is not told to be suspect twice, so this looks again by itself."""
+        run = suspicion.run
+        if len(self._runs) > 1:
+            return
+        again = partial(self._events.put_nowait, suspicion)
+        nodes = self._placing.backups(run.node_id)
+        if not nodes:
+            self._hedges.wait_for_node(run, partial(self._wants_backup, run), again)
+        elif not self._hedges.take():
+            self._hedges.wait(run, partial(self._wants_backup, run), again)
+        else:
+            self._racing = True
+            self._telemetry.hedges.labels("started").inc()
+            run.race()
+            self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
+
+    def _wants_backup(self, run: AttemptRun) -> bool:
+        return run in self._runs and run.suspect
+
+    def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:
+        generation = self._generation
+        self._placing.placed(node_id)
+        number = generation.next_attempt
+        generation.next_attempt += 1
+        run = AttemptRun(generation, number, node_id, self._telemetry, self._events.put_nowait)
+        if reroute is not None:
+            run.on_submitted = partial(self._submitted, run, reroute, hedge)
+        self._runs[run] = reroute
+        generation.log.admit(number)
+        let_in = generation.started is not None
+        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, let_in)
+        run.placement = self._links.start(node_id, attempt, run)
+
+    def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:
+        reroute.took_s = at - reroute.detected_at
+        self._telemetry.rerouted.observe(reroute.took_s)
+        if not hedge:
+            self._report(run, reroute)
+
+    def _report(self, run: AttemptRun, reroute: _Reroute) -> None:
+        self._telemetry.failovers.labels(reroute.cause).inc()
+        log.warning(
+            "generation failed over",
+            generation_id=self._generation.generation_id,
+            attempt=run.attempt,
+            cause=reroute.cause,
+            from_node=reroute.from_node,
+            to_node=run.node_id,
+            tokens=self._generation.log.num_tokens,
+            detected_to_rerouted_s=round(reroute.took_s, 6),
+        )

@@ -1,0 +1,82 @@
+"""Reads a generation from any index: its start, the tokens of each choice, its ends. Slow readers get more in one Delta."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+
+from ryzanstein import errors
+from ryzanstein.generation import Delta, GenerationEvent
+from ryzanstein.router.generations.generation import Generation
+
+MAX_DELTA_TOKENS = 512
+
+
+async def follow(
+    generation: Generation, from_index: Mapping[int, int], *, whole: bool = False
+) -> AsyncGenerator[GenerationEvent, None]:
+    """See `Core.follow`. INVALID_ARGUMENT for a choice that the generation does not have. Closing it detaches the reader."""
+    cursor = _Cursor(generation, from_index, whole)
+    news = asyncio.Event()
+    generation.reader_came(news)
+    try:
+        while not cursor.done:
+            news.clear()
+            settled = generation.settled  # before looking: after it nothing more comes
+            for event in cursor.take():
+                yield event
+            if settled and generation.error is not None:
+                raise generation.error
+            if not cursor.done:
+                await news.wait()
+    finally:
+        generation.reader_left(news)
+
+
+class _Cursor:
+    """How far one reader has come."""
+
+    def __init__(self, generation: Generation, from_index: Mapping[int, int], whole: bool) -> None:
+        num_choices = len(generation.log.choices)
+        unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
+        if unknown:
+            raise errors.invalid("from_index", f"the generation has the choices 0 to {num_choices - 1}", unknown[0])
+        self._generation = generation
+        self._next = [from_index.get(choice, 0) for choice in range(num_choices)]
+        self._begun = False
+        self._ends_given = 0
+        self._shows = not whole
+        generation.shown = max(generation.shown, min(self._next[0], len(generation.log.choices[0].tokens)))
+
+    @property
+    def done(self) -> bool:
+        return self._ends_given == len(self._next)
+
+    def take(self) -> Iterator[GenerationEvent]:
+        """Everything that is new to this reader."""
+        generation = self._generation
+        if not self._begun:
+            if generation.started is None:
+                return
+            self._begun = True
+            yield generation.started
+        for choice in range(len(self._next)):
+            yield from self._deltas(choice)
+        while self._ends_given < self._visible_ends:
+            end = generation.ended[self._ends_given]
+            # Tokens that came while this reader was busy with the events above.
+            yield from self._deltas(end.choice)
+            self._ends_given += 1
+            yield end
+
+    @property
+    def _visible_ends(self) -> int:
+        ended = len(self._generation.ended)
+        return ended if self._generation.settled or ended < len(self._next) else ended - 1
+
+    def _deltas(self, choice: int) -> Iterator[Delta]:
+        for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], MAX_DELTA_TOKENS):
+            self._next[choice] = end = first + len(tokens)
+            if not choice and self._shows and end > self._generation.shown:
+                self._generation.shown = end
+            yield Delta(choice, first, tokens, node_id)

@@ -1,0 +1,137 @@
+"""One generation as its readers and its runner share it: the log, who reads it, and how it ended.
+
+`cursor.follow` reads it. The last Finished is held back until the runner has settled the generation (its session's turn is
+stored), so that whoever has read the end can build on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Finished, FinishReason, GenerationRequest, Message, Started, Usage
+from ryzanstein.router.generations.token_log import TokenLog
+
+PAUSED = "GENERATION_PAUSED"
+
+
+def paused(generation_id: str) -> RyzansteinError:
+    """It does not run because nobody reads it. The next reader resumes it."""
+    return errors.unavailable(PAUSED, f"generation {generation_id[:64]} was paused because nobody read it; attach again")
+
+
+class GenerationObserver(Protocol):
+    """Hears what happens to a generation besides its tokens. Must not block."""
+
+    def generation_started(self, generation: Generation) -> None: ...
+
+    def readers_changed(self, generation: Generation) -> None: ...
+
+    def has_news(self, readers: Collection[asyncio.Event]) -> None:
+        """These readers shall be woken, soon."""
+        ...
+
+
+class Generation:
+    """A generation of this router. Its runner writes, readers `follow` it."""
+
+    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
+        """`epoch`: how many routers had it before this one."""
+        self.generation_id = generation_id
+        self.request = request
+        self.epoch = epoch
+        self.next_attempt = 0
+        self.said: tuple[Message, ...] = ()
+        """Its session's turn; empty without a session."""
+        self.was_read = False
+        self.shown = 0
+        """How many tokens of the first choice readers were given, here or at a router before."""
+        self.abandoned = False
+        """Its window is over: it can be read until it has ended."""
+        self.log = TokenLog(request.sampling.n)
+        self.started: Started | None = None
+        self.ended: list[Finished] = []
+        self.error: RyzansteinError | None = None
+        self.settled = False
+        self.submitted_at = time.monotonic()
+        self.first_token_at: float | None = None
+        self.last_token_at = self.submitted_at
+        self._observer = observer
+        self._readers: dict[asyncio.Event, None] = {}
+        self._finished_tokens = 0
+        self._cached = 0
+
+    @property
+    def num_readers(self) -> int:
+        return len(self._readers)
+
+    @property
+    def unread(self) -> bool:
+        """It had readers and all have left. One that runs detached never counts as unread."""
+        return self.was_read and not self._readers and not self.request.detached
+
+    @property
+    def paused(self) -> bool:
+        return self.error is not None and self.error.reason == PAUSED
+
+    def start(self, node_id: str, prompt_tokens: int) -> None:
+        """A node accepted it; only the first one's word counts."""
+        if self.started is None:
+            self.started = Started(self.generation_id, self.request.model, node_id, prompt_tokens)
+            self._observer.generation_started(self)
+            self.wake()
+
+    def brought(self) -> None:
+        """The log has a new token."""
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+        self.wake()
+
+    def end_choice(self, choice: int, cached_prompt_tokens: int = 0) -> None:
+        """Called once per choice, after the log has ended it."""
+        self._finished_tokens += len(self.log.choices[choice].tokens)
+        self._cached = max(self._cached, cached_prompt_tokens)
+        prompt_tokens = 0 if self.started is None else self.started.prompt_tokens
+        usage = Usage(prompt_tokens, self._finished_tokens, self._cached)
+        reason = self.log.choices[choice].reason
+        self.ended.append(Finished(choice, FinishReason.CANCELLED if reason is None else reason, usage))
+        self.wake()
+
+    def settle(self, error: RyzansteinError | None = None) -> None:
+        """The end: complete, or failed with `error`. Readers get what is left, then the last Finished or the error."""
+        if error is None:
+            # Cancelled before any node accepted it: its readers still get the events that every stream has.
+            self.start("", 0)
+        self.error = error
+        self.settled = True
+        self.wake()
+
+    @property
+    def resumable(self) -> bool:
+        """It is paused, or it failed with a retryable error that a reader has been told. The next reader resumes it where it
+        ended."""
+        return self.paused or (self.was_read and self.error is not None and self.error.retry_after_s is not None)
+
+    def resume(self) -> None:
+        """It is about to run again. Readers that were not told its error yet are not told it any more."""
+        self.error = None
+        self.settled = False
+
+    def wake(self) -> None:
+        if self._readers:
+            self._observer.has_news(self._readers)
+
+    def reader_came(self, news: asyncio.Event) -> None:
+        """`news` is set when there is more to read, until `reader_left`."""
+        self.was_read = True
+        self._readers[news] = None
+        self._observer.readers_changed(self)
+
+    def reader_left(self, news: asyncio.Event) -> None:
+        self._readers.pop(news, None)
+        self._observer.readers_changed(self)

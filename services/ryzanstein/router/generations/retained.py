@@ -1,0 +1,170 @@
+"""The generations that can be read: those that run, and for the re-attach window those that have ended.
+
+A generation without a reader runs for the grace after the last one left, then it is paused. At the end of the window it is
+cancelled; one that has ended is then forgotten, and earlier when the ended ones hold more tokens than there is room for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from ryzanstein import errors
+from ryzanstein.awake import AwakeClock, AwakeTimer
+from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.wakes import Wakes
+from ryzanstein.router.telemetry import Telemetry
+
+UnreadTurns = Literal["keep", "drop"]
+"""What a session gets of an answer that is ended because nobody reads it: what was shown of it, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingWindow:
+    """How long a generation without a reader runs, how long it can be come back to, in seconds, and how many tokens of ended
+    ones are kept for that."""
+
+    grace_s: float
+    reattach_s: float
+    max_retained_tokens: int
+
+
+class Generations:
+    """Generations by id. `pause` is called with one that nobody has read for the grace, `abandon` with one that nobody came
+    back to, which is to be dropped when it has ended, `on_forgotten` with each that is dropped."""
+
+    def __init__(
+        self,
+        window: ReadingWindow,
+        pause: Callable[[Generation], None],
+        abandon: Callable[[Generation], None],
+        on_forgotten: Callable[[Generation], None],
+        telemetry: Telemetry,
+        *,
+        awake: AwakeClock,
+    ) -> None:
+        self._window = window
+        self._pause = pause
+        self._abandon = abandon
+        self._on_forgotten = on_forgotten
+        self._telemetry = telemetry
+        self._awake = awake
+        self._wakes = Wakes()
+        self._by_id: dict[str, Generation] = {}
+        self._retained: dict[str, int] = {}
+        self._retained_tokens = 0
+        self._timers: dict[str, AwakeTimer] = {}
+        self._waiting: Counter[str] = Counter()
+
+    def waiting(self, model: str) -> int:
+        """How many no node has accepted yet."""
+        return self._waiting[model]
+
+    def add(self, generation: Generation) -> None:
+        """The window starts at once: a client may never come to read."""
+        self._by_id[generation.generation_id] = generation
+        self._waiting[generation.request.model] += 1
+        self._telemetry.running.inc()
+        self._telemetry.waiting.inc()
+        self.readers_changed(generation)
+
+    def find(self, generation_id: str) -> Generation | None:
+        return self._by_id.get(generation_id)
+
+    def get(self, generation_id: str) -> Generation:
+        """NOT_FOUND when there is none."""
+        generation = self.find(generation_id)
+        if generation is None:
+            raise errors.not_found("generation", generation_id)
+        return generation
+
+    def readers_changed(self, generation: Generation) -> None:
+        """A reader came or left."""
+        if generation.generation_id not in self._by_id:
+            return
+        if (timer := self._timers.pop(generation.generation_id, None)) is not None:
+            timer.cancel()
+        if generation.num_readers or (generation.request.detached and not generation.settled):
+            return
+        # While this router stands still nobody can come back to it.
+        now = self._awake.now()
+        ends_at = now + self._window.reattach_s
+        if generation.settled or self._window.grace_s >= self._window.reattach_s:
+            self._at(ends_at, generation, self._expire)
+        else:
+            self._at(now + self._window.grace_s, generation, partial(self._grace_over, ends_at))
+
+    def _at(self, when: float, generation: Generation, what: Callable[[Generation], None]) -> None:
+        self._timers[generation.generation_id] = self._awake.call_at(when, what, generation)
+
+    def _grace_over(self, ends_at: float, generation: Generation) -> None:
+        self._at(ends_at, generation, self._expire)
+        self._pause(generation)
+
+    def has_news(self, readers: Collection[asyncio.Event]) -> None:
+        self._wakes.add(readers)
+
+    def generation_started(self, generation: Generation) -> None:
+        self._no_longer_waits(generation)
+        if generation.started is not None:
+            self._telemetry.prompt_tokens.labels(generation.request.model).inc(generation.started.prompt_tokens)
+
+    def _no_longer_waits(self, generation: Generation) -> None:
+        self._waiting[generation.request.model] -= 1
+        self._telemetry.waiting.dec()
+
+    def ended(self, generation: Generation) -> None:
+        """It stays readable for what is left of its window, which begins only now for one that ran detached."""
+        self._telemetry.running.dec()
+        if generation.started is None:
+            self._no_longer_waits(generation)
+        if generation.generation_id not in self._by_id or generation.abandoned:
+            return
+        self._retained[generation.generation_id] = 1 + generation.log.num_tokens
+        self._retained_tokens += 1 + generation.log.num_tokens
+        if generation.generation_id not in self._timers:
+            self.readers_changed(generation)
+        while self._retained_tokens > self._window.max_retained_tokens:
+            self._telemetry.evicted.inc()
+            oldest = self._by_id[next(iter(self._retained))]
+            (self._abandon if oldest.paused else self.drop)(oldest)
+        self._telemetry.retained.set(len(self._retained))
+
+    def resumed(self, generation: Generation) -> None:
+        """One that had ended runs again."""
+        self._telemetry.running.inc()
+        if generation.started is None:
+            self._waiting[generation.request.model] += 1
+            self._telemetry.waiting.inc()
+        self._retained_tokens -= self._retained.pop(generation.generation_id, 0)
+        self._telemetry.retained.set(len(self._retained))
+
+    def drop(self, generation: Generation) -> None:
+        """It can no longer be read here. Its present readers get its end."""
+        if generation.generation_id in self._by_id:
+            self._forget(generation.generation_id)
+            self._telemetry.retained.set(len(self._retained))
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _expire(self, generation: Generation) -> None:
+        if generation.settled and not generation.paused:
+            self.drop(generation)
+            return
+        del self._timers[generation.generation_id]
+        self._telemetry.unread.abandoned.inc()
+        self._abandon(generation)
+
+    def _forget(self, generation_id: str) -> None:
+        generation = self._by_id.pop(generation_id)
+        self._retained_tokens -= self._retained.pop(generation_id, 0)
+        if (timer := self._timers.pop(generation_id, None)) is not None:
+            timer.cancel()
+        self._on_forgotten(generation)

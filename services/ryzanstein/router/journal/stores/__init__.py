@@ -1,0 +1,1 @@
+"""Journals in SQLite and in Redis."""

@@ -1,0 +1,289 @@
+"""A journal in one SQLite file, for the routers of one host.
+
+It outlives processes, not the host, with which all its routers end: nothing waits for the disk (synchronous OFF), and the file
+of an earlier boot, or one that is damaged, is begun anew. Times are of CLOCK_MONOTONIC, which all processes of a host share
+and no clock jump moves. All statements run in one thread of the journal's own, few and long ones: at each, and at each row
+that it returns, the interpreter's lock changes hands between that thread and the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from ryzanstein.private_files import private_file, private_folder
+from ryzanstein.router.journal.journal import (
+    KEY_HOLD_S,
+    Append,
+    Head,
+    JournalUnavailableError,
+    KeyClaim,
+    Outcome,
+    Owner,
+    Record,
+)
+from ryzanstein.router.storage import sqlite_wal as write_ahead
+
+log = structlog.get_logger(__name__)
+
+SCHEMA_VERSION = 3
+_SCHEMA = """
+CREATE TABLE generations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, generation_id TEXT NOT NULL UNIQUE,
+    owner_id TEXT NOT NULL, address TEXT NOT NULL, epoch INTEGER NOT NULL, expires REAL NOT NULL
+);
+CREATE TABLE requests (number INTEGER PRIMARY KEY, request BLOB NOT NULL);
+CREATE TABLE batches (number INTEGER NOT NULL, batch BLOB NOT NULL);
+CREATE INDEX batches_by_number ON batches (number);
+CREATE TABLE leases (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE boot (boot_id TEXT NOT NULL);
+"""
+# Beside the schema: a router of an earlier version that shares the file neither knows nor misses it.
+_KEYS = """
+CREATE TABLE IF NOT EXISTS keys (
+    key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
+) WITHOUT ROWID
+"""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BUSY_S = 1.0
+_OPEN_S = 5.0
+_Result = TypeVar("_Result")
+
+
+class SqliteJournal:
+    """A `Journal` in a file. `open` it; `close` waits for what is under way."""
+
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lease_s: float, retention_s: float) -> None:
+        self._connection = connection
+        self._thread = thread
+        self._lease_s = lease_s
+        self._retention_s = retention_s
+
+    @classmethod
+    async def open(cls, path: Path, lease_s: float, retention_s: float) -> SqliteJournal:
+        """OSError or sqlite3.Error when the file cannot be used."""
+        thread = ThreadPoolExecutor(1, "journal")
+        try:
+            connection = await asyncio.get_running_loop().run_in_executor(thread, _opened, path)
+        except BaseException:
+            thread.shutdown()
+            raise
+        return cls(connection, thread, lease_s, retention_s)
+
+    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+        return await self._run(lambda: self._write(owner, appends))
+
+    async def remove(self, generations: Sequence[tuple[str, int]]) -> None:
+        await self._run(lambda: self._remove(generations))
+
+    async def head(self, generation_id: str) -> Head | None:
+        return await self._run(lambda: self._head(generation_id))
+
+    async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+        return await self._run(lambda: self._take(generation_id, epoch, owner))
+
+    async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        return await self._run(lambda: self._claim_key(key, claim, keep_s))
+
+    async def free_key(self, key: str, generation_id: str) -> None:
+        await self._run(lambda: self._free_key(key, generation_id))
+
+    async def renew(self, owner: Owner) -> None:
+        await self._run(lambda: self._renew(owner))
+
+    async def find(self, owner_id: str) -> Owner | None:
+        return await self._run(lambda: self._find(owner_id))
+
+    async def resign(self, owner: Owner) -> None:
+        await self._run(lambda: self._resign(owner))
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise JournalUnavailableError(str(error)) from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Takes the write lock at once, so that what is read is still true when it is written."""
+        db = self._connection
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def _write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+        with self._transaction() as db:
+            known = _known(db, [append.generation_id for append in appends])
+            outcomes = [self._checked(db, owner, append, known) for append in appends]
+            written = [append for append, outcome in zip(appends, outcomes, strict=True) if outcome is Outcome.WRITTEN]
+            numbers = sorted({known[append.generation_id][0] for append in written})
+            if numbers:
+                update = f"UPDATE generations SET expires = ? WHERE number IN ({','.join('?' * len(numbers))})"
+                db.execute(update, (self._expires, *numbers))
+            values: list[int | bytes] = []
+            for append in written:
+                if append.batch:
+                    values += (known[append.generation_id][0], append.batch)
+            if values:
+                db.execute(f"INSERT INTO batches VALUES {','.join(['(?, ?)'] * (len(values) // 2))}", values)
+        return outcomes
+
+    def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]) -> Outcome:
+        """Whether the append may be written; opens its generation where that is what it asks for."""
+        generation_id = append.generation_id
+        if generation_id not in known:
+            if append.request is None:
+                return Outcome.MISSING
+            known[generation_id] = (self._open(db, owner, append, append.request), append.epoch)
+            return Outcome.WRITTEN
+        _, epoch = known[generation_id]
+        return Outcome.WRITTEN if epoch == append.epoch else Outcome.FENCED
+
+    def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
+        """The generation's number."""
+        values = (append.generation_id, owner.owner_id, owner.address, append.epoch, self._expires)
+        insert = "INSERT INTO generations (generation_id, owner_id, address, epoch, expires) VALUES (?, ?, ?, ?, ?)"
+        number = db.execute(insert, values).lastrowid
+        assert number is not None
+        db.execute("INSERT INTO requests VALUES (?, ?)", (number, request))
+        return number
+
+    @property
+    def _expires(self) -> float:
+        return time.monotonic() + self._retention_s
+
+    def _remove(self, generations: Sequence[tuple[str, int]]) -> None:
+        with self._transaction() as db:
+            query = "DELETE FROM generations WHERE generation_id = ? AND epoch = ? RETURNING number"
+            for generation in generations:
+                _forget(db, db.execute(query, generation).fetchall())
+
+    def _head(self, generation_id: str) -> Head | None:
+        query = "SELECT owner_id, address, epoch FROM generations WHERE generation_id = ? AND expires > ?"
+        row = self._connection.execute(query, (generation_id, time.monotonic())).fetchone()
+        return None if row is None else Head(Owner(row[0], row[1]), row[2])
+
+    def _take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+        update = (
+            "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
+            " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number"
+        )
+        values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, time.monotonic())
+        with self._transaction() as db:
+            number = db.execute(update, values).fetchone()
+            if number is None:
+                return None
+            (request,) = db.execute("SELECT request FROM requests WHERE number = ?", number).fetchone()
+            query = "SELECT batch FROM batches WHERE number = ? ORDER BY rowid"
+            batches = tuple(batch for (batch,) in db.execute(query, number))
+        return Record(epoch + 1, request, batches)
+
+    def _claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
+        now = time.monotonic()
+        query = (
+            "SELECT keys.generation_id, body, generations.expires > :now AS begun FROM keys LEFT JOIN generations"
+            " USING (generation_id) WHERE key = :key AND generation_id != :own AND (begun OR held > :now)"
+        )
+        with self._transaction() as db:
+            row = db.execute(query, {"key": key, "own": claim.generation_id, "now": now}).fetchone()
+            if row is not None:
+                return KeyClaim(row[0], row[1], bool(row[2]))
+            values = (key, claim.generation_id, claim.body, now + KEY_HOLD_S, now + max(keep_s, KEY_HOLD_S))
+            db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", values)
+        return None
+
+    def _free_key(self, key: str, generation_id: str) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM keys WHERE key = ? AND generation_id = ?", (key, generation_id))
+
+    def _renew(self, owner: Owner) -> None:
+        now = time.monotonic()
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
+            db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
+            _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
+            db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
+
+    def _find(self, owner_id: str) -> Owner | None:
+        query = "SELECT address FROM leases WHERE owner_id = ? AND expires > ?"
+        row = self._connection.execute(query, (owner_id, time.monotonic())).fetchone()
+        return None if row is None else Owner(owner_id, row[0])
+
+    def _resign(self, owner: Owner) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM leases WHERE owner_id = ?", (owner.owner_id,))
+
+
+def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Number and epoch of those of the generations that there are, in one row."""
+    places = ",".join("?" * len(generation_ids))
+    columns = "json_group_array(json_array(generation_id, number, epoch))"
+    query = f"SELECT {columns} FROM generations WHERE generation_id IN ({places})"
+    (rows,) = db.execute(query, generation_ids).fetchone()
+    return {generation_id: (number, epoch) for generation_id, number, epoch in json.loads(rows)}
+
+
+def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
+    db.executemany("DELETE FROM requests WHERE number = ?", numbers)
+    db.executemany("DELETE FROM batches WHERE number = ?", numbers)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    private_folder(path.parent)
+    try:
+        return _connected(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        log.warning("journal damaged; begun anew", path=str(path), error=str(error))
+        for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+            name.unlink(missing_ok=True)
+        return _connected(path)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    private_file(path)
+    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    try:
+        write_ahead.turn_on(db, _OPEN_S)
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("BEGIN IMMEDIATE")
+        _prepare(db)
+        db.execute(_KEYS)
+        db.execute("COMMIT")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """Empty tables, unless they are of this version and this boot."""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == SCHEMA_VERSION and db.execute("SELECT boot_id FROM boot").fetchone() == (boot_id,):
+        return
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall():
+        db.execute(f'DROP TABLE "{name}"')
+    for statement in _SCHEMA.split(";\n"):
+        db.execute(statement)
+    db.execute("INSERT INTO boot VALUES (?)", (boot_id,))
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

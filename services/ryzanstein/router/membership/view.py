@@ -1,0 +1,141 @@
+"""Who belongs to the cluster, from the orchestrator's watch, from a list, and from the last time.
+
+The orchestrator is never on a request's path: while it is gone the last view holds, and a router that starts meanwhile takes
+the view that it kept in its state directory. Says whom to link; who lives is the links' own knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from ryzanstein.cluster import Node
+from ryzanstein.router.membership.cache import ViewCache
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from ryzanstein.wire import node_from_wire
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+
+
+class Membership(Protocol):
+    """Where the view goes."""
+
+    def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
+        """These addresses belong to the cluster; these node ids shall take nothing new."""
+        ...
+
+
+class GapError(Exception):
+    """A version is missing: the view must be taken anew."""
+
+
+@dataclass(slots=True)
+class View:
+    """The orchestrator's members at a version of an epoch. Pure: fed with messages, it says who belongs."""
+
+    epoch: str = ""
+    version: int = 0
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def apply(self, message: orchestrator.WatchClusterResponse) -> None:
+        """Raises GapError when a delta is not the next one."""
+        if message.HasField("snapshot"):
+            snapshot = message.snapshot
+            self.epoch, self.version = snapshot.epoch, snapshot.version
+            self.nodes = {node.node_id: node_from_wire(node) for node in snapshot.nodes}
+        elif message.HasField("delta"):
+            self._change(message.delta)
+
+    def _change(self, delta: orchestrator.ClusterDelta) -> None:
+        if not self.epoch or delta.version != self.version + 1:
+            raise GapError(f"version {delta.version} after {self.version}")
+        self.version = delta.version
+        match delta.WhichOneof("change"):
+            case "node":
+                self.nodes[delta.node.node_id] = node_from_wire(delta.node)
+            case "node_left":
+                self.nodes.pop(delta.node_left, None)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        return frozenset(node.address for node in self.nodes.values())
+
+    @property
+    def draining(self) -> frozenset[str]:
+        return frozenset(node.node_id for node in self.nodes.values() if node.drain_requested)
+
+
+class ClusterView:
+    """Keeps a `Membership` told. `run` it as a task when there is an orchestrator; `start` it in any case."""
+
+    def __init__(
+        self, router_id: str, fixed: Collection[str], membership: Membership, cache: ViewCache, telemetry: Telemetry
+    ) -> None:
+        self._router_id = router_id
+        self._fixed = frozenset(fixed)
+        self._membership = membership
+        self._cache = cache
+        self._telemetry = telemetry
+        self._view = View()
+        self._told: tuple[frozenset[str], frozenset[str]] | None = None
+
+    async def start(self) -> None:
+        """Tells what is known before anyone was asked."""
+        self._tell(self._fixed | await self._cache.load(), frozenset())
+
+    async def run(self, address: str) -> None:
+        """Follows the orchestrator for ever, through its restarts and its absence."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            async with open_channel(address, retries=False) as channel:
+                if await self._watch(OrchestratorServiceStub(channel)):
+                    backoff_s = FIRST_BACKOFF_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _watch(self, stub: Any) -> bool:
+        """One watch to its end. False: nothing came."""
+        view, came = View(), False
+        try:
+            async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
+                came = True
+                view.apply(message)
+                if message.HasField("snapshot"):
+                    self._count_resync(view)
+                    self._view = view
+                await self._changed()
+        except grpc.aio.AioRpcError as error:
+            log.debug("orchestrator gone", code=error.code().name)
+        except GapError as gap:
+            log.warning("view has a gap", what=str(gap))
+        return came
+
+    def _count_resync(self, taken: View) -> None:
+        """The first snapshot is none; one of another epoch means that the orchestrator restarted."""
+        if self._view.epoch:
+            self._telemetry.view_resyncs.labels("gap" if taken.epoch == self._view.epoch else "epoch").inc()
+
+    async def _changed(self) -> None:
+        addresses = self._view.addresses | self._fixed
+        if self._tell(addresses, self._view.draining) and self._view.addresses:
+            await self._cache.save(self._view.addresses)
+
+    def _tell(self, addresses: frozenset[str], draining: frozenset[str]) -> bool:
+        """False when that is no news: most deltas only change a load."""
+        if (addresses, draining) == self._told:
+            return False
+        self._membership.follow(addresses, draining)
+        self._told = addresses, draining
+        return True

@@ -1,0 +1,256 @@
+"""One node, one stream: all of this router's generations on that node.
+
+Keeps the stream open, reconnects with back-off, hands rows to attempts and tells its observer when the node comes, goes or
+changes. The stream's end is the node's death: every attempt on it hears so at once. Knows nothing of other nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Protocol
+
+import grpc
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.awake import AwakeClock
+from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.generation import Attempt
+from ryzanstein.router.nodes.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
+from ryzanstein.router.nodes.frames import AttemptSink, deliver
+from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, Thresholds
+from ryzanstein.router.nodes.suspicion import Level, Watch
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire import beat_from_wire, submit_now
+
+log = structlog.get_logger(__name__)
+
+NODE_STATE = "node_state"
+UNLOADED = "unloaded"
+CLOSED = "closed"
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 1.0
+# A state without a name here is no loss: what the node loses it says of each generation.
+_SHORTEST_BEAT_S, _LONGEST_BEAT_S = 0.001, 10.0
+_SERVING = (NodeState.READY, NodeState.DRAINING, NodeState.UNSPECIFIED)
+
+
+class LinkObserver(Protocol):
+    """Hears what happens to a link. Must neither block nor raise."""
+
+    def link_up(self, link: NodeLink, restarted: bool) -> None:
+        """`restarted`: the node is another process than the one that this link knew."""
+        ...
+
+    def link_down(self, link: NodeLink, cause: str) -> None: ...
+
+    def link_changed(self, link: NodeLink) -> None:
+        """The node's state, model or health is another than before."""
+        ...
+
+    def link_beat(self, link: NodeLink) -> None: ...
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None: ...
+
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        """A frame had so many new tokens."""
+        ...
+
+
+class NodeLink:
+    """The link to one address. `run` it as a task; cancelling that task closes the link."""
+
+    def __init__(self, address: str, router_id: str, thresholds: Thresholds, observer: LinkObserver, awake: AwakeClock) -> None:
+        self.address = address
+        self.node_id = ""
+        self.beat = Beat()
+        self.clock_skew_s = 0.0
+        self.departed = False
+        self.newest_begun: dict[tuple[str, int], int] = {}
+        """The last submitted of the attempts that have brought something: a handle."""
+        self._incarnation = ""
+        self._held: tuple[str, int] = ("", 0)
+        self._router_id = router_id
+        self._thresholds = thresholds
+        self._observer = observer
+        self._awake = awake
+        self._connection: Connection | None = None
+        self._watch: Watch | None = None
+        self._sinks: dict[int, AttemptSink] = {}
+        self._last_handle = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def inflight(self) -> int:
+        return len(self._sinks)
+
+    @property
+    def beat_interval_s(self) -> float:
+        """How often this router beats, so that a node that does not hear it is found while somebody waits for it."""
+        return WORKING_BEAT_S if self._sinks else BEAT_S
+
+    def beaten(self, sequence: int) -> None:
+        if self._watch is not None:
+            self._watch.asked(sequence)
+
+    @property
+    def suspected(self) -> bool:
+        return self._watch is not None and self._watch.level is not Level.FINE
+
+    @property
+    def suspicion(self) -> str:
+        """Why the node is suspected; empty: it is not."""
+        return "" if self._watch is None else self._watch.cause
+
+    @property
+    def punctual(self) -> bool:
+        return self._watch is not None and self._watch.punctual
+
+    def context_of(self, model: str) -> int:
+        """What it holds of the model, or held when it was last ready with it; 0: that is not known."""
+        return self._held[1] if self._held[0] == model else 0
+
+    def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
+        """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""
+        if self._connection is None:
+            raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
+        self._last_handle += 1
+        self._sinks[self._last_handle] = sink
+        self._connection.send(worker.ConnectRequest(submit=submit_now(attempt, self._last_handle)), sink.submitted)
+        return self._last_handle
+
+    def cancel(self, handle: int) -> None:
+        """Ends an attempt on the node. Its sink hears nothing more."""
+        if self._sinks.pop(handle, None) is not None:
+            self._tell_cancelled(handle)
+
+    def release(self, handle: int) -> None:
+        """Forgets an attempt that has ended on the node."""
+        self._sinks.pop(handle, None)
+
+    async def count_tokens(self, request: worker.CountPromptTokensRequest, timeout_s: float) -> int:
+        """The node's own error when it refuses."""
+        if self._connection is None:
+            raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
+        try:
+            response = await self._connection.stub.CountPromptTokens(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as failure:
+            raise error_from_rpc(failure) from None
+        return int(response.tokens)
+
+    async def run(self) -> None:
+        """Connects and reconnects until the node has departed."""
+        backoff_s = FIRST_BACKOFF_S
+        while not self.departed:
+            if await self._stream():
+                backoff_s = FIRST_BACKOFF_S
+            # Jitter, so that many routers do not come back to a restarted node in one instant.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _stream(self) -> bool:
+        """One stream from its hello to its end. False: there was no hello."""
+        async with connect(self.address, self._router_id) as connection:
+            if connection is None:
+                return False
+            cause = CLOSED
+            try:
+                self._up(connection)
+                cause = await connection.serve(self._receive, self)
+            finally:
+                self._down(cause)
+        return True
+
+    def _up(self, connection: Connection) -> None:
+        hello = connection.hello
+        restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
+        self.node_id, self._incarnation = hello.node_id, hello.incarnation
+        self._connection = connection
+        self._watch = Watch(self._thresholds, self._on_level, self._awake, _intervals(hello))
+        self._watch.start()
+        self.beat = beat_from_wire(hello.beat)
+        self._remember_context()
+        self._watch.beat(self.beat)
+        log.info("link up", node_id=self.node_id, address=self.address, restarted=restarted)
+        self._observer.link_up(self, restarted)
+
+    def _down(self, cause: str) -> None:
+        self._connection = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        # The breaker first: whoever fails over now must not choose this node again.
+        self._observer.link_down(self, cause)
+        generations = self._lose_all(cause)
+        log.warning("link down", node_id=self.node_id, address=self.address, cause=cause, generations=generations)
+
+    def _lose_all(self, cause: str) -> int:
+        now = time.monotonic()
+        lost, self._sinks = self._sinks, {}
+        for sink in lost.values():
+            sink.lost(cause, now)
+        return len(lost)
+
+    def _receive(self, frame: worker.ConnectResponse) -> None:
+        if frame.HasField("output"):
+            if self._watch is not None:
+                self._watch.frame()
+            self._observer.link_brought(self, deliver(frame.output, self._sinks))
+        elif frame.HasField("beat"):
+            self._on_beat(beat_from_wire(frame.beat))
+        elif frame.HasField("heard") and self._watch is not None:
+            self._watch.answered(frame.heard.sequence)
+
+    def _remember_context(self) -> None:
+        """A node without ranks does not know what they can hold."""
+        if self.beat.state is NodeState.READY:
+            self._held = (self.beat.model, self.beat.context_length)
+
+    def _on_beat(self, beat: Beat) -> None:
+        before, self.beat = self.beat, beat
+        self._remember_context()
+        self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
+        self._observer.link_beat(self)
+        if self._watch is not None:
+            self._watch.beat(beat)
+        if beat.state is before.state and beat.model == before.model:
+            return
+        log.info("node changed", node_id=self.node_id, state=beat.state.name, model=beat.model, reason=beat.reason)
+        self._observer.link_changed(self)
+        if beat.state not in _SERVING:
+            # A node that lost its ranks lost what ran on them, whether or not it says so for each generation.
+            for handle in self._sinks:
+                self._tell_cancelled(handle)
+            self._lose_all(UNLOADED if beat.state is NodeState.STARTING else NODE_STATE)
+
+    def _tell_cancelled(self, handle: int) -> None:
+        if self._connection is not None:
+            self._connection.send(worker.ConnectRequest(cancel=worker.Cancel(handle=handle)))
+
+    def _on_level(self, level: Level, cause: str) -> None:
+        now = time.monotonic()
+        if level is Level.DEAD and self._connection is not None:
+            self._connection.end(cause)
+        elif level is Level.SUSPECT:
+            self._observer.link_suspected(self, cause)
+            log.warning("node suspected", node_id=self.node_id, cause=cause, generations=len(self._sinks))
+            for sink in list(self._sinks.values()):
+                sink.suspected(cause, now)
+        self._observer.link_changed(self)
+
+
+def _intervals(hello: worker.NodeHello) -> BeatIntervals:
+    """As the node says, within what a node may be set to; an older one says nothing."""
+    busy_s = hello.beat_busy.seconds + hello.beat_busy.nanos / 1e9 if hello.HasField("beat_busy") else WORKING_INTERVAL_S
+    idle_s = hello.beat_idle.seconds + hello.beat_idle.nanos / 1e9 if hello.HasField("beat_idle") else IDLE_INTERVAL_S
+    return BeatIntervals(_within(busy_s), _within(idle_s))
+
+
+def _within(interval_s: float) -> float:
+    return min(max(interval_s, _SHORTEST_BEAT_S), _LONGEST_BEAT_S)

@@ -1,0 +1,53 @@
+"""What an operator is told of a router's links: how each is, and which ended lately. Nothing is decided on these values."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from ryzanstein.cluster import NodeState
+from ryzanstein.router.nodes.breaker import BreakerState
+
+MAX_LOSSES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """One link. `node_id` is empty while the address never answered, `suspicion` while there is none. `clock_skew_s`: the
+    node's clock less this router's, the way included."""
+
+    node_id: str
+    address: str
+    up: bool
+    suspicion: str
+    breaker: BreakerState
+    inflight: int
+    state: NodeState
+    reason: str
+    clock_skew_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoss:
+    """A link that ended with `inflight` attempts on it, at Unix seconds."""
+
+    at: float
+    node_id: str
+    cause: str
+    inflight: int
+
+
+class RecentLosses:
+    """The last MAX_LOSSES."""
+
+    def __init__(self) -> None:
+        self._losses: deque[LinkLoss] = deque(maxlen=MAX_LOSSES)
+
+    @property
+    def all(self) -> tuple[LinkLoss, ...]:
+        """Oldest first."""
+        return tuple(self._losses)
+
+    def add(self, node_id: str, cause: str, inflight: int) -> None:
+        self._losses.append(LinkLoss(time.time(), node_id, cause, inflight))

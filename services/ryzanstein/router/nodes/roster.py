@@ -1,0 +1,333 @@
+"""All links, and with them what this router knows first-hand: who is there, who works, who may be asked.
+
+Membership says whom to link; the links say who lives. A node that left the membership keeps its link until the stream ends:
+a lease that an orchestrator's restart lost breaks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein.awake import AwakeClock
+from ryzanstein.cluster import NodeState
+from ryzanstein.generation import Attempt, GenerationRequest
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
+from ryzanstein.router.nodes.breaker import Breaker, BreakerState
+from ryzanstein.router.nodes.frames import AttemptSink
+from ryzanstein.router.nodes.link import CLOSED, NodeLink
+from ryzanstein.router.nodes.phi_detector import Thresholds
+from ryzanstein.router.nodes.report import LinkLoss, LinkReport, RecentLosses
+from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_MAX_TENANTS = 4096  # whose newest begun attempt a link remembers
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An attempt on a node."""
+
+    link: NodeLink
+    node_id: str
+    handle: int
+    tenant: str
+    priority: int
+
+    @property
+    def overtaken(self) -> bool:
+        """An attempt that was sent to the node after this one has brought something, and no fairness between tenants and no
+        priority explains it: it is of the same ones."""
+        return self.link.newest_begun.get((self.tenant, self.priority), 0) > self.handle
+
+    def began(self) -> None:
+        """It has brought something."""
+        newest, key = self.link.newest_begun, (self.tenant, self.priority)
+        if len(newest) >= _MAX_TENANTS and key not in newest:
+            newest.clear()  # nobody counts as overtaken for a moment
+        newest[key] = max(newest.get(key, 0), self.handle)
+
+    def cancel(self) -> None:
+        self.link.cancel(self.handle)
+
+    def release(self) -> None:
+        self.link.release(self.handle)
+
+
+class Links:
+    """The links of a router. `follow` membership; `close` in the end."""
+
+    def __init__(
+        self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry, awake: AwakeClock
+    ) -> None:
+        self.router_id = router_id
+        self.awake = awake
+        self._thresholds = thresholds
+        self._chooser = chooser
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[NodeLink, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._nodes: dict[str, NodeLink] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self._draining: frozenset[str] = frozenset()
+        self._suspected: set[str] = set()
+        self._losses = RecentLosses()
+        self._changed = asyncio.Event()
+
+    def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
+        """Links exactly these addresses; links to others end when their stream does. `draining`: node ids."""
+        self._draining = frozenset(draining)
+        known = {link.address: link for link, task in self._tasks.items() if not task.done()}
+        for address in sorted(addresses):
+            link = known.pop(address, None)
+            if link is None:
+                self._open(address)
+            else:
+                link.departed = False
+        for link in known.values():
+            link.departed = True
+            if not link.connected:
+                self._close(link)
+        self._notify()
+
+    def _open(self, address: str) -> None:
+        link = NodeLink(address, self.router_id, self._thresholds, self, self.awake)
+        task = self._telemetry.background.supervise("link", link.run, finite=True)
+        self._tasks[link] = task
+        task.add_done_callback(lambda task: self._gone(link, task))
+
+    def _close(self, link: NodeLink) -> None:
+        """Closing takes a moment; an address that comes back meanwhile gets a link of its own."""
+        task = self._tasks.pop(link)
+        task.cancel()
+        self._closing.add(task)
+
+    def _gone(self, link: NodeLink, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(link, None)
+        self._closing.discard(task)
+        self._forget_names(link, but="")
+
+    def _forget_names(self, link: NodeLink, but: str) -> None:
+        """Node ids that this link no longer stands for."""
+        for node_id in [name for name, known in self._nodes.items() if known is link and name != but]:
+            del self._nodes[node_id]
+            del self._breakers[node_id]
+            self._suspected.discard(node_id)
+            self._telemetry.forget_node(node_id)
+
+    async def close(self) -> None:
+        for link in list(self._tasks):
+            self._close(link)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def snapshot(self) -> list[NodeView]:
+        """The linked nodes at this moment."""
+        return [self._view(link) for link in self._nodes.values() if link.connected]
+
+    def _view(self, link: NodeLink) -> NodeView:
+        return NodeView(
+            link.node_id,
+            link.beat.model,
+            link.beat.state,
+            link.beat.load,
+            link.inflight,
+            self._breakers[link.node_id].admits,
+            link.suspected,
+            link.node_id in self._draining,
+            link.connected,
+        )
+
+    def reports(self) -> list[LinkReport]:
+        """Every link at this moment, by node id, for people."""
+        links = sorted(self._tasks, key=lambda link: (link.node_id, link.address))
+        return [self._report(link) for link in links]
+
+    def _report(self, link: NodeLink) -> LinkReport:
+        breaker = self._breakers.get(link.node_id)
+        return LinkReport(
+            link.node_id,
+            link.address,
+            link.connected,
+            link.suspicion,
+            BreakerState.CLOSED if breaker is None else breaker.state,
+            link.inflight,
+            link.beat.state,
+            link.beat.reason,
+            link.clock_skew_s,
+        )
+
+    @property
+    def recent_losses(self) -> tuple[LinkLoss, ...]:
+        """Oldest first."""
+        return self._losses.all
+
+    def wish(self, request: GenerationRequest) -> Affinity:
+        """What the request wants to stay near."""
+        return self._chooser.wish(request)
+
+    def rank(self, model: str, wish: Affinity, excluded: Collection[str]) -> Ranking:
+        """The nodes that could take it, the best first. A member without a link counts too: a key still belongs to it."""
+        return self._chooser.rank([self._view(link) for link in self._nodes.values()], model, wish, excluded)
+
+    def place(self, ranking: Ranking, node_id: str) -> None:
+        """The node is given an attempt now."""
+        self._chooser.place(ranking, node_id)
+
+    def could_serve(self, model: str, excluded: Collection[str]) -> bool:
+        """Some node could take an attempt by and by: it serves the model, and nothing is known against it but that it is full,
+        or that somebody else probes it just now. Nothing is placed."""
+        return any(link.node_id not in excluded for link in self._serving(model))
+
+    def drained(self, model: str) -> tuple[str, ...]:
+        """The nodes of the model, when all of them drain until somebody takes that back and nothing else is to be hoped for:
+        every link stands, and leads to one of them or to a node that serves another model. Empty otherwise."""
+        others = [link for link in self._tasks if not self._drained(link)]
+        if not all(link.connected and link.beat.state is NodeState.READY and link.beat.model != model for link in others):
+            return ()
+        return tuple(sorted(link.node_id for link in self._tasks if link not in others and link.beat.model == model))
+
+    def _drained(self, link: NodeLink) -> bool:
+        wanted = link.node_id in self._draining and link.beat.state is NodeState.READY
+        return link.connected and (wanted or link.beat.drained)
+
+    def may_hold_more(self, model: str, node_id: str, excluded: Collection[str], *, unknown: bool) -> bool:
+        """A node that has a larger context than this one, or had before it went away for the moment; where `unknown` counts,
+        also one that starts, so that its context is not known yet."""
+        refusing = self._nodes.get(node_id)
+        least = 0 if refusing is None else refusing.context_of(model)
+        others = (link for link in self._nodes.values() if link.node_id not in excluded and not link.departed)
+        return any(_holds_more(link, model, least, unknown) for link in others)
+
+    def _serving(self, model: str) -> Iterator[NodeLink]:
+        """Their breakers may be half-open."""
+        for node_id, link in self._nodes.items():
+            ready = link.connected and link.beat.state is NodeState.READY and link.beat.model == model
+            wanted = not link.suspected and node_id not in self._draining
+            if ready and wanted and self._breakers[node_id].state is not BreakerState.OPEN:
+                yield link
+
+    def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
+        """Sends an attempt to a node of the last snapshot."""
+        link = self._nodes[node_id]
+        self._breakers[node_id].sent()
+        handle = link.submit(attempt, sink)
+        return Placement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
+
+    def punctual(self, node_id: str) -> bool:
+        """Its last sign is no older than usual."""
+        link = self._nodes.get(node_id)
+        return link is not None and link.punctual
+
+    def breaker(self, node_id: str) -> Breaker | None:
+        """None when the node is gone for good."""
+        return self._breakers.get(node_id)
+
+    def least_loaded(self, model: str) -> NodeLink | None:
+        """A node for a question that leaves nothing behind. None: nobody serves the model."""
+        usable = [node for node in self.snapshot() if is_usable(node, model)]
+        return self._nodes[min(usable, key=lambda node: node.sequences).node_id] if usable else None
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """What ready nodes serve, by name; the context is the shortest of its nodes'."""
+        served: dict[str, ServedModel] = {}
+        for link in self._nodes.values():
+            if link.connected and link.beat.state is NodeState.READY and link.beat.model:
+                before = served.get(link.beat.model, ServedModel(link.beat.model, link.beat.context_length, 0))
+                shortest = min(before.context_length, link.beat.context_length)
+                served[before.name] = ServedModel(before.name, shortest, before.ready_nodes + 1)
+        return sorted(served.values(), key=lambda model: model.name)
+
+    @property
+    def known_models(self) -> frozenset[str]:
+        """Models of all nodes that were ever linked and have not departed, ready or not."""
+        return frozenset(link.beat.model for link in self._nodes.values() if link.beat.model)
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        """Node id to address, of nodes that are linked now."""
+        return {node_id: link.address for node_id, link in self._nodes.items() if link.connected}
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when a node came, went or changed, or when the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def link_up(self, link: NodeLink, restarted: bool) -> None:
+        node_id = link.node_id
+        self._forget_names(link, but=node_id)
+        other = self._nodes.get(node_id)
+        if other is not None and other is not link and other.connected:
+            log.error("two nodes have one id", node_id=node_id, addresses=[other.address, link.address])
+        self._nodes[node_id] = link
+        if node_id not in self._breakers:
+            self._breakers[node_id] = Breaker(time.monotonic, lambda state: self._breaker_changed(node_id, state))
+            self._telemetry.breaker.labels(node_id).set(BreakerState.CLOSED.value)
+        if restarted:
+            self._breakers[node_id].reset()
+        self._telemetry.know_node(node_id)
+        self._telemetry.link_up.labels(node_id).set(1)
+        self._notify()
+
+    def link_down(self, link: NodeLink, cause: str) -> None:
+        if cause != CLOSED:
+            # Who slept blames nobody: the node may have given this router up meanwhile, or gRPC the connection.
+            if (breaker := self._breakers.get(link.node_id)) is not None and not self.awake.lately_paused:
+                breaker.open()
+            self._telemetry.link_losses.labels(link.node_id, cause).inc()
+            self._losses.add(link.node_id, cause, link.inflight)
+        self._trust(link)
+        if self._nodes.get(link.node_id) is link:
+            self._telemetry.link_up.labels(link.node_id).set(0)
+        self._notify()
+
+    def link_changed(self, link: NodeLink) -> None:
+        if link.suspected:
+            self._suspect(link)
+        else:
+            self._trust(link)
+        self._notify()
+
+    def _suspect(self, link: NodeLink) -> None:
+        self._suspected.add(link.node_id)
+        self._telemetry.suspected.labels(link.node_id).set(1)
+
+    def _trust(self, link: NodeLink) -> None:
+        if link.node_id in self._suspected:
+            self._suspected.discard(link.node_id)
+            self._telemetry.suspected.labels(link.node_id).set(0)
+
+    def link_beat(self, link: NodeLink) -> None:
+        self._telemetry.beats.labels(link.node_id).inc()
+        self._telemetry.clock_skew.labels(link.node_id).set(link.clock_skew_s)
+
+    def link_suspected(self, link: NodeLink, cause: str) -> None:
+        self._telemetry.suspicions.labels(link.node_id, cause).inc()
+
+    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+        self._telemetry.tokens.labels(link.beat.model, link.node_id).inc(num_tokens)
+
+    def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
+        self._telemetry.breaker.labels(node_id).set(state.value)
+        self._notify()
+
+
+def _holds_more(link: NodeLink, model: str, least: int, unknown: bool) -> bool:
+    if context := link.context_of(model):
+        return context > least and link.beat.state is not NodeState.FAILED
+    starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING)
+    return unknown and starts and link.beat.model in ("", model)

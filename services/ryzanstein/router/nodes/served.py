@@ -1,0 +1,14 @@
+"""A model that the cluster serves, as clients are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that at least one ready node serves; `context_length` in tokens."""
+
+    name: str
+    context_length: int
+    ready_nodes: int

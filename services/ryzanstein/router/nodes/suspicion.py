@@ -1,0 +1,152 @@
+"""Turns the detectors' judgement of one link into three levels, at the moment when they change.
+
+One timer per link, set to when the next level would be reached if nothing came: nothing is polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from ryzanstein.awake import AwakeClock, AwakeTimer
+from ryzanstein.cluster import Beat
+from ryzanstein.router.nodes.phi_detector import BeatDetector, BeatIntervals, Echoes, Progress, Thresholds
+
+SILENCE = "silence"
+STALL = "stall"
+# Its beats come, and it answers none of ours.
+DEAF = "deaf"
+# Beats that have arrived need this process to run before it knows of them. So it looks several times, and on a machine whose
+# cores are taken those looks take as much longer as everything else here does.
+_LOOKS = 3
+_LOOK_AGAIN_S = 0.01
+# One beat in ten comes so late.
+_LATE_PHI = 1.0
+
+
+class Level(IntEnum):
+    FINE = 0
+    SUSPECT = 1
+    DEAD = 2
+
+
+class Watch:
+    """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it.
+
+    Silence is measured in time in which this router ran.
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        on_level: Callable[[Level, str], None],
+        awake: AwakeClock,
+        intervals: BeatIntervals | None = None,
+    ) -> None:
+        self._awake = awake
+        self._beats = BeatDetector(thresholds, awake.now(), intervals)
+        self._progress = Progress(thresholds)
+        self._echoes = Echoes(thresholds)
+        self._on_level = on_level
+        self._timer: AwakeTimer | None = None
+        self._looking = False
+        self._pauses = awake.pauses
+        self.level = Level.FINE
+        self.cause = ""
+
+    def start(self) -> None:
+        self._arm(self._next_change())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def punctual(self) -> bool:
+        """Nothing is late yet, let alone suspect."""
+        return self.level is Level.FINE and self._beats.phi(self._awake.now()) < _LATE_PHI
+
+    def beat(self, beat: Beat) -> None:
+        now = self._awake.now()
+        working = beat.load.running + beat.load.waiting > 0
+        self._beats.beat(now, working)
+        self._progress.beat(now, beat.step, working, profiling=beat.profiling)
+        self._alive()
+
+    def frame(self) -> None:
+        """Something other than a beat arrived."""
+        self._beats.sign(self._awake.now())
+        if self.level is not Level.FINE:
+            self._alive()
+
+    def asked(self, sequence: int) -> None:
+        """A beat of this router is on its way."""
+        self._echoes.asked(self._awake.now(), sequence)
+        self._hasten()
+
+    def answered(self, sequence: int) -> None:
+        """The node has heard it."""
+        self._echoes.answered(self._awake.now(), sequence)
+        self._alive()
+
+    def _alive(self) -> None:
+        """Trust returns at once; suspicion is the timer's, which looks twice: the answer may lie behind what was just read."""
+        if self._verdict(self._awake.now())[0] < self.level:
+            self._judge()
+        self._hasten()
+
+    def _hasten(self) -> None:
+        # A second look keeps its time: whatever comes meanwhile would put it off for ever.
+        if self._timer is not None and not self._looking and self._next_change() < self._timer.when:
+            self._arm(self._next_change())
+
+    def _next_change(self) -> float:
+        if self.level is Level.FINE:
+            return min(self._beats.suspect_at, self._echoes.suspect_at, self._progress.stalled_at)
+        return min(self._beats.dead_at, self._echoes.dead_at)
+
+    def _look_again(self, at: float, looks: int) -> None:
+        self._arm(at, looks)
+        self._looking = True
+
+    def _arm(self, at: float, looks: int = 0) -> None:
+        self.close()
+        self._looking = False
+        self._timer = self._awake.call_at(at, self._fire, looks)
+
+    def _fire(self, looks: int) -> None:
+        now = self._awake.now()
+        if self._verdict(now)[0] > self.level and looks < _LOOKS:
+            self._look_again(now + _LOOK_AGAIN_S, looks + 1)
+            return
+        self._judge()
+        if self.level is not Level.DEAD:
+            self._arm(max(self._next_change(), now + 0.001))
+
+    def _judge(self) -> None:
+        now = self._awake.now()
+        level, cause = self._verdict(now)
+        if level is not self.level:
+            self.level, self.cause = level, cause
+            self._on_level(level, cause)
+
+    def _verdict(self, now: float) -> tuple[Level, str]:
+        if self._awake.pauses != self._pauses:
+            self._pauses = self._awake.pauses
+            self._echoes.excuse(now)
+        if now >= self._beats.dead_at:
+            return Level.DEAD, SILENCE
+        if now >= self._echoes.dead_at:
+            return Level.DEAD, self._unanswered(now)
+        if now >= self._beats.suspect_at:
+            return Level.SUSPECT, SILENCE
+        if now >= self._echoes.suspect_at:
+            return Level.SUSPECT, self._unanswered(now)
+        if now >= self._progress.stalled_at:
+            return Level.SUSPECT, STALL
+        return Level.FINE, ""
+
+    def _unanswered(self, now: float) -> str:
+        """Deaf is who speaks and does not answer: a node that stands still says nothing either."""
+        return DEAF if self._beats.last_sign > (self._echoes.unanswered_since + now) / 2 else SILENCE

@@ -1,0 +1,27 @@
+"""Counts a prompt's tokens on a node: the router has no tokenizer."""
+
+from __future__ import annotations
+
+from ryzanstein import errors
+from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.router.nodes.roster import Links
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire import message_to_wire
+
+TIMEOUT_S = 10.0
+
+
+async def count_prompt_tokens(links: Links, model: str, prompt: Prompt) -> int:
+    """Tokens with the template. NO_NODES when no ready node serves the model, otherwise the node's own error."""
+    request = worker.CountPromptTokensRequest(model=model)
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case ChatPrompt(messages):
+            request.messages.messages.extend(message_to_wire(message) for message in messages)
+        case TextPrompt(text):
+            request.text = text
+    link = links.least_loaded(model)
+    if link is None:
+        raise errors.no_nodes(model, "none is ready")
+    return await link.count_tokens(request, TIMEOUT_S)

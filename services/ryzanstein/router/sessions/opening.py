@@ -1,0 +1,86 @@
+"""Opens the store that the settings name, and what stands between it and the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.sessions.resilient.recent import Changes
+from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
+from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
+from ryzanstein.router.storage.redis_url import address
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+
+def session_bounds(settings: RouterSettings) -> SessionBounds:
+    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
+
+
+@contextlib.asynccontextmanager
+async def open_sessions(settings: RouterSettings, telemetry: Telemetry) -> AsyncIterator[SessionStore]:
+    """OSError, sqlite3.Error, FAILED_PRECONDITION: the store is there and cannot be used. A Redis that is away may come."""
+    if settings.session_store == "redis":
+        async with _open_redis(settings, telemetry) as sessions:
+            yield sessions
+        return
+    store: SessionStore
+    if settings.session_store == "memory":
+        store = MemorySessions(session_bounds(settings), telemetry.sessions_evicted.inc)
+    else:
+        path = (settings.session_dir or settings.state_dir) / "sessions.db"
+        opened = await SqliteSessions.open(path, session_bounds(settings), telemetry.sessions_evicted.inc)
+        store = _resilient(opened, settings, telemetry, opened.changes)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _open_redis(settings: RouterSettings, telemetry: Telemetry) -> AsyncIterator[SessionStore]:
+    try:
+        # An optional dependency: only who uses it has it installed.
+        from ryzanstein.router.sessions.stores.redis import RedisSessions
+        from ryzanstein.router.sessions.stores.redis_changes import RedisChanges
+        from ryzanstein.router.storage.redis_client import redis_client
+    except ImportError as error:
+        raise errors.failed_precondition("REDIS_NOT_INSTALLED", f"pip install ryzanstein[redis]: {error}") from error
+
+    url = settings.redis_url.get_secret_value()
+    log.info("sessions in Redis", address=address(url))
+    bounds, evicted = session_bounds(settings), telemetry.sessions_evicted.inc
+    store = await RedisSessions.open(redis_client(url), settings.redis_prefix, bounds, evicted)
+    sessions = _resilient(store, settings, telemetry)
+    recent = sessions.recent
+    changes = RedisChanges(redis_client(url), settings.redis_prefix, store.origin, recent.forget, recent.forget_all)
+    # What is changed while nobody listens is not heard of.
+    listening = telemetry.background.supervise("session_changes", changes.run, on_end=lambda _: recent.forget_all())
+    try:
+        yield sessions
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await changes.close()
+        await sessions.close()
+
+
+def _resilient(
+    store: SessionStore, settings: RouterSettings, telemetry: Telemetry, changes: Changes | None = None
+) -> ResilientSessions:
+    policy = OutagePolicy(
+        settings.store_wait_s,
+        settings.store_recent_sessions,
+        settings.store_recent_chars,
+        settings.store_backlog_writes,
+        settings.store_backlog_chars,
+    )
+    return ResilientSessions(store, session_bounds(settings), policy, telemetry, changes)

@@ -1,0 +1,250 @@
+"""A session store that may fail without any request failing: recent sessions stay in memory, writes wait until it is back.
+
+Nobody waits for the store longer than `wait_s`. While it fails, sessions that this router used lately are read from memory
+and new turns are queued. A session of which nothing is known here is refused (UNAVAILABLE, SESSION_STORE_UNAVAILABLE): it is
+never answered without its history. What is queued dies with this router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import Message
+from ryzanstein.router.sessions.resilient.backlog import Backlog, Write
+from ryzanstein.router.sessions.resilient.outage import Outage
+from ryzanstein.router.sessions.resilient.recent import Changes, RecentSessions
+from ryzanstein.router.sessions.store import (
+    Session,
+    SessionBounds,
+    SessionPage,
+    SessionStore,
+    StoreUnavailableError,
+    checked_id,
+    extended,
+    store_unavailable,
+    unexpected,
+)
+from ryzanstein.router.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_Result = TypeVar("_Result")
+# No answer waits for a list, and one of many sessions takes its time.
+_LIST_WAIT_S = 2.0
+_UNKNOWN_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutagePolicy:
+    """How long anybody waits for the store, and what is kept in memory for the time that it fails."""
+
+    wait_s: float = 0.25
+    recent_sessions: int = 10_000
+    recent_chars: int = 64_000_000
+    backlog_writes: int = 10_000
+    backlog_chars: int = 64_000_000
+
+
+class ResilientSessions:
+    """A `SessionStore` over another one, which it closes with itself."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        bounds: SessionBounds,
+        policy: OutagePolicy,
+        telemetry: Telemetry,
+        changes: Changes | None = None,
+    ) -> None:
+        self._store = store
+        self._bounds = bounds
+        self._wait_s = policy.wait_s
+        self._telemetry = telemetry
+        self._backlog = Backlog(policy.backlog_writes, policy.backlog_chars, telemetry)
+        self._outage = Outage(store, self._backlog, telemetry)
+        self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches, changes)
+
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+        checked_id(session_id)
+        self._bounds.check(messages)
+        kept = tuple(messages)
+        if not self._outage.active:
+            try:
+                session = await self._bounded(self._store.create(session_id, model, kept, fresh=fresh))
+                self.recent.put(session_id, session)
+                return session
+            except StoreUnavailableError as error:
+                self._outage.begin(error)
+        if not fresh and self._remembered(session_id) is not None:
+            raise errors.already_exists("session", session_id)
+        self._check_room(session_id)
+        now = time.time()
+        session = Session(session_id, model, now, now, kept)
+        self._queue(session_id, kept, Code.ALREADY_EXISTS, lambda store: store.create(session_id, model, kept, fresh=fresh))
+        self.recent.put(session_id, session)
+        return session
+
+    async def get(self, session_id: str) -> Session:
+        """One that is in memory is not waited for. One that is not is: otherwise it would have to be refused."""
+        known = session_id in self.recent
+        if not self._backlog.touches(session_id) and not (known and self._outage.reads_fail):
+            try:
+                return await self._read(session_id, self._wait_s if known else max(self._wait_s, _UNKNOWN_WAIT_S))
+            except StoreUnavailableError as error:
+                self._outage.begin(error, reading=True)
+        return self._existing(session_id)
+
+    async def _read(self, session_id: str, wait_s: float) -> Session:
+        mark = self.recent.mark(session_id)
+        try:
+            session = await self._bounded(self._store.get(session_id), wait_s)
+        except RyzansteinError as error:
+            if error.code is Code.NOT_FOUND and not self._backlog.touches(session_id):
+                self.recent.put(session_id, None, mark)
+            raise
+        if self._backlog.touches(session_id):  # it was changed here while the store read it
+            return self._existing(session_id)
+        self.recent.put(session_id, session, mark)
+        return session
+
+    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+        """What is in the store. Sessions in memory are no full list, so there is none while the store cannot be read."""
+        if self._outage.reads_fail:
+            raise store_unavailable("sessions cannot be listed while the session store is unavailable")
+        try:
+            return await self._bounded(self._store.list(page_size, page_token), max(self._wait_s, _LIST_WAIT_S))
+        except StoreUnavailableError as error:
+            self._outage.begin(error, reading=True)
+            raise
+
+    async def delete(self, session_id: str) -> None:
+        if not self._outage.active:
+            try:
+                await self._bounded(self._store.delete(session_id))
+                self.recent.put(session_id, None)
+                return
+            except StoreUnavailableError as error:
+                self._outage.begin(error)
+        await self.get(session_id)
+        if not self._outage.active:  # it ended meanwhile: nobody would take what is queued now
+            await self.delete(session_id)
+            return
+        self._check_room(session_id)
+        self._queue(session_id, (), Code.NOT_FOUND, lambda store: store.delete(session_id))
+        self.recent.put(session_id, None)
+
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
+        """Also when the store raises what nobody expects the turn waits: its answer has been given."""
+        turn = tuple(messages)
+        if session_id not in self.recent:
+            self.recent.forget(session_id)  # somebody else changed it: this turn does not continue what was known here
+
+        def append(store: SessionStore) -> Awaitable[bool]:
+            return store.append(session_id, turn, model=model, node_id=node_id, generation_id=generation_id)
+
+        if not self._outage.active:
+            try:
+                return self._added(await self._bounded(append(self._store)), session_id, turn, model, node_id)
+            except StoreUnavailableError as error:
+                self._outage.begin(error)
+            except RyzansteinError:
+                raise
+            except Exception as error:
+                log.exception("session turn not written yet", session_id=session_id)
+                self._outage.begin(unexpected(error))
+        if generation_id and self._backlog.has_turn(generation_id):
+            return False
+        session = self._existing(session_id) if session_id in self.recent else None
+        self._queue(session_id, turn, Code.NOT_FOUND, append, generation_id)
+        return self._added(True, session_id, turn, model, node_id) if session is not None else True
+
+    def _added(self, added: bool, session_id: str, turn: tuple[Message, ...], model: str, node_id: str) -> bool:
+        """Remembers the turn; one that was there before may or may not be in what is remembered."""
+        session = self.recent.get(session_id) if session_id in self.recent else None
+        if session is not None and added:
+            self.recent.put(session_id, extended(session, turn, model, node_id))
+        else:
+            self.recent.forget(session_id)
+        return added
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        """While the store fails every claim succeeds: routers cannot know of each other, each serializes its own turns."""
+        self._check_room(session_id)
+        if self._outage.active:
+            return
+        try:
+            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s, gone))
+        except StoreUnavailableError as error:
+            self._outage.begin(error)
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        if self._outage.active:
+            return set()
+        try:
+            return await self._bounded(self._store.renew(held, owner, ttl_s))
+        except StoreUnavailableError as error:
+            self._outage.begin(error)
+            return set()
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        """A claim that cannot be released expires."""
+        if self._outage.active:
+            return
+        try:
+            await self._bounded(self._store.release(session_id, generation_id, owner))
+        except StoreUnavailableError as error:
+            self._outage.begin(error)
+
+    async def close(self) -> None:
+        await self._outage.close()
+        await self._store.close()
+
+    async def _bounded(self, work: Awaitable[_Result], wait_s: float | None = None) -> _Result:
+        wait_s = self._wait_s if wait_s is None else wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                return await work
+        except TimeoutError:
+            raise store_unavailable(f"the session store did not answer within {wait_s:g} s") from None
+
+    def _remembered(self, session_id: str) -> Session | None:
+        """None: it is known not to exist. UNAVAILABLE when nothing is known."""
+        try:
+            session = self.recent.get(session_id)
+        except KeyError:
+            what = f"session {session_id[:128]!r} is not in memory here and the session store is unavailable"
+            raise store_unavailable(what, session_id) from None
+        self._telemetry.store_from_memory.inc()
+        return session
+
+    def _existing(self, session_id: str) -> Session:
+        session = self._remembered(session_id)
+        if session is None:
+            raise errors.not_found("session", session_id)
+        return session
+
+    def _check_room(self, session_id: str) -> None:
+        if self._backlog.full:
+            what = f"{len(self._backlog)} writes of sessions wait for the session store, no further turn can be kept"
+            raise store_unavailable(what, session_id)
+
+    def _queue(
+        self,
+        session_id: str,
+        added: Sequence[Message],
+        done_by: Code,
+        apply: Callable[[SessionStore], Awaitable[object]],
+        generation_id: str = "",
+    ) -> None:
+        chars = sum(len(message.content) for message in added)
+        self._backlog.add(Write(session_id, chars, done_by, apply, generation_id))

@@ -1,0 +1,1 @@
+"""Session stores: in memory, in SQLite, in Redis."""

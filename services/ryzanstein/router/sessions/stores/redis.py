@@ -1,0 +1,173 @@
+"""Sessions in one Redis server, for routers on several hosts. What must be atomic is a script (`redis_scripts`).
+
+The server must not evict (`maxmemory-policy noeviction`): a session that has lost its messages is refused as damaged. How
+much a crash of the server loses is its own setting (`appendfsync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, AuthorizationError
+
+from ryzanstein import errors
+from ryzanstein.generation import Message, Role
+from ryzanstein.router.sessions.claims import SessionBusyError
+from ryzanstein.router.sessions.store import (
+    Session,
+    SessionBounds,
+    SessionPage,
+    checked_id,
+    checked_page_size,
+    page_token,
+    read_page_token,
+    store_unavailable,
+)
+from ryzanstein.router.sessions.stores import redis_scripts as scripts
+from ryzanstein.router.storage.redis_client import redis_failures
+
+log = structlog.get_logger(__name__)
+
+_SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "CLAIM", "RENEW", "RELEASE")
+_ADDED = 2
+_OF_ALL = ("sessions", "changed")
+
+
+class RedisSessions:
+    """A `SessionStore` that several routers share. `open` it: wrong credentials are told then."""
+
+    def __init__(self, client: Redis, prefix: str, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._bounds = bounds
+        self._on_evicted = on_evicted
+        self._scripts = {name: client.register_script(getattr(scripts, name)) for name in _SCRIPTS}
+        self.origin = uuid.uuid4().hex
+        """Marks what this store publishes on `changed`."""
+
+    @classmethod
+    async def open(cls, client: Redis, prefix: str, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> RedisSessions:
+        """FAILED_PRECONDITION when the server refuses us. A server that is not there may still come."""
+        try:
+            policy = await client.config_get("maxmemory-policy")
+        except (AuthenticationError, AuthorizationError) as error:
+            await client.aclose()
+            raise errors.failed_precondition("SESSION_STORE_REFUSED", f"Redis refuses this router: {error}") from None
+        except Exception as error:
+            # CONFIG may be forbidden; a server that is away is told by whoever uses it first.
+            log.info("Redis not examined", error=str(error))
+        else:
+            if policy.get("maxmemory-policy") != "noeviction":
+                log.warning("Redis may evict sessions", policy=policy, want="noeviction")
+        return cls(client, prefix, bounds, on_evicted)
+
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+        checked_id(session_id)
+        self._bounds.check(messages)
+        # The nonce tells a command that was sent twice from an id that is taken.
+        values = (session_id, model, uuid.uuid4().hex, self._bounds.max_sessions, self._prefix, self.origin)
+        keys = self._keys(session_id, "session", "messages", "sessions", "changed")
+        made = await self._run("CREATE", keys, (*values, *map(_packed, messages)), session_id)
+        if not made:
+            raise errors.already_exists("session", session_id)
+        if evicted := int(made[1]):
+            self._on_evicted(evicted)
+        return Session(session_id, model, float(made[0]), float(made[0]), tuple(messages))
+
+    async def get(self, session_id: str) -> Session:
+        with _as_unavailable(session_id):
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.hgetall(f"{self._prefix}session:{session_id}")
+            pipeline.lrange(f"{self._prefix}messages:{session_id}", 0, -1)
+            fields, packed = await pipeline.execute()
+        if not fields:
+            raise errors.not_found("session", session_id)
+        if len(packed) != int(fields["num_messages"]):
+            what = f"session {session_id[:128]!r} has {len(packed)} of {fields['num_messages']} messages in Redis"
+            raise errors.failed_precondition("SESSION_DAMAGED", what)
+        return Session(
+            session_id,
+            fields["model"],
+            float(fields["create_time"]),
+            float(fields["update_time"]),
+            tuple(map(_unpacked, packed)),
+            fields["node_id"],
+        )
+
+    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+        size, (update_time, session_id) = checked_page_size(page_size), read_page_token(page_token)
+        values = (repr(update_time), session_id, size + 1, self._prefix)
+        rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
+        page = tuple(_listed(*row) for row in rows[:size])
+        return SessionPage(page, _next_token(page) if len(rows) > size else "")
+
+    async def delete(self, session_id: str) -> None:
+        keys = self._keys(session_id, "session", "messages", "turns", "sessions", "changed")
+        if not await self._run("DELETE", keys, (session_id, self.origin), session_id):
+            raise errors.not_found("session", session_id)
+
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
+        keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed")
+        values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, messages))
+        found = await self._run("APPEND", keys, values, session_id)
+        if not found:
+            raise errors.not_found("session", session_id)
+        return bool(found == _ADDED)
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        values = (generation_id, owner, round(ttl_s * 1000), gone)
+        if held := await self._run("CLAIM", self._keys(session_id, "claim"), values, session_id):
+            raise SessionBusyError(session_id, *held)
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        keys = [f"{self._prefix}claim:{session_id}" for session_id in held]
+        lost = await self._run("RENEW", keys, (owner, round(ttl_s * 1000), *held.values()))
+        session_ids = list(held)
+        return {session_ids[number - 1] for number in lost}
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        await self._run("RELEASE", self._keys(session_id, "claim"), (generation_id, owner), session_id)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _run(self, script: str, keys: Sequence[str], values: Sequence[str | int], session_id: str = "") -> Any:
+        with _as_unavailable(session_id):
+            return await self._scripts[script](keys=keys, args=values)
+
+    def _keys(self, session_id: str, *kinds: str) -> tuple[str, ...]:
+        return tuple(self._prefix + (kind if kind in _OF_ALL else f"{kind}:{session_id}") for kind in kinds)
+
+
+@contextlib.contextmanager
+def _as_unavailable(session_id: str) -> Iterator[None]:
+    try:
+        with redis_failures():
+            yield
+    except ConnectionError as error:
+        raise store_unavailable(f"Redis failed: {error}", session_id) from error
+
+
+def _packed(message: Message) -> str:
+    return json.dumps([message.role.value, message.content], ensure_ascii=False)
+
+
+def _unpacked(packed: str) -> Message:
+    role, content = json.loads(packed)
+    return Message(Role(role), content)
+
+
+def _listed(session_id: str, model: str, create_time: str, update_time: str, node_id: str) -> Session:
+    return Session(session_id, model, float(create_time), float(update_time), (), node_id)
+
+
+def _next_token(page: Sequence[Session]) -> str:
+    return page_token(page[-1])

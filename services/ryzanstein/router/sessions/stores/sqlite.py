@@ -1,0 +1,176 @@
+"""Sessions in one SQLite file in a state directory: a restarted router still remembers, and routers of one host share them.
+
+All statements run in one thread of the store's own, so the event loop never waits for a disk. Write-ahead log, synchronous
+NORMAL: a crash of the process loses nothing, a power cut at most the last turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from ryzanstein import errors
+from ryzanstein.generation import Message, Role
+from ryzanstein.router.sessions.store import (
+    Session,
+    SessionBounds,
+    SessionPage,
+    checked_id,
+    checked_page_size,
+    page_token,
+    read_page_token,
+)
+from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
+from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
+from ryzanstein.router.sessions.stores.sqlite_file import connect, told_as_unavailable, transaction
+
+_COLUMNS = "session_id, model, create_time, update_time, node_id"
+_Result = TypeVar("_Result")
+
+
+class SqliteSessions:
+    """A `SessionStore` in a file. `open` it; `close` waits for what is under way."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        thread: ThreadPoolExecutor,
+        bounds: SessionBounds,
+        on_evicted: Callable[[int], None],
+        changes: SqliteChanges,
+    ) -> None:
+        self.changes = changes
+        self._connection = connection
+        self._claims = SqliteClaims(connection)
+        self._thread = thread
+        self._bounds = bounds
+        self._on_evicted = on_evicted
+
+    @classmethod
+    async def open(cls, path: Path, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> SqliteSessions:
+        """See `connect` for what it raises."""
+        thread = ThreadPoolExecutor(1, "sessions")
+        loop = asyncio.get_running_loop()
+        try:
+            connection = await loop.run_in_executor(thread, connect, path)
+            changes = SqliteChanges(path.with_name(path.name + "-changes"))
+        except BaseException:
+            thread.shutdown()
+            raise
+        return cls(connection, thread, bounds, on_evicted, changes)
+
+    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+        checked_id(session_id)
+        self._bounds.check(messages)
+        session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages)))
+        if evicted:
+            self._on_evicted(evicted)
+        return session
+
+    async def get(self, session_id: str) -> Session:
+        return await self._run(lambda: self._get(session_id))
+
+    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+        size, start = checked_page_size(page_size), read_page_token(page_token)
+        return await self._run(lambda: self._list(size, start))
+
+    async def delete(self, session_id: str) -> None:
+        await self._run(lambda: self._delete(session_id))
+
+    async def append(
+        self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
+    ) -> bool:
+        return await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
+
+    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+        await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s, gone))
+
+    async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
+        return await self._run(lambda: self._claims.renew(held, owner, ttl_s))
+
+    async def release(self, session_id: str, generation_id: str, owner: str) -> None:
+        await self._run(lambda: self._claims.release(session_id, generation_id, owner))
+
+    async def close(self) -> None:
+        await self._run(self._connection.close)
+        self._thread.shutdown()
+        self.changes.close()
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        with told_as_unavailable():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _create(self, session_id: str, model: str, messages: tuple[Message, ...]) -> tuple[Session, int]:
+        now = time.time()
+        with self.changes.changing(session_id), transaction(db := self._connection):
+            try:
+                db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (session_id, model, now, now))
+            except sqlite3.IntegrityError:
+                raise errors.already_exists("session", session_id) from None
+            self._insert(session_id, 0, messages)
+            evicted = self._evict()
+        return Session(session_id, model, now, now, messages), evicted
+
+    def _evict(self) -> int:
+        (count,) = self._connection.execute("SELECT count(*) FROM sessions").fetchone()
+        surplus = int(count) - self._bounds.max_sessions
+        if surplus <= 0:
+            return 0
+        oldest = "SELECT session_id FROM sessions ORDER BY update_time, session_id LIMIT ?"
+        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({oldest})", (surplus,))
+        return surplus
+
+    def _get(self, session_id: str) -> Session:
+        with transaction(db := self._connection, "DEFERRED"):
+            row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+            if row is None:
+                raise errors.not_found("session", session_id)
+            query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
+            messages = tuple(Message(Role(role), content) for role, content in db.execute(query, (session_id,)))
+        return _session(row, messages)
+
+    def _list(self, size: int, start: tuple[float, str]) -> SessionPage:
+        query = (
+            f"SELECT {_COLUMNS} FROM sessions WHERE (update_time, session_id) < (?, ?)"
+            " ORDER BY update_time DESC, session_id DESC LIMIT ?"
+        )
+        rows = self._connection.execute(query, (*start, size + 1)).fetchall()
+        page = tuple(_session(row, ()) for row in rows[:size])
+        return SessionPage(page, page_token(page[-1]) if len(rows) > size else "")
+
+    def _delete(self, session_id: str) -> None:
+        with self.changes.changing(session_id), transaction(db := self._connection):
+            if not db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,)).rowcount:
+                raise errors.not_found("session", session_id)
+
+    def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> bool:
+        with self.changes.changing(session_id), transaction(db := self._connection):
+            if not db.execute("SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)).fetchone():
+                raise errors.not_found("session", session_id)
+            if generation_id:
+                turn = (session_id, generation_id)
+                self._claims.told(*turn)
+                if not db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?)", turn).rowcount:
+                    return False
+            update = (
+                "UPDATE sessions SET model = CASE model WHEN '' THEN ? ELSE model END, update_time = ?, node_id = ?"
+                " WHERE session_id = ?"
+            )
+            db.execute(update, (model, time.time(), node_id, session_id))
+            (count,) = db.execute("SELECT count(*) FROM messages WHERE session_id = ?", (session_id,)).fetchone()
+            self._insert(session_id, count, messages)
+        return True
+
+    def _insert(self, session_id: str, position: int, messages: Sequence[Message]) -> None:
+        rows = [(session_id, position + i, message.role.value, message.content) for i, message in enumerate(messages)]
+        self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+
+
+def _session(row: tuple[str, str, float, float, str], messages: tuple[Message, ...]) -> Session:
+    session_id, model, create_time, update_time, node_id = row
+    return Session(session_id, model, create_time, update_time, messages, node_id)

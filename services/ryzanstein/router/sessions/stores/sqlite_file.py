@@ -1,0 +1,143 @@
+"""The file under the SQLite store: its schema and versions, how it is opened, and what its errors mean.
+
+A file that cannot be read as what it should be is refused at the start and left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ryzanstein import errors
+from ryzanstein.private_files import private_file
+from ryzanstein.router.sessions.store import store_unavailable
+from ryzanstein.router.storage import sqlite_wal as write_ahead
+
+SCHEMA_VERSION = 2
+# Several routers of one host take turns within a millisecond; who holds the file for longer than this holds it for long.
+BUSY_TIMEOUT_S = 0.15
+_OPEN_TIMEOUT_S = 5.0
+_CHECK_TIMEOUT_S = 1.0
+_INSTRUCTIONS_BETWEEN_LOOKS = 10_000
+
+_STEPS = (
+    """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY, model TEXT NOT NULL,
+    create_time REAL NOT NULL, update_time REAL NOT NULL, node_id TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
+CREATE TABLE messages (
+    session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
+    role TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (session_id, position)
+) WITHOUT ROWID;
+""",
+    """
+CREATE TABLE turns (
+    session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, generation_id TEXT NOT NULL,
+    PRIMARY KEY (session_id, generation_id)
+) WITHOUT ROWID;
+CREATE TABLE claims (
+    session_id TEXT PRIMARY KEY, generation_id TEXT NOT NULL, owner TEXT NOT NULL, taken_at REAL NOT NULL, ttl_s REAL NOT NULL
+) WITHOUT ROWID;
+""",
+)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """An open file of this schema. FAILED_PRECONDITION STATE_TOO_NEW or STATE_CORRUPT, naming the file; sqlite3.Error and
+    OSError when it cannot be used for another reason."""
+    private_file(path)
+    db = sqlite3.connect(path, timeout=_OPEN_TIMEOUT_S, isolation_level=None)
+    try:
+        with _readable(path):
+            # Before anything that writes.
+            _check(db)
+            write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA foreign_keys = ON")
+            _migrate(db)
+        db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Takes the write lock before anything is read, so that what was read still holds when it is written; DEFERRED: only
+    reads, of one moment."""
+    db.execute(f"BEGIN {kind}")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def told_as_unavailable() -> Iterator[None]:
+    """SQLite's failures (locked, full, disk gone, damaged) as the store's."""
+    try:
+        yield
+    except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+        raise
+    except sqlite3.Error as error:
+        raise store_unavailable(f"the session database failed: {error}") from error
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise _corrupt(path, str(error)) from error
+
+
+def _corrupt(path: Path, what: str) -> errors.RyzansteinError:
+    return errors.failed_precondition(
+        "STATE_CORRUPT", f"{path}: {what}; nothing was changed: restore the file, or move it away to begin without sessions"
+    )
+
+
+def _check(db: sqlite3.Connection) -> None:
+    """Looks for damage, for a bounded time: a large file is not read to its end."""
+    until = time.monotonic() + _CHECK_TIMEOUT_S
+    db.set_progress_handler(lambda: time.monotonic() > until, _INSTRUCTIONS_BETWEEN_LOOKS)
+    try:
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        return
+    finally:
+        db.set_progress_handler(None, 0)
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    """Takes the write lock only when there is something to do: a router can start while somebody else holds it."""
+    if _version(db) == SCHEMA_VERSION:
+        return
+    with transaction(db):
+        for step in _STEPS[_version(db) :]:
+            for statement in filter(str.strip, step.split(";")):
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        what = f"sessions of schema {version}, this router knows {SCHEMA_VERSION}"
+        raise errors.failed_precondition("STATE_TOO_NEW", what)
+    return int(version)

@@ -1,0 +1,264 @@
+"""The generations that run on this node, and the way of a step's tokens to their routers.
+
+Tokens become text here, one row each; stop strings end choices here. Knows links and text, not ranks: what the engine must
+hear goes through `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from opentelemetry.trace import Span
+
+from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
+from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.tracing import Tracing, traceparent
+from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.text.choice import ChoiceText
+from ryzanstein.worker.text.tokenizer import TextModel
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class RunningChoice:
+    """One choice: its text so far, the index of the first token of this attempt and of the next one. `stopped` at a stop
+    string, `ended` for the router too."""
+
+    text: ChoiceText
+    first_index: int
+    next_index: int
+    stopped: bool = False
+    ended: bool = False
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of this attempt."""
+        return self.next_index - self.first_index
+
+
+@dataclass(slots=True)
+class RunningGeneration:
+    """One attempt on this node. Times are monotonic seconds; `first_token_s` 0: none yet."""
+
+    group: int
+    handle: int
+    link: RouterLink
+    attempt: Attempt
+    model: TextModel
+    choices: list[RunningChoice]
+    span: Span
+    phase: Span
+    num_prompt: int
+    accepted: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+    first_token_s: float = 0.0
+
+    @property
+    def ids(self) -> dict[str, str | int]:
+        """What stands on each of its log lines."""
+        return {
+            "request_id": self.attempt.request.request_id,
+            "generation_id": self.attempt.generation_id,
+            "attempt": self.attempt.attempt,
+        }
+
+
+class RunningGenerations:
+    """Groups by number, from submit to the last choice's end. `idle` is set while there is none."""
+
+    def __init__(self, send: Callable[[CancelGroup | FinishChoice], None], telemetry: Telemetry, tracing: Tracing) -> None:
+        self._send = send
+        self._telemetry = telemetry
+        self._tracing = tracing
+        self._groups: dict[int, RunningGeneration] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences that the engine has or gets."""
+        return sum(not choice.ended for generation in self._groups.values() for choice in generation.choices)
+
+    def open(
+        self,
+        link: RouterLink,
+        handle: int,
+        attempt: Attempt,
+        submit: SubmitGroup,
+        model: TextModel,
+        *,
+        texts: Sequence[ChoiceText],
+    ) -> SubmitGroup | None:
+        """Takes a generation, whose choices' texts so far are `texts`; what the engine shall run of it, None when nothing is
+        left to run. The router hears that it is accepted when the engine has let it in, so that a refusal comes before
+        anything that a client sees.
+
+        A choice whose known tokens already contain a stop string has ended: only its end is said again.
+        """
+        choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
+        span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
+        phase = self._tracing.start("node.prefill", traceparent(span))
+        generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase, len(submit.prompt_ids))
+        self._groups[submit.group] = generation
+        self.idle.clear()
+        link.handles[handle] = submit.group
+        for number, choice in enumerate(choices):
+            if choice.stopped and not choice.ended:
+                self._end_choice(generation, ChoiceEnd(submit.group, number, FinishReason.STOP, 0))
+        if submit.group not in self._groups:
+            return None
+        return msgspec.structs.replace(submit, finished=[choice.ended for choice in choices])
+
+    def on_step(self, events: StepEvents) -> None:
+        """One step's tokens, ends and failures, to their links."""
+        self._accept_all(events.let_in)
+        ends = {(end.group, end.choice): end for end in events.ended}
+        links: dict[int, RouterLink] = {}
+        for row, (group, choice, token_id) in enumerate(zip(events.groups, events.choices, events.token_ids, strict=True)):
+            generation = self._groups.get(group)
+            if generation is not None:
+                links[id(generation.link)] = generation.link
+                logprobs = events.logprobs.get(row)
+                self._add_token(generation, choice, token_id, logprobs, last=(group, choice) in ends)
+        for end in events.ended:
+            if (generation := self._groups.get(end.group)) is not None:
+                self._end_choice(generation, end)
+        for failed in events.failed:
+            if (generation := self._groups.get(failed.group)) is not None:
+                error = RyzansteinError(
+                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
+                )
+                # The ranks were asked whose fault those are: see engine.probe.
+                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
+                self.fail(generation, error, node_fault=node_fault)
+        for link in links.values():
+            link.end_step(events.step)
+            if link.closed:
+                self.close_link(link)
+
+    def cancel(self, link: RouterLink, handle: int) -> None:
+        """The router wants no more of it. Unknown handles are ignored: it may have ended meanwhile."""
+        group = link.handles.get(handle)
+        if group is not None:
+            self._send(CancelGroup(group))
+            self._close(self._groups[group], "cancelled")
+
+    def close_link(self, link: RouterLink) -> None:
+        """The router is gone."""
+        for handle in list(link.handles):
+            self.cancel(link, handle)
+
+    def fail(self, generation: RunningGeneration, error: RyzansteinError, *, node_fault: bool) -> None:
+        """Ends a generation with an error; the engine has it no more."""
+        generation.link.fail(generation.handle, error, node_fault=node_fault)
+        log.warning("generation failed", reason=error.reason, message=error.message, **generation.ids)
+        self._close(generation, error.reason.lower())
+
+    def fail_all(self, error: RyzansteinError, *, node_fault: bool) -> None:
+        """The ranks are gone, and with them every generation."""
+        for generation in list(self._groups.values()):
+            self.fail(generation, error, node_fault=node_fault)
+
+    def _accept_all(self, groups: Iterable[int]) -> None:
+        for group in groups:
+            if (generation := self._groups.get(group)) is not None:
+                self._accept(generation)
+
+    def _accept(self, generation: RunningGeneration) -> None:
+        if not generation.accepted:
+            generation.accepted = True
+            generation.link.accept(generation.handle, generation.num_prompt)
+            log.info(
+                "generation accepted",
+                prompt_tokens=generation.num_prompt,
+                router_id=generation.link.router_id,
+                **generation.ids,
+            )
+
+    def _add_token(
+        self,
+        generation: RunningGeneration,
+        number: int,
+        token_id: int,
+        logprobs: tuple[float, list[tuple[int, float]]] | None,
+        *,
+        last: bool,
+    ) -> None:
+        choice = generation.choices[number]
+        if choice.stopped:
+            self._telemetry.late_tokens.inc()
+            return
+        if not generation.first_token_s:
+            self._accept(generation)
+            self._first_token(generation)
+        told = None if logprobs is None else _logprobs(token_id, logprobs, choice.text, generation.model)
+        text, choice.stopped = choice.text.push(token_id)
+        if last and not choice.stopped:
+            text += choice.text.flush()
+        token = Token(token_id, text, told)
+        generation.link.add_row(generation.handle, number, choice.next_index, token)
+        choice.next_index += 1
+        if choice.stopped and not last:
+            self._send(FinishChoice(generation.group, number))
+
+    def _first_token(self, generation: RunningGeneration) -> None:
+        generation.first_token_s = time.monotonic()
+        self._telemetry.first_token.observe(generation.first_token_s - generation.began_s)
+        generation.phase.end()
+        generation.phase = self._tracing.start("node.decode", traceparent(generation.span))
+
+    def _end_choice(self, generation: RunningGeneration, end: ChoiceEnd) -> None:
+        choice = generation.choices[end.choice]
+        if choice.ended:
+            return
+        choice.ended = True
+        self._accept(generation)
+        reason = FinishReason.STOP if choice.stopped else FinishReason(end.reason)
+        generation.link.finish(generation.handle, end.choice, reason, end.cached_tokens)
+        self._observe(generation, choice, reason, end.cached_tokens)
+        if all(other.ended for other in generation.choices):
+            self._close(generation, "finished")
+
+    def _observe(self, generation: RunningGeneration, choice: RunningChoice, reason: FinishReason, cached_tokens: int) -> None:
+        self._telemetry.choices.labels(reason.name.lower()).inc()
+        generation.span.set_attribute("cached_prompt_tokens", cached_tokens)
+        if choice.num_new > 1:
+            decode_s = time.monotonic() - generation.first_token_s
+            self._telemetry.per_token.observe(decode_s / (choice.num_new - 1))
+
+    def _close(self, generation: RunningGeneration, outcome: str) -> None:
+        del self._groups[generation.group]
+        del generation.link.handles[generation.handle]
+        if not self._groups:
+            self.idle.set()
+        self._telemetry.generations.labels(outcome).inc()
+        generation.phase.end()
+        generation.span.set_attribute("outcome", outcome)
+        generation.span.end()
+        duration_s = round(time.monotonic() - generation.began_s, 6)
+        tokens = sum(choice.num_new for choice in generation.choices)
+        log.info("generation ended", outcome=outcome, tokens=tokens, duration_s=duration_s, **generation.ids)
+
+
+def _resume(submit: SubmitGroup, number: int, text: ChoiceText) -> RunningChoice:
+    """A choice that goes on after the tokens that earlier attempts generated."""
+    num_known = len(submit.generated[number])
+    return RunningChoice(text, num_known, num_known, text.stopped, submit.finished[number])
+
+
+def _logprobs(token_id: int, raw: tuple[float, list[tuple[int, float]]], text: ChoiceText, model: TextModel) -> TokenLogprobs:
+    """Of the next token of a choice, before its text takes it."""
+    logprob, top = raw
+    likeliest = (TopLogprob(other, model.token_text(other), value, text.next_bytes(other)) for other, value in top)
+    return TokenLogprobs(logprob, tuple(likeliest), model.token_text(token_id), text.next_bytes(token_id))

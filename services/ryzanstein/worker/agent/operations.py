@@ -1,0 +1,166 @@
+"""What operators and the orchestrator do to a node: change its model, drain it, profile it, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import MODEL_CHANGES, Beat, Deployment
+from ryzanstein.cluster import Node as NodeDescription
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.agent.model_host import MODEL_REPLACED, ModelChoice
+from ryzanstein.worker.agent.node import Node
+
+log = structlog.get_logger(__name__)
+
+MAX_PROFILE_STEPS = 100
+DEFAULT_PROFILE_STEPS = 10
+_OPERATOR, _ORCHESTRATOR = "an operator asked", "the orchestrator asked"
+
+
+class Operations:
+    """One per agent, beside its node. `started_with` is what it serves unless the orchestrator deploys something else."""
+
+    def __init__(self, node: Node, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
+        self._node = node
+        self._started_with = started_with
+        self._address = address
+        self._changing = asyncio.Lock()
+        self._switch: asyncio.Task[None] | None = None
+        self._deployment: Deployment | None = None
+
+    async def load(self, choice: ModelChoice) -> None:
+        """Returns when the model is ready. FAILED_PRECONDITION while generations run, when the model is refused, or when
+        another one replaces it meanwhile.
+
+        What has begun goes on when the caller leaves: the node's state says how it ends.
+        """
+        self._require_idle()
+        await self._change("load_model", lambda: self._node.host.load(choice))
+        await self._node.host.settled(choice)
+
+    async def load_first(self, choice: ModelChoice) -> None:
+        """At the start: as `load`, but an operator who replaces the model meanwhile is obeyed."""
+        try:
+            await self.load(choice)
+        except RyzansteinError as error:
+            if error.reason != MODEL_REPLACED:
+                raise
+
+    async def unload(self, name: str) -> None:
+        """FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded. As `load`, it ends once it has
+        begun."""
+        self._require_model(name)
+        self._require_idle()
+        await self._change("unload_model", lambda: self._unload(name))
+
+    async def _unload(self, name: str) -> None:
+        self._require_model(name)  # another one may have been loaded since the question
+        await self._node.host.unload()
+
+    async def _change(self, name: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One change of the model after the other. One that has not begun when its caller leaves never does."""
+        await self._changing.acquire()
+        await asyncio.shield(self._node.background.once(name, self._exclusively(change)))
+
+    async def _exclusively(self, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            self._require_idle()
+            await change()
+        finally:
+            self._changing.release()
+
+    def _require_model(self, name: str) -> None:
+        choice = self._node.host.choice
+        if choice is None or name not in ("", choice.name):
+            raise errors.not_found("model", name)
+
+    async def drain(self, grace_s: float, reason: str = _OPERATOR) -> int:
+        """Refuses new generations; returns how many still run when all have ended or the grace has passed.
+
+        A caller that leaves changes nothing: the node drains until `undrain`.
+        """
+        self._node.drains.add(reason)
+        self._node.changed()
+        log.info("drains", reason=reason, running=len(self._node.running), grace_s=grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._node.running.idle.wait()
+        except TimeoutError:
+            log.warning("grace passed", running=len(self._node.running))
+        return len(self._node.running)
+
+    def undrain(self) -> None:
+        """Takes generations again, unless the orchestrator wants otherwise; ranks in quarantine are started now."""
+        self._node.drains.discard(_OPERATOR)
+        self._node.host.revive()
+        self._node.changed()
+        log.info("undrained")
+
+    async def profile(self, rank: int, steps: int) -> bytes:
+        """A Chrome trace of the rank's next steps. INVALID_ARGUMENT, FAILED_PRECONDITION while another one is recorded,
+        DEADLINE_EXCEEDED when the node has nothing to do."""
+        node = self._node
+        if rank >= node.settings.tp:
+            raise errors.invalid("rank", f"must be less than {node.settings.tp}", rank)
+        if steps > MAX_PROFILE_STEPS:
+            raise errors.invalid("steps", f"must be at most {MAX_PROFILE_STEPS}", steps)
+        if node.host.serving is None:
+            raise errors.failed_precondition("NODE_NOT_READY", node.host.reason)
+        return await node.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
+
+    def describe(self) -> NodeDescription:
+        """The node as a member of its cluster."""
+        node, beat = self._node, self._node.beat()
+        return NodeDescription(
+            node_id=node.settings.node_id,
+            address=self._address(),
+            incarnation=node.incarnation,
+            tp=node.settings.tp,
+            state=beat.state,
+            model=beat.model,
+            context_length=beat.context_length,
+            load=beat.load,
+        )
+
+    def beat(self) -> Beat:
+        return self._node.beat()
+
+    def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
+        """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model.
+
+        Only a change of its mind changes the model: said again, it does not undo what an operator did meanwhile.
+        """
+        if drain != (_ORCHESTRATOR in self._node.drains):
+            log.info("drain wish", drain=drain)
+            (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
+            self._node.changed()
+        switching = self._switch is not None and not self._switch.done()
+        if deployment == self._deployment or switching:
+            return
+        self._deployment = deployment
+        wanted = self._started_with if deployment is None else ModelChoice.at(deployment.path, deployment.model)
+        if wanted is not None and wanted != self._node.host.choice:
+            self._switch = self._node.background.once("change_over", self._change_over(wanted))
+
+    async def _change_over(self, choice: ModelChoice) -> None:
+        """Running generations finish first; what outlives the grace fails over."""
+        log.info("changes over", model=choice.name, path=choice.path)
+        try:
+            await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)
+            async with self._changing:
+                await self._node.host.load(choice)
+        except RyzansteinError as error:
+            log.error("deployment refused", model=choice.name, reason=error.message)
+        finally:
+            self._node.drains.discard(MODEL_CHANGES)
+            self._node.changed()
+
+    def _require_idle(self) -> None:
+        running = len(self._node.running)
+        if running:
+            raise errors.failed_precondition("GENERATIONS_RUN", f"{running} generations run: drain the node first")

@@ -1,0 +1,118 @@
+"""The command with peers: real ranks, the project's own transformers as a peer, others that are not there or broken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ryzanstein.lab.bench.engine.__main__ import app
+from ryzanstein.lab.bench.engine.peers.catalog import PEERS
+
+SIZE = ("--batch", "1,3", "--prompt-tokens", "20", "--new-tokens", "4", "--rounds", "1", "--threads", "1")
+ROW_KEYS = {
+    "engine", "quantization", "tp", "batch", "prompt_tokens", "new_tokens",
+    "total_tokens_per_s", "decode_tokens_per_s", "ttft_s", "peak_rss_bytes", "first_tokens_equal", "rounds",
+}  # fmt: skip
+
+
+def interpreter(peers_dir: Path, name: str, body: str) -> None:
+    """A peer's `bin/python` that is this shell script."""
+    path = peers_dir / name / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("peers")
+    interpreter(folder, "transformers", f'exec {sys.executable} "$@"')
+    interpreter(folder, "vllm", 'echo "first line" >&2; echo "no such instruction" >&2; exit 3')
+    arguments = ("--model", "demo", "--peers", "--peers-dir", str(folder), "--json", str(folder / "result.json"))
+    result = CliRunner().invoke(app, ["engine", *arguments, *SIZE])
+    assert result.exit_code == 0, result.output
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.distributed
+def test_ours_and_the_installed_peer_have_a_row_for_each_batch(document) -> None:
+    assert [(row["engine"], row["batch"]) for row in document["results"]] == [
+        ("ryzanstein", 1),
+        ("ryzanstein", 3),
+        ("transformers", 1),
+        ("transformers", 3),
+    ]
+    for row in document["results"]:
+        assert set(row) == ROW_KEYS
+        assert [done["round"] for done in row["rounds"]] == [0]
+        assert min(row["total_tokens_per_s"], row["decode_tokens_per_s"], row["ttft_s"]) > 0
+        assert row["peak_rss_bytes"] > 10 * 2**20
+
+
+@pytest.mark.distributed
+def test_a_peer_in_full_precision_begins_its_answers_as_we_do(document) -> None:
+    assert {row["first_tokens_equal"] for row in document["results"]} == {1.0}
+
+
+@pytest.mark.distributed
+def test_there_is_a_ratio_for_each_batch_within_its_rounds_bounds(document) -> None:
+    assert [(ratio["engine"], ratio["peer"]["engine"], ratio["batch"]) for ratio in document["ratios"]] == [
+        ("ryzanstein", "transformers", 1),
+        ("ryzanstein", "transformers", 3),
+    ]
+    for ratio in document["ratios"]:
+        assert ratio["rounds"] == 1
+        for spread in (ratio["total_tokens_per_s"], ratio["ttft"]):
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
+@pytest.mark.distributed
+def test_what_is_not_installed_is_absent_and_not_beaten(document) -> None:
+    absent = {(row["engine"], row["quantization"]): row["reason"] for row in document["absent"] if row["tp"] == 1}
+    missing = [peer for peer in PEERS if peer.environment not in ("transformers", "vllm")]
+    assert absent.keys() == {(peer.engine, peer.quantization) for peer in missing}
+    assert all("not installed" in reason for reason in absent.values())
+
+
+@pytest.mark.distributed
+def test_a_peer_of_more_ranks_than_threads_is_absent(document) -> None:
+    reasons = [row["reason"] for row in document["absent"] if (row["engine"], row["tp"]) == ("vllm", 2)]
+    assert reasons == ["2 ranks need as many threads, there are 1"]
+
+
+@pytest.mark.distributed
+def test_a_peer_that_crashes_has_failed_with_its_last_line_and_the_others_go_on(document) -> None:
+    failed = [(row["engine"], row["tp"], row["reason"]) for row in document["failed"]]
+    assert failed == [("vllm", 1, "ended with 3: no such instruction")]
+
+
+@pytest.mark.distributed
+def test_the_document_says_what_was_run_on_what(document) -> None:
+    assert document["facts"]["transformers none tp 1"].keys() == {"transformers", "torch", "precision"}
+    assert document["threads"] == 1
+    assert document["machine"]["cores"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--only", "abacus"], "only: must be of transformers"),
+        (["--tp", "1,x"], "tp: must be integers"),
+        (["--tp", "0"], "tp: must be 1 to"),
+        (["--quantization", "none,int3"], "quantization: must be of none, fp16, int8"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments, why, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["engine", "--model", "demo", "--peers", "--peers-dir", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert why in result.output
+
+
+def test_a_model_that_is_neither_name_nor_directory_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["engine", "--model", str(tmp_path / "none")])
+    assert result.exit_code == 1
+    assert "model: must be a directory or of demo, S" in result.output

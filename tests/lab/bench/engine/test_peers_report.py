@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ryzanstein.lab.bench.engine.engine import Workload
+from ryzanstein.lab.bench.engine.peers.comparison import Outcome
+from ryzanstein.lab.bench.engine.peers.contenders import Label
+from ryzanstein.lab.bench.engine.peers.machine import Machine
+from ryzanstein.lab.bench.engine.peers.report import Report
+from ryzanstein.lab.bench.engine.peers.timing import Timing
+
+OURS, PEER, BROKEN = Label("ryzanstein", "none", 1), Label("peer", "int8", 1), Label("broken", "int8", 1)
+
+
+def timing(tokens_per_s: float, peak_rss_bytes: int) -> Timing:
+    return Timing(tokens_per_s, tokens_per_s, 0.5, peak_rss_bytes, (7,))
+
+
+@pytest.fixture
+def report() -> Report:
+    timings = {
+        (OURS, 1): {0: timing(10, 2**20), 1: timing(30, 2**22), 2: timing(20, 2**20)},
+        (PEER, 1): {0: timing(5, 2**20), 1: timing(10, 2**20), 2: timing(20, 2**20)},
+        (OURS, 8): {0: timing(80, 2**20)},
+    }
+    outcome = Outcome(timings, {BROKEN: "ended with 3: no"}, {PEER: {"peer": "1.0"}})
+    workload = Workload((1, 8), 128, 64, 3)
+    return Report("S", Machine.read(), workload, 2, outcome, {Label("gone", "none", 2): "not installed"})
+
+
+def test_a_row_has_medians_the_highest_memory_and_every_round(report: Report) -> None:
+    row = report.document()["results"][0]
+    assert (row["engine"], row["batch"], row["prompt_tokens"], row["new_tokens"]) == ("ryzanstein", 1, 128, 64)
+    assert (row["total_tokens_per_s"], row["peak_rss_bytes"]) == (20, 2**22)
+    assert [done["total_tokens_per_s"] for done in row["rounds"]] == [10, 30, 20]
+
+
+def test_a_ratio_names_both_and_has_its_bounds(report: Report) -> None:
+    [ratio] = report.document()["ratios"]
+    assert (ratio["engine"], ratio["peer"], ratio["batch"]) == (
+        "ryzanstein",
+        {"engine": "peer", "quantization": "int8", "tp": 1},
+        1,
+    )
+    assert ratio["total_tokens_per_s"] == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+def test_who_did_not_run_is_listed_with_the_reason(report: Report) -> None:
+    document = report.document()
+    assert document["absent"] == [{"engine": "gone", "quantization": "none", "tp": 2, "reason": "not installed"}]
+    assert document["failed"] == [{"engine": "broken", "quantization": "int8", "tp": 1, "reason": "ended with 3: no"}]
+
+
+def test_the_tables_show_speeds_ratios_and_who_did_not_run(report: Report) -> None:
+    console = Console(width=160, file=io.StringIO(), record=True)
+    for table in report.tables():
+        console.print(table)
+    text = console.export_text()
+    assert "20, 500 ms, 4 MiB" in text
+    assert "2.00 (1.00 to 3.00)" in text
+    assert "not installed" in text
+    assert "ended with 3: no" in text

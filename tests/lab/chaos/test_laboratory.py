@@ -1,0 +1,106 @@
+"""Every fault once, for real: no token is lost or repeated, no answer changes, no request fails.
+
+How long things take is the benchmark's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ryzanstein.lab.chaos.catalog import CATALOG, by_layout
+from ryzanstein.lab.chaos.network import Network
+
+pytestmark = pytest.mark.cluster
+
+# Its clocks run 40 times as fast, so that a pause of a busy machine is a second there: it is for `make chaos`, where nothing
+# else runs.
+ALONE_ON_THE_MACHINE = "idle"
+GROUPS = {
+    layout.name: [fault.name for fault in faults]
+    for layout, faults in by_layout(CATALOG)
+    if layout.name != ALONE_ON_THE_MACHINE
+}
+NEEDS = ("redis-server", "cc")
+
+
+def failover(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ryzanstein.lab.chaos", *arguments]
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["faults"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_fault_costs_a_token(group: str, network: Network, part: Callable[[str], str], tmp_path: Path) -> None:
+    for name in NEEDS:
+        part(name)
+    result, page = tmp_path / "failover.json", tmp_path / "budget.md"
+    only = ",".join(GROUPS[group])
+    command = failover("--runs", "1", "--only", only, "--json", str(result), "--report", str(page), "--seed", "test")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
+    said = done.stderr[-4000:]
+    assert done.returncode in (0, 1), said
+    assert result.exists(), said
+    seen = entries(result)
+    assert [entry["fault"] for entry in seen] == GROUPS[group], said
+    for entry in seen:
+        counts = {key: entry[key] for key in ("tokens_lost", "tokens_repeated", "answers_changed")}
+        assert counts == dict.fromkeys(counts, 0), said
+        assert entry["requests_failed"] == 0, said
+        assert entry["unwanted"] == {}, said
+        assert entry["requests"] > 0
+        assert f"| `{entry['fault']}` |" in page.read_text()
+
+
+def test_interrupted_it_leaves_nothing(network: Network, part: Callable[[str], str], tmp_path: Path) -> None:
+    command = failover("--runs", "9", "--only", "sigkill_agent", "--json", str(tmp_path / "x.json"))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        any(line.startswith("sigkill_agent 1") for line in process.stderr)
+        children = _children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(60) == 130
+    assert len(children) >= 5
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    time.sleep(0.2)
+    namespaces = subprocess.run((part("ip"), "netns", "list"), capture_output=True, text=True, check=True).stdout
+    assert f"ryz{process.pid}-" not in namespaces
+    links = subprocess.run((part("ip"), "link"), capture_output=True, text=True, check=True).stdout
+    assert f"ryz{process.pid}" not in links
+
+
+def _children(pid: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def test_without_the_right_to_make_namespaces_that_is_said_loudly(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    code = "import ryzanstein.lab.chaos.network as n, sys; n._PATH = ''; sys.argv[1:] = " + repr(
+        ["--runs", "1", "--only", "tcp_reset", "--json", str(tmp_path / "x.json")]
+    )
+    command = [sys.executable, "-c", f"{code}; from ryzanstein.lab.chaos.__main__ import main; sys.exit(main())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert "NO NETWORK NAMESPACES" in done.stderr
+    assert "NOT RUN tcp_reset" in done.stderr
+
+
+def test_wrong_arguments_are_named() -> None:
+    done = subprocess.run(failover("--only", "sigkil"), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "no such fault: sigkil" in done.stderr.replace("\n", " ")

@@ -1,0 +1,139 @@
+"""Who may come in: the bounds hold however many ask in one instant, and every way out gives the place back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.router.core.admission import Admission, Limits, Place
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire import chat_from_wire
+
+BOUND = 8
+CALLERS = 60
+
+
+def chat(session_id: str = "", tokens: int = 20, **more: Any) -> inference.ChatRequest:
+    return inference.ChatRequest(
+        messages=[inference.Message(role=inference.ROLE_USER, content="hello")],
+        sampling=inference.SamplingParams(max_tokens=tokens),
+        session_id=session_id,
+        **more,
+    )
+
+
+async def outcome(call: Any) -> str:
+    """`OK`, or the reason of the refusal."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error_from_rpc(error).reason
+    except RyzansteinError as error:
+        return error.reason
+    return "OK"
+
+
+async def submitted(client: Any, **more: Any) -> list[str]:
+    """What becomes of `CALLERS` sessions that begin in one instant."""
+    requests = [replace(chat_from_wire(chat(f"s{i}")), **more) for i in range(CALLERS)]
+    return await asyncio.gather(*(outcome(client.router.core.submit(request)) for request in requests))
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_no_more_run_than_may_when_many_sessions_ask_at_once(start_node: Any, start_router: Any, store: str) -> None:
+    client = await start_router(await start_node("a", step_s=0.02), max_running=BOUND, session_store=store)
+    outcomes = await submitted(client)
+    # The one tenant gets eight ninths of the room, rounded up.
+    assert (outcomes.count("OK"), outcomes.count("QUEUE_FULL")) == (BOUND, CALLERS - BOUND)
+    assert client.router.core.running == BOUND
+
+
+async def test_no_tenant_gets_more_than_its_share_when_its_sessions_ask_at_once(start_node: Any, start_router: Any) -> None:
+    client = await start_router(await start_node("a", step_s=0.02), max_running=18, session_store="sqlite")
+    assert (await submitted(client, tenant="heavy")).count("OK") == 16
+    assert (await submitted(client, tenant="light")).count("OK") == 2
+
+
+async def test_no_more_wait_than_may_when_many_sessions_ask_at_once(start_node: Any, start_router: Any, until: Any) -> None:
+    node = await start_node("a")
+    client = await start_router(node, max_waiting=BOUND, session_store="sqlite")
+    node.state = worker.NODE_STATE_RECOVERING
+    await until(lambda: not client.router.core.ready)
+    assert (await submitted(client)).count("OK") == BOUND
+    assert client.value("generations_waiting") == BOUND
+    node.state = worker.NODE_STATE_READY
+    await until(lambda: client.value("generations_waiting") == 0)
+
+
+async def test_a_place_is_given_back_however_a_request_ends(start_node: Any, start_router: Any, until: Any) -> None:
+    node = await start_node("a", step_s=0.01)
+    client = await start_router(node, max_running=4, session_store="sqlite", max_session_messages=2)
+    assert [await outcome(client.inference.Chat(chat("full", tokens=1))) for _ in range(6)] == ["OK"] + 5 * ["SESSION_FULL"]
+    assert {await outcome(client.inference.Chat(chat(model="none"))) for _ in range(6)} == {"MODEL_NOT_FOUND"}
+    calls = [client.inference.Chat(chat(f"left-{i}", tokens=500)) for i in range(3)]
+    await until(lambda: len(node.submits) == 4)
+    for call in calls:
+        call.cancel()
+    await until(lambda: client.router.core.running == 0)
+    calls = [client.inference.Chat(chat("busy", tokens=50)) for _ in range(3)]
+    assert sorted([await outcome(call) for call in calls]) == ["OK", "SESSION_BUSY", "SESSION_BUSY"]
+    assert [await outcome(client.inference.Chat(chat(f"after-{i}", tokens=1))) for i in range(4)] == 4 * ["OK"]
+
+
+TENANTS = st.sampled_from(["a", "b", "c"])
+
+
+@given(asked=st.lists(st.tuples(TENANTS, st.sampled_from(["enter", "launch", "start", "leave"]), st.integers(0, 20))))
+def test_over_any_order_of_events_the_bounds_hold_and_nothing_is_left(asked: list[tuple[str, str, int]]) -> None:
+    admission = Admission(Limits(max_running=6, max_waiting=2), Telemetry())
+    entered: list[Place] = []
+    launched: list[Place] = []
+    waiting = 0
+    for tenant, event, number in asked:
+        if event == "enter":
+            place = None
+            try:
+                place = admission.enter(tenant)
+                place.wait_for("m", waiting)
+                entered.append(place)
+            except RyzansteinError:
+                if place is not None:
+                    place.leave()
+        elif event == "launch" and entered:
+            launched.append(entered.pop(number % len(entered)))
+            launched[-1].launched()
+            waiting += 1
+        elif event == "start":
+            waiting -= waiting > 0
+        elif event == "leave" and entered + launched:
+            place = (entered + launched)[number % len(entered + launched)]
+            (entered if place in entered else launched).remove(place)
+            place.leave()
+            place.leave()
+            waiting = min(waiting, len(launched))
+        assert admission.running == len(entered) + len(launched) <= 6
+        assert admission.entering("m") + waiting <= 2
+    for place in entered + launched:
+        place.leave()
+    assert admission.running == admission.entering("m") == 0
+
+
+def test_a_tenant_that_is_alone_gets_eight_ninths_and_leaves_room_for_another() -> None:
+    admission = Admission(Limits(max_running=18), Telemetry())
+    mine = [admission.enter("heavy") for _ in range(16)]
+    with pytest.raises(RyzansteinError, match="16 requests wait, the bound is 16"):
+        admission.enter("heavy")
+    admission.enter("light")
+    for place in mine:
+        place.leave()
+    assert admission.running == 1

@@ -1,0 +1,230 @@
+"""Server-sent events as they go over the wire, and a client that comes back for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from ryzanstein import errors
+from ryzanstein.generation import Delta, Started, Token
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.dialect import ChatDialect
+from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.stream import ChunkWriter
+
+
+@dataclass
+class Event:
+    event_id: str | None
+    kind: str | None
+    data: str
+
+    @property
+    def body(self):
+        return json.loads(self.data)
+
+    @property
+    def choice(self):
+        return self.body["choices"][0]
+
+
+def parse(text):
+    """Strict: every event is `id:` and `event:` at most once, one `data:` line, and a blank line."""
+    events = []
+    assert text.endswith("\n\n") or not text
+    for block in text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        assert fields.keys() <= {"id", "event", "data"}
+        assert len(fields) == len(block.split("\n"))
+        events.append(Event(fields.get("id"), fields.get("event"), fields["data"]))
+    return events
+
+
+async def read_events(response, count=None):
+    """All events, or the first `count`."""
+    text = ""
+    async for part in response.aiter_text():
+        text += part
+        if count is not None and text.count("\n\n") >= count:
+            return parse("".join(block + "\n\n" for block in text.split("\n\n")[:count]))
+    return parse(text)
+
+
+async def ask(http, body):
+    return parse((await http.post("/v1/chat/completions", json={**body, "stream": True})).text)
+
+
+def contents(events):
+    """Text by choice."""
+    texts: dict[int, str] = {}
+    for event in events:
+        if event.data != "[DONE]" and event.body.get("choices"):
+            texts[event.choice["index"]] = texts.get(event.choice["index"], "") + event.choice["delta"].get("content", "")
+    return texts
+
+
+async def test_the_whole_stream_line_by_line(http, chat, face):
+    face.core.pause_at = 1
+    async with http.stream("POST", "/v1/chat/completions", json=chat("one two", stream=True)) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-cache"
+        assert response.headers["x-ryzanstein-node"] == "node-0"
+        assert "content-length" not in response.headers
+        face.core.resume.set()
+        events = await read_events(response)
+    assert [(event.event_id, event.kind) for event in events[:-1]] == [
+        ("0:0", None),
+        ("0:1", None),
+        ("0:2", None),
+        ("0:2.", None),
+    ]
+    assert [event.choice["delta"] for event in events[:-1]] == [
+        {"role": "assistant", "content": ""},
+        {"content": "one "},
+        {"content": "two"},
+        {},
+    ]
+    assert [event.choice["finish_reason"] for event in events[:-1]] == [None, None, None, "stop"]
+    assert (events[-1].event_id, events[-1].data) == (None, "[DONE]")
+    first = events[0].body
+    assert (first["object"], first["id"], first["model"]) == ("chat.completion.chunk", "chatcmpl-g0", "echo")
+    assert "usage" not in first
+
+
+async def test_tokens_arrive_while_the_generation_runs(http, chat, face):
+    face.core.pause_at = 1
+    async with http.stream("POST", "/v1/chat/completions", json=chat("one two", stream=True)) as response:
+        events = await asyncio.wait_for(read_events(response, 2), 10)
+        assert events[1].choice["delta"]["content"] == "one "
+        assert face.core.readers == 1
+
+
+async def test_an_error_in_mid_stream_is_an_error_event_and_no_done(http, chat, face, eventually):
+    face.core.fail_at, face.core.error = 1, errors.unavailable("NODE_LOST", "gone")
+    events = await ask(http, chat())
+    assert (events[-1].kind, events[-1].event_id) == ("error", None)
+    assert events[-1].body == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "node_lost"}}
+    assert not any(event.data == "[DONE]" for event in events)
+    await eventually(lambda: face.requests_with(503) == 1, "counted by what became of it")
+
+
+async def test_text_is_whole_unicode_and_line_ends_do_not_break_an_event(http, chat):
+    text = "n\u00e4h \U0001f99c line\r\nbreak\u2028end data: [DONE]"
+    events = await ask(http, chat(text))
+    assert contents(events) == {0: text}
+
+
+@pytest.mark.parametrize("cut", range(1, 4))
+async def test_a_stream_with_log_probabilities_cut_anywhere_has_each_row_once(http, chat, face, cut):
+    events = await ask(http, chat("one two three", logprobs=True))
+    seen = events[:cut]
+    position = {"Last-Event-ID": seen[-1].event_id}
+    seen += parse((await http.get("/v1/generations/chatcmpl-g0/events", headers=position)).text)
+    rows = [row for event in seen[:-1] for row in (event.choice["logprobs"] or {}).get("content", [])]
+    assert [row["token"] for row in rows] == ["one ", "two ", "three"]
+    assert contents(seen) == {0: "one two three"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("cut", range(1, 9))
+async def test_a_stream_cut_anywhere_and_attached_again_is_the_whole(http, chat, face, cut, n):
+    """Every event is sent once, whichever was the last that the client saw."""
+    face.core.pause_at = 2
+    body = chat("one two three four", n=n, stream=True, stream_options={"include_usage": True})
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        asyncio.get_running_loop().call_later(0.05, face.core.resume.set)
+        seen = await read_events(response, cut)
+    seen = seen[:cut]
+    position = {"Last-Event-ID": seen[-1].event_id} if seen[-1].event_id else {}
+    if seen[-1].data == "[DONE]":
+        return
+    rest = await http.get("/v1/generations/chatcmpl-g0/events?include_usage=true", headers=position)
+    assert rest.status_code == 200
+    events = seen + parse(rest.text)
+    assert contents(events) == dict.fromkeys(range(n), "one two three four")
+    chunks = [event for event in events if event.data != "[DONE]" and event.body["choices"]]
+    for choice in range(n):
+        own = [event.choice for event in chunks if event.choice["index"] == choice]
+        assert [c["delta"].get("role") for c in own].count("assistant") == 1
+        assert [c["finish_reason"] for c in own].count("stop") == 1
+    assert events[-1].data == "[DONE]"
+    assert events[-2].body["usage"]["completion_tokens"] == 4 * n
+
+
+async def test_attaching_without_a_position_replays_from_the_beginning(http, chat):
+    first = await ask(http, chat())
+    again = parse((await http.get("/v1/generations/chatcmpl-g0/events")).text)
+    assert contents(again) == contents(first) == {0: "one two three"}
+
+
+async def test_attaching_to_a_completion_continues_in_its_own_shape(http):
+    body = {"model": "echo", "prompt": "a b c", "stream": True}
+    response_id = parse((await http.post("/v1/completions", json=body)).text)[0].body["id"]
+    rest = parse((await http.get(f"/v1/generations/{response_id}/events", headers={"Last-Event-ID": "0:1"})).text)
+    assert "".join(event.choice["text"] for event in rest[:-1]) == "b c"
+    assert {event.body["object"] for event in rest[:-1]} == {"text_completion"}
+
+
+async def test_attaching_to_what_ended_completely_gives_only_the_end(http, chat):
+    last = (await ask(http, chat()))[-2]
+    rest = await http.get("/v1/generations/g0/events", headers={"Last-Event-ID": last.event_id})
+    assert rest.text == "data: [DONE]\n\n"
+
+
+async def test_attaching_to_nothing_is_not_found(http):
+    response = await http.get("/v1/generations/chatcmpl-nothing/events")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "generation_not_found")
+
+
+@pytest.mark.parametrize(
+    "position", ["x", "0", "0:", "0:-1", "16:1", "0:1,0:2", "0:1,", ",".join(["0:1"] * 40), "0:" + "9" * 30]
+)
+async def test_a_bad_position_is_refused(http, chat, position):
+    await ask(http, chat())
+    response = await http.get("/v1/generations/chatcmpl-g0/events", headers={"Last-Event-ID": position})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+@pytest.mark.parametrize("text", ["", "0:0", "0:12,1:9.", "15:999999999."])
+def test_a_position_is_written_as_it_was_read(text):
+    assert str(Cursor.parse(text)) == text
+
+
+def test_tokens_whose_text_is_not_certain_yet_move_the_position_but_send_nothing():
+    writer = ChunkWriter(Started("g", "m", "n", 1), ChatDialect(), Cursor(), include_usage=False)
+    assert writer.write(Delta(0, 0, (Token(1, "a"),), "n")).count(b"\n\n") == 2
+    assert writer.write(Delta(0, 1, (Token(2, ""), Token(3, "")), "n")) == b""
+    (event,) = parse(writer.write(Delta(0, 3, (Token(4, "\u00e4"),), "n")).decode())
+    assert (event.event_id, event.choice["delta"]) == ("0:4", {"content": "\u00e4"})
+
+
+class TestAReaderThatTakesNothing:
+    @pytest.fixture
+    def limits(self):
+        return HttpLimits(max_body_bytes=16 * 2**20, write_timeout_s=0.3)
+
+    async def test_is_dropped_and_its_generation_detached(self, face, chat, eventually):
+        """Far more than the socket's buffers hold, and a client that never reads."""
+        text = " ".join(["x" * 1000] * 8000)
+        body = json.dumps(chat(text, stream=True)).encode()
+        host, port = face.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        await writer.drain()
+        await eventually(lambda: face.core.readers == 1, "the stream is open")
+        await eventually(lambda: face.core.readers == 0, "the reader was dropped")
+        assert face.core.cancelled == []
+        await eventually(lambda: face.requests_with(499) == 1, "counted as a client that went away")
+        writer.transport.abort()
+
+
+async def test_hundred_streams_at_once_are_each_their_own(face, chat):
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(base_url=face.url, timeout=60, limits=limits, trust_env=False) as http:
+        answers = await asyncio.gather(*(ask(http, chat(f"stream number {i}")) for i in range(100)))
+    assert [contents(events)[0] for events in answers] == [f"stream number {i}" for i in range(100)]

@@ -1,0 +1,70 @@
+"""When an attempt that brings nothing is forgotten, and when it waits its turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from ryzanstein.awake import AwakeClock
+from ryzanstein.cluster import Load
+from ryzanstein.router.failover.patience import Patience, Quiet
+from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.phi_detector import Thresholds
+from ryzanstein.router.nodes.roster import Placement
+
+PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
+IDLE, QUEUE = Load(running=3, waiting=0, capacity=64), Load(running=64, waiting=128, capacity=64)
+
+
+@pytest.mark.parametrize(
+    ("quiet", "bound_s"),
+    [
+        (Quiet(100.0, None, False, False, IDLE), 5.0),
+        (Quiet(100.0, None, False, False, QUEUE), 5.0),
+        (Quiet(100.0, 10, False, False, IDLE), 20.5),
+        (Quiet(100.0, 4000, False, False, IDLE), 220.0),
+        (Quiet(100.0, 4000, True, False, IDLE), 20.0),
+        (Quiet(100.0, 10, False, True, QUEUE), 60.5),
+        (Quiet(100.0, 10, True, True, QUEUE), 60.0),
+    ],
+)
+def test_it_is_forgotten_exactly_when_the_bound_has_passed(quiet: Quiet, bound_s: float) -> None:
+    assert PATIENCE.left_s(quiet, 100.0) == pytest.approx(bound_s)
+    assert PATIENCE.left_s(quiet, 100.0 + bound_s - 0.01) > 0
+    assert PATIENCE.left_s(quiet, 100.0 + bound_s) <= 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_in_a_queue_nobody_is_forgotten_before_someone_later_has_begun(begun: bool) -> None:
+    assert PATIENCE.left_s(Quiet(100.0, 10, begun, False, QUEUE), 100_000.0) == PATIENCE.accept_s
+    assert PATIENCE.left_s(Quiet(100.0, 10, begun, True, QUEUE), 100_000.0) < 0
+
+
+def test_a_node_of_unknown_capacity_has_a_bound_too() -> None:
+    assert PATIENCE.bound_s(Quiet(0.0, 0, True, True, Load())) == 20.0
+
+
+class Deaf:
+    """Nothing happens to a link that never connects."""
+
+    def link_up(self, link: NodeLink, restarted: bool) -> None: ...
+
+    def link_down(self, link: NodeLink, cause: str) -> None: ...
+
+    def link_changed(self, link: NodeLink) -> None: ...
+
+
+async def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
+    first = Placement(link, "a", 1, "acme", 0)
+    Placement(link, "a", 2, "other", 0).began()
+    Placement(link, "a", 3, "acme", 1).began()
+    assert not first.overtaken
+    Placement(link, "a", 4, "acme", 0).began()
+    assert first.overtaken
+
+
+async def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
+    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
+    for handle in range(1, 10_000):
+        Placement(link, "a", handle, f"tenant {handle}", 0).began()
+    assert len(link.newest_begun) <= 4096

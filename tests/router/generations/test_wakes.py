@@ -1,0 +1,42 @@
+"""Readers with news: all of them, in order, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ryzanstein.router.generations.wakes import READERS_PER_TURN, Wakes
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+async def test_few_are_woken_in_one_turn_and_all_in_the_end() -> None:
+    wakes, readers = Wakes(), [asyncio.Event() for _ in range(3 * READERS_PER_TURN + 1)]
+    wakes.add(readers)
+    woken = []
+    while not all(reader.is_set() for reader in readers):
+        await turn()
+        woken.append(sum(reader.is_set() for reader in readers))
+    assert woken == [READERS_PER_TURN, 2 * READERS_PER_TURN, 3 * READERS_PER_TURN, len(readers)]
+    assert [reader.is_set() for reader in readers] == [True] * len(readers)
+
+
+async def test_the_longest_waiting_is_first_and_news_twice_is_one_wake() -> None:
+    wakes, readers = Wakes(), [asyncio.Event() for _ in range(2 * READERS_PER_TURN)]
+    wakes.add(readers)
+    wakes.add(readers[:1])
+    await turn()
+    assert [reader.is_set() for reader in readers] == [True] * READERS_PER_TURN + [False] * READERS_PER_TURN
+    readers[0].clear()
+    await turn()
+    assert not readers[0].is_set()
+
+
+async def test_news_after_the_wake_is_another_wake() -> None:
+    wakes, reader = Wakes(), asyncio.Event()
+    for _ in range(3):
+        wakes.add([reader])
+        await turn()
+        assert reader.is_set()
+        reader.clear()

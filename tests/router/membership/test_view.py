@@ -1,0 +1,290 @@
+"""The orchestrator's view: followed, resumed after gaps and restarts, and kept for the time when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ryzanstein.cluster import Node, NodeState
+from ryzanstein.router.membership.cache import ViewCache
+from ryzanstein.router.membership.view import ClusterView, GapError, View
+from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from ryzanstein.wire import node_to_wire
+
+Message = orchestrator.WatchClusterResponse
+
+
+def node(node_id: str, address: str = "", **more: Any) -> orchestrator.Node:
+    return node_to_wire(Node(node_id, address or f"127.0.0.1:{ord(node_id[0])}", state=NodeState.READY, **more))
+
+
+def snapshot(version: int, *nodes: orchestrator.Node, epoch: str = "e") -> Message:
+    return Message(snapshot=orchestrator.ClusterSnapshot(epoch=epoch, version=version, nodes=nodes))
+
+
+def joined(version: int, what: orchestrator.Node) -> Message:
+    return Message(delta=orchestrator.ClusterDelta(version=version, node=what))
+
+
+def left(version: int, node_id: str) -> Message:
+    return Message(delta=orchestrator.ClusterDelta(version=version, node_left=node_id))
+
+
+class ScriptedOrchestrator(OrchestratorServiceServicer):
+    """Sends each watcher a snapshot of `nodes`, then what `say` is told; `hang_up` ends all watches."""
+
+    def __init__(self) -> None:
+        self.nodes: list[orchestrator.Node] = []
+        self.epoch = "e"
+        self.watches: list[asyncio.Queue[Message | None]] = []
+        self.num_watches = 0
+        self.port = 0
+        self._server: RpcServer | None = None
+
+    async def start(self) -> None:
+        self._server = RpcServer("127.0.0.1", self.port, [])
+        add_OrchestratorServiceServicer_to_server(self, self._server.server)
+        await self._server.start()
+        self.port = self._server.port
+
+    async def stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+
+    def say(self, message: Message | None) -> None:
+        for watch in self.watches:
+            watch.put_nowait(message)
+
+    async def WatchCluster(self, request: orchestrator.WatchClusterRequest, context: Any) -> AsyncIterator[Message]:
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.watches.append(messages)
+        self.num_watches += 1
+        try:
+            yield snapshot(1, *self.nodes, epoch=self.epoch)
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            self.watches.remove(messages)
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedOrchestrator]:
+    scripted = ScriptedOrchestrator()
+    await scripted.start()
+    yield scripted
+    await scripted.stop()
+
+
+class Told:
+    """A membership that remembers."""
+
+    def __init__(self) -> None:
+        self.addresses: frozenset[str] = frozenset()
+        self.draining: frozenset[str] = frozenset()
+        self.times = 0
+
+    def follow(self, addresses: Any, draining: Any = ()) -> None:
+        self.addresses, self.draining = frozenset(addresses), frozenset(draining)
+        self.times += 1
+
+
+@pytest.fixture
+async def followed(scripted: ScriptedOrchestrator, tmp_path: Path) -> AsyncIterator[tuple[Told, Telemetry]]:
+    """A view that follows the scripted orchestrator."""
+    told, telemetry = Told(), Telemetry()
+    view = ClusterView("r", ["fixed:1"], told, ViewCache(tmp_path / "view.json"), telemetry)
+    await view.start()
+    task = asyncio.create_task(view.run(f"127.0.0.1:{scripted.port}"))
+    yield told, telemetry
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_view_is_a_snapshot_and_the_changes_since() -> None:
+    view = View()
+    for message in (snapshot(4, node("a"), node("b")), joined(5, node("c", drain_requested=True)), left(6, "a")):
+        view.apply(message)
+    assert view.addresses == {"127.0.0.1:98", "127.0.0.1:99"}
+    assert view.draining == {"c"}
+    assert view.version == 6
+
+
+@pytest.mark.parametrize("version", [4, 6, 0])
+def test_a_change_that_is_not_the_next_one_is_a_gap(version: int) -> None:
+    view = View()
+    view.apply(snapshot(4))
+    with pytest.raises(GapError):
+        view.apply(joined(version, node("a")))
+
+
+def test_a_change_before_any_snapshot_is_a_gap() -> None:
+    with pytest.raises(GapError):
+        View().apply(joined(1, node("a")))
+
+
+def test_changes_of_deployments_only_move_the_version() -> None:
+    view = View()
+    view.apply(snapshot(1, node("a")))
+    view.apply(Message(delta=orchestrator.ClusterDelta(version=2, deployment_removed="m")))
+    assert (view.version, view.addresses) == (2, {"127.0.0.1:97"})
+
+
+async def test_members_come_and_go_and_fixed_nodes_stay(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
+    told, _ = followed
+    await until(lambda: bool(scripted.watches))
+    scripted.say(joined(2, node("a")))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97"})
+    scripted.say(joined(3, node("a", drain_requested=True)))
+    await until(lambda: told.draining == {"a"})
+    scripted.say(left(4, "a"))
+    await until(lambda: told.addresses == {"fixed:1"})
+
+
+async def test_a_node_in_a_state_of_newer_nodes_is_a_member_and_the_view_is_followed_on(
+    scripted: ScriptedOrchestrator, followed: Any, until: Any
+) -> None:
+    told, _ = followed
+    await until(lambda: bool(scripted.watches))
+    newer = node("a")
+    newer.state = 17  # type: ignore[assignment]
+    scripted.say(joined(2, newer))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97"})
+    scripted.say(joined(3, node("b")))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97", "127.0.0.1:98"})
+    assert scripted.num_watches == 1
+    newer.node_id, newer.address = "c", "127.0.0.1:99"
+    scripted.nodes = [newer]
+    scripted.say(None)
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:99"})
+
+
+async def test_a_view_that_fails_is_followed_again_and_misses_nothing(
+    scripted: ScriptedOrchestrator, until: Any, tmp_path: Path
+) -> None:
+    telemetry = Telemetry()
+
+    class Failing(Told):
+        def follow(self, addresses: Any, draining: Any = ()) -> None:
+            super().follow(addresses, draining)
+            if self.times == 2:
+                raise KeyError("nobody has thought of this")
+
+    told = Failing()
+    view = ClusterView("r", [], told, ViewCache(tmp_path / "view.json"), telemetry)
+    await view.start()
+    scripted.nodes = [node("a")]
+    telemetry.background.supervise("view", lambda: view.run(f"127.0.0.1:{scripted.port}"))
+    await until(lambda: told.times == 3)
+    assert told.addresses == {"127.0.0.1:97"}
+    labels = {"task": "view", "outcome": "failed"}
+    assert telemetry.registry.get_sample_value("ryzanstein_router_background_task_ends_total", labels) == 1
+    await telemetry.background.close()
+
+
+async def test_a_change_of_load_alone_is_no_news(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
+    told, _ = followed
+    await until(lambda: bool(scripted.watches))
+    scripted.say(joined(2, node("a")))
+    await until(lambda: len(told.addresses) == 2)
+    times = told.times
+    for version in range(3, 20):
+        scripted.say(joined(version, node("a", beat_time=float(version))))
+    scripted.say(joined(20, node("b")))
+    await until(lambda: len(told.addresses) == 3)
+    assert told.times == times + 1
+
+
+async def test_after_a_gap_the_view_is_taken_anew(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
+    told, telemetry = followed
+    await until(lambda: bool(scripted.watches))
+    scripted.nodes = [node("b")]
+    scripted.say(joined(7, node("a")))
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:98"})
+    assert telemetry.registry.get_sample_value("ryzanstein_router_view_resyncs_total", {"cause": "gap"}) == 1
+
+
+async def test_after_the_orchestrators_restart_its_new_view_counts(
+    scripted: ScriptedOrchestrator, followed: Any, until: Any
+) -> None:
+    told, telemetry = followed
+    await until(lambda: bool(scripted.watches))
+    await scripted.stop()
+    scripted.epoch, scripted.nodes = "later", [node("c")]
+    await scripted.start()
+    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:99"})
+    assert telemetry.registry.get_sample_value("ryzanstein_router_view_resyncs_total", {"cause": "epoch"}) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"addresses": 7}', '{"other": []}'])
+async def test_a_broken_cache_is_an_empty_view(tmp_path: Path, content: str) -> None:
+    (tmp_path / "view.json").write_text(content)
+    assert await ViewCache(tmp_path / "view.json").load() == frozenset()
+
+
+async def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    await ViewCache(tmp_path / "file" / "view.json").save(["a:1"])
+    assert await ViewCache(tmp_path / "file" / "view.json").load() == frozenset()
+
+
+def ask(client: Any, tokens: int = 2) -> Any:
+    messages = [inference.Message(role=inference.ROLE_USER, content="hello")]
+    return client.inference.Chat(inference.ChatRequest(messages=messages, sampling=inference.SamplingParams(max_tokens=tokens)))
+
+
+async def test_a_router_finds_its_nodes_and_serves_on_without_the_orchestrator(
+    scripted: ScriptedOrchestrator, start_node: Any, start_router: Any
+) -> None:
+    worker = await start_node("a")
+    scripted.nodes = [node("a", worker.address)]
+    client = await start_router(ready_nodes=1, nodes="", orchestrator=f"127.0.0.1:{scripted.port}")
+    await scripted.stop()
+    assert (await ask(client)).node_id == "a"
+
+
+async def test_a_router_that_starts_while_the_orchestrator_is_down_uses_the_last_view(
+    scripted: ScriptedOrchestrator, start_node: Any, start_router: Any
+) -> None:
+    worker = await start_node("a")
+    scripted.nodes = [node("a", worker.address)]
+    settings = {"ready_nodes": 1, "nodes": "", "orchestrator": f"127.0.0.1:{scripted.port}"}
+    await start_router(**settings)
+    await scripted.stop()
+    assert (await ask(await start_router(**settings))).node_id == "a"
+
+
+async def test_a_node_whose_lease_was_lost_finishes_its_answers_and_takes_new_ones(
+    scripted: ScriptedOrchestrator, start_node: Any, start_router: Any, until: Any
+) -> None:
+    worker = await start_node("a", step_s=0.01)
+    scripted.nodes = [node("a", worker.address)]
+    client = await start_router(ready_nodes=1, nodes="", orchestrator=f"127.0.0.1:{scripted.port}")
+    running = ask(client, tokens=60)
+    await until(lambda: bool(worker.submits))
+    scripted.say(left(2, "a"))
+    assert (await ask(client)).node_id == "a"
+    assert (await running).usage.completion_tokens == 60
+    await worker.die()
+    await until(lambda: not client.router.links.snapshot())
+    await until(lambda: not client.router.links.known_models)
+
+
+async def test_a_node_that_shall_drain_gets_nothing_new(
+    scripted: ScriptedOrchestrator, start_node: Any, start_router: Any, until: Any
+) -> None:
+    workers = {name: await start_node(name) for name in "ab"}
+    scripted.nodes = [node(name, worker.address) for name, worker in workers.items()]
+    client = await start_router(ready_nodes=2, nodes="", orchestrator=f"127.0.0.1:{scripted.port}")
+    first = (await ask(client)).node_id
+    scripted.say(joined(2, node(first, workers[first].address, drain_requested=True)))
+    await until(lambda: any(view.drain_requested for view in client.router.links.snapshot()))
+    assert (await ask(client)).node_id != first

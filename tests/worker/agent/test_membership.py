@@ -1,0 +1,191 @@
+"""The node's membership against a small orchestrator that can be killed and that forgets."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from ryzanstein.worker.agent.membership import Membership
+from ryzanstein.worker.telemetry import Telemetry
+
+
+class SmallOrchestrator(OrchestratorServiceServicer):
+    """Grants leases, answers each beat with `wish`, remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.leases = 0
+        self.nodes = []
+        self.beats: asyncio.Queue = asyncio.Queue()
+        self.left = []
+        self.wish = pb.HeartbeatResponse()
+
+    async def RegisterNode(self, request, context):
+        self.leases += 1
+        self.nodes.append(request.node)
+        response = pb.RegisterNodeResponse(lease_id=f"lease-{self.leases}")
+        response.heartbeat_interval.FromMilliseconds(20)
+        return response
+
+    async def Heartbeat(self, request_iterator, context):
+        async for request in request_iterator:
+            if request.lease_id != f"lease-{self.leases}":
+                raise errors.not_found("lease", request.lease_id)
+            self.beats.put_nowait(request)
+            yield self.wish
+
+    async def LeaveNode(self, request, context):
+        self.left.append((request.node_id, request.lease_id))
+        return pb.LeaveNodeResponse()
+
+    async def next_beat(self):
+        return await asyncio.wait_for(self.beats.get(), 10)
+
+
+class Member:
+    """A node that has nothing to do."""
+
+    def __init__(self) -> None:
+        self.wishes: asyncio.Queue = asyncio.Queue()
+
+    def describe(self) -> Node:
+        return Node("node-t", "127.0.0.1:7", "incarnation-t", 2, NodeState.READY, "demo")
+
+    def beat(self) -> Beat:
+        return Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
+
+    def wish(self, deployment, *, drain):
+        self.wishes.put_nowait((deployment, drain))
+
+    async def until(self, wish) -> None:
+        async with asyncio.timeout(10):
+            while await self.wishes.get() != wish:
+                pass
+
+
+async def start_server(servicer, port: int = 0) -> RpcServer:
+    server = RpcServer("127.0.0.1", port, ["ryzanstein.v1.OrchestratorService"])
+    add_OrchestratorServiceServicer_to_server(servicer, server.server)
+    await server.start()
+    return server
+
+
+@pytest.fixture
+async def orchestrator():
+    servicer = SmallOrchestrator()
+    servicer.server = await start_server(servicer)
+    yield servicer
+    await servicer.server.stop(0)
+
+
+@pytest.fixture
+async def member(orchestrator):
+    member = Member()
+    member.telemetry = Telemetry()
+    member.membership = Membership(f"127.0.0.1:{orchestrator.server.port}", member, member.telemetry)
+    task = asyncio.create_task(member.membership.run())
+    yield member
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_node_registers_and_beats(orchestrator, member):
+    beat = await orchestrator.next_beat()
+    assert (orchestrator.nodes[0].node_id, orchestrator.nodes[0].tp) == ("node-t", 2)
+    assert (beat.node_id, beat.lease_id, beat.beat.load.running) == ("node-t", "lease-1", 3)
+    await orchestrator.next_beat()
+
+
+async def test_what_the_orchestrator_wants_reaches_the_node(orchestrator, member):
+    await member.until((None, False))
+    orchestrator.wish = pb.HeartbeatResponse(deployment=pb.Deployment(model="m", path="/m"), drain=True)
+    await member.until((Deployment("m", "/m"), True))
+
+
+async def test_a_forgotten_lease_is_taken_anew(orchestrator, member):
+    await orchestrator.next_beat()
+    orchestrator.leases += 1  # ours is void now
+    while (await orchestrator.next_beat()).lease_id != "lease-3":
+        pass
+    page = member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", {"cause": "not_found"})
+    assert page == 1
+
+
+async def test_a_restarted_orchestrator_is_found_again(orchestrator, member):
+    await orchestrator.next_beat()
+    port = orchestrator.server.port
+    await orchestrator.server.stop(0)
+    await asyncio.sleep(0.3)
+    while not orchestrator.beats.empty():
+        orchestrator.beats.get_nowait()
+    orchestrator.server = await start_server(orchestrator, port)
+    assert (await orchestrator.next_beat()).lease_id == "lease-2"
+
+
+async def test_a_beat_that_cannot_be_made_does_not_end_the_membership(orchestrator, member, monkeypatch):
+    await orchestrator.next_beat()
+
+    def broken() -> Beat:
+        raise ValueError("no ranks to look at")
+
+    monkeypatch.setattr(member, "beat", broken)
+    labels = {"cause": "failed"}
+    async with asyncio.timeout(10):
+        while not member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    while (await orchestrator.next_beat()).lease_id == "lease-1":
+        pass
+
+
+async def test_leaving_gives_the_lease_back(orchestrator, member):
+    await orchestrator.next_beat()
+    await member.membership.leave()
+    assert orchestrator.left == [("node-t", "lease-1")]
+
+
+async def test_leaving_a_dead_orchestrator_takes_no_time():
+    membership = Membership("127.0.0.1:1", Member(), Telemetry())
+    membership._lease_id = "lease-1"
+    async with asyncio.timeout(3):
+        await membership.leave()
+
+
+@pytest.mark.cluster
+async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrator, start_node, demo_dir):
+    """Becomes ready, drains and takes work again, changes over to a deployed model, goes back, and leaves on SIGTERM."""
+    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    assert orchestrator.nodes[0].address == node.address
+    orchestrator.wish = pb.HeartbeatResponse(drain=True)
+    await beat_with(orchestrator, NodeState.DRAINING, "demo")
+    orchestrator.wish = pb.HeartbeatResponse()
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    orchestrator.wish = pb.HeartbeatResponse(deployment=pb.Deployment(model="renamed", path=str(demo_dir)))
+    await beat_with(orchestrator, NodeState.READY, "renamed")
+    orchestrator.wish = pb.HeartbeatResponse()
+    await beat_with(orchestrator, NodeState.READY, "demo")
+    node.process.terminate()
+    assert await asyncio.to_thread(node.process.wait, 20) == 0
+    assert orchestrator.left == [("node-t", "lease-1")]
+
+
+async def beat_with(orchestrator, state: NodeState, model: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            beat = (await orchestrator.beats.get()).beat
+            if (beat.state, beat.model) == (state, model):
+                return
+
+
+async def test_a_missing_orchestrator_is_asked_again_and_again():
+    membership = Membership("127.0.0.1:1", Member(), Telemetry())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(membership.run(), 1.0)
+    labels = {"cause": grpc.StatusCode.UNAVAILABLE.name.lower()}
+    losses = membership._telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels)
+    assert losses >= 2

@@ -1,0 +1,105 @@
+import asyncio
+
+import pytest
+
+from ryzanstein import errors
+from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
+
+
+@pytest.fixture
+def link():
+    return RouterLink("router-t", LinkBounds(rows=100, bytes=10_000))
+
+
+async def next_frame(frames):
+    return await asyncio.wait_for(anext(frames), 2)
+
+
+async def test_what_gathers_before_a_write_becomes_one_frame_of_columns(link):
+    link.accept(1, 12)
+    for index in range(3):
+        link.add_row(1, 0, index, Token(100 + index, "abc"[index]))
+        link.end_step(index + 5)
+    link.finish(1, 0, FinishReason.STOP, 8)
+    output = (await next_frame(link.frames())).output
+    assert output.step == 7
+    assert [(a.handle, a.prompt_tokens) for a in output.accepted] == [(1, 12)]
+    assert (list(output.handle), list(output.index)) == ([1, 1, 1], [0, 1, 2])
+    assert (list(output.token_id), list(output.text)) == ([100, 101, 102], ["a", "b", "c"])
+    assert [(f.choice, f.reason, f.cached_prompt_tokens) for f in output.finished] == [(0, FinishReason.STOP, 8)]
+
+
+async def test_nothing_is_sent_twice(link):
+    frames = link.frames()
+    link.add_row(1, 0, 0, Token(1, "a"))
+    await next_frame(frames)
+    link.add_row(1, 0, 1, Token(2, "b"))
+    assert list((await next_frame(frames)).output.index) == [1]
+
+
+async def test_log_probabilities_name_their_row(link):
+    link.add_row(1, 0, 0, Token(1, "a"))
+    link.add_row(2, 0, 0, Token(2, "b", TokenLogprobs(-0.5, (TopLogprob(2, "b", -0.5), TopLogprob(3, "c", -1.5)))))
+    output = (await next_frame(link.frames())).output
+    assert list(output.logprob_row) == [1]
+    assert [top.token_id for top in output.logprobs[0].top] == [2, 3]
+
+
+async def test_only_the_newest_beat_is_sent_and_after_the_output(link):
+    link.beat(Beat(sequence=1))
+    link.add_row(1, 0, 0, Token(1, "a"))
+    link.beat(Beat(sequence=2, state=NodeState.READY))
+    frames = link.frames()
+    assert (await next_frame(frames)).HasField("output")
+    assert (await next_frame(frames)).beat.sequence == 2
+
+
+async def test_only_the_newest_answer_to_a_beat_is_sent_and_before_everything_else(link):
+    link.add_row(1, 0, 0, Token(1, "a"))
+    link.beat(Beat(sequence=1))
+    link.heard(6)
+    link.heard(7)
+    frames = link.frames()
+    assert (await next_frame(frames)).heard.sequence == 7
+    assert (await next_frame(frames)).HasField("output")
+    assert (await next_frame(frames)).HasField("beat")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(frames), 0.05)
+
+
+async def test_a_failure_carries_what_a_status_would(link):
+    link.fail(4, errors.context_too_long(10, 20, 25), node_fault=False)
+    link.fail(5, errors.not_found("model", "m"), node_fault=False)
+    failed, missing = (await next_frame(link.frames())).output.failed
+    assert (failed.handle, failed.code, failed.reason) == (4, Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
+    assert failed.metadata["context_length"] == "25"
+    assert missing.metadata["model"] == "m"
+
+
+@pytest.mark.parametrize("text", ["a", "x" * 200], ids=["rows", "bytes"])
+async def test_a_router_that_does_not_read_is_cut_off(link, text):
+    added = 0
+    while not link.closed:
+        link.add_row(1, 0, added, Token(1, text))
+        added += 1
+    assert added <= 101
+    link.add_row(1, 0, added, Token(1, text))
+    with pytest.raises(RyzansteinError, match="does not read") as caught:
+        await next_frame(link.frames())
+    assert (caught.value.code, caught.value.reason, link.overflowed) == (Code.RESOURCE_EXHAUSTED, "LINK_OVERFLOW", True)
+
+
+async def test_failures_that_nobody_reads_are_bounded_too(link):
+    for handle in range(200):
+        link.fail(handle, errors.deadline_exceeded(), node_fault=False)
+    assert link.overflowed
+
+
+async def test_closing_ends_a_waiting_writer(link):
+    waiting = asyncio.create_task(anext(link.frames(), "ended"))
+    await asyncio.sleep(0)
+    link.close()
+    assert await asyncio.wait_for(waiting, 2) == "ended"
