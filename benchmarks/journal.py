@@ -28,7 +28,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.lab.bench.router.load import Load, connections, connections_for, ready
+from ryzanstein.lab.bench.router.load import StreamLoad, connections, connections_for, ready
 from ryzanstein.lab.bench.router.script import Script
 from ryzanstein.lab.bench.router.systems import running_node
 
@@ -116,7 +116,7 @@ async def measured(router: Router, seconds: float) -> dict[str, float]:
     """One window."""
     script = Script(TOKENS, STREAMS / OFFERED_TOKENS_PER_S)
     async with connections(router.port, connections_for(STREAMS)) as opened:
-        load = Load(opened, script, STREAMS)
+        load = StreamLoad(opened, script, STREAMS)
         load.start()
         await asyncio.sleep(WARM_UP_S)
         tokens, cpu_s, begun = load.so_far().tokens, router.cpu_s(), time.monotonic()

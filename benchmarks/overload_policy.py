@@ -57,7 +57,7 @@ class Simulation:
         self._most = (16, 112) if regular else (400, 400)
         self._random = random.Random(1)
         self._came: dict[int, float] = {}
-        self._let_in: set[int] = set()
+        self._accepted: set[int] = set()
         self.seen = Seen()
 
     def run(self, rate: float) -> Seen:
@@ -81,7 +81,7 @@ class Simulation:
 
     def _read(self, events: StepEvents) -> None:
         seen = self.seen
-        self._let_in.update(events.let_in)
+        self._accepted.update(events.accepted)
         for number in events.groups:
             seen.first_s.setdefault(number, self._ranks.now - self._came[number])
         if self._ranks.now < SETTLE_S:
@@ -89,7 +89,7 @@ class Simulation:
         seen.tokens += len(events.groups)
         seen.good += sum(seen.first_s[number] <= OBJECTIVE_S for number in events.groups)
         seen.refused += len(events.failed)
-        seen.refused_late += sum(failure.group in self._let_in for failure in events.failed)
+        seen.refused_late += sum(failure.group in self._accepted for failure in events.failed)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from typing import get_args
 
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
-from ryzanstein.router.choose import BalanceSettings, Chooser, Imbalance, NodeView, Outcome, PolicyChoice, PolicyName
+from ryzanstein.router.choose import BalanceSettings, ChoiceOutcome, Chooser, Imbalance, NodeView, PolicyChoice, PolicyName
 
 HOUR_S = 3600.0
 MEAN_TURNS = 8
@@ -108,7 +108,7 @@ class Listener:
     seen: list[float] = field(default_factory=list)
     switches: list[PolicyName] = field(default_factory=list)
 
-    def chosen(self, model: str, policy: PolicyName, outcome: Outcome) -> None:
+    def chosen(self, model: str, policy: PolicyName, outcome: ChoiceOutcome) -> None:
         self.outcomes[outcome] += 1
 
     def judged(self, model: str, placed: Imbalance, alarm: bool) -> None:
@@ -154,7 +154,7 @@ class Cluster:
         self._advance(turn.at)
         chooser = self._draw.choice(self._routers)
         request = _request(turn, self.case.key, last_node)
-        ranking = chooser.rank(list(self.views.values()), "m", chooser.wish(request))
+        ranking = chooser.rank(list(self.views.values()), "m", chooser.affinity_of(request))
         node = ranking.node_ids[0]
         chooser.place(ranking, node)
         heapq.heappush(self._running, (turn.at + ANSWER_S * turn.answer_tokens / ANSWER_TOKENS, node))

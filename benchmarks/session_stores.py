@@ -25,7 +25,7 @@ from ryzanstein.generation import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.opening import open_sessions
 from ryzanstein.router.sessions.store import SessionStore
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 TURN = (Message(Role.USER, "u" * 400), Message(Role.ASSISTANT, "a" * 400))
 AT_ONCE = 32
@@ -71,7 +71,7 @@ async def prepared(store: SessionStore, name: str) -> list[str]:
 
 
 async def measure(settings: RouterSettings, turns: int) -> dict[str, float]:
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     alone: dict[str, list[float]] = {"claim": [], "get": [], "append": []}
     together: dict[str, list[float]] = {"claim": [], "get": [], "append": []}
     elapsed_s, rounds = 0.0, max(1, turns // (AT_ONCE * TURNS_EACH))

@@ -61,13 +61,13 @@ class Script:
 
 async def test_a_task_that_fails_in_any_way_runs_again(background: Background, ends: Callable[..., float]) -> None:
     script = Script(ValueError("odd"), None, errors.unavailable("AWAY", "away"), asyncio.CancelledError())
-    heard: list[Exception] = []
+    failures: list[Exception] = []
     with capture_logs() as logs:
-        task = background.supervise("job", script.run, SOON, on_end=heard.append)
+        task = background.supervise("job", script.run, SOON, on_end=failures.append)
         await asyncio.wait_for(script.goes_on.wait(), 10)
     assert script.runs == 5
     assert (ends("job"), ends("job", "returned")) == (2, 2)
-    assert [type(error) for error in heard] == [ValueError, TaskEndedError, errors.RyzansteinError, TaskEndedError]
+    assert [type(error) for error in failures] == [ValueError, TaskEndedError, errors.RyzansteinError, TaskEndedError]
     said = [line for line in logs if line["event"] == "background task ended"]
     assert [line["task"] for line in said] == ["job"] * 4
     assert isinstance(said[0]["exc_info"], ValueError), "with the stack"

@@ -31,7 +31,7 @@ def test_each_line_is_json_with_service_ids_and_bounded_fields() -> None:
     assert "request_id" not in failed
 
 
-def test_a_header_that_is_no_text_is_told_without_a_stack() -> None:
+def test_a_header_that_is_no_text_is_reported_without_a_stack() -> None:
     """As gRPC logs it; any other error of a library keeps its own."""
     program = """
 import logging

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ryzanstein import wire
 from ryzanstein.cli import survey
-from ryzanstein.cli.answers import Answer
+from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, GenerationRequest, SamplingParams, TextPrompt
@@ -82,7 +82,7 @@ def _viewed(message: orchestrator_pb2.WatchClusterResponse) -> object:
 
 
 def _answered(event: inference_pb2.GenerationEvent) -> object:
-    answer = Answer(0.0)
+    answer = ChatAnswer(0.0)
     answer.apply(event)
     return answer.finish_reason
 

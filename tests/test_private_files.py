@@ -12,7 +12,7 @@ import pytest
 
 from ryzanstein.cli.service_process import ServiceProcess
 from ryzanstein.orchestrator.store import Store
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.stores import sqlite as journal
 from ryzanstein.router.sessions.stores import sqlite_file as sessions
@@ -40,7 +40,7 @@ def test_sessions_and_journal_are_private_with_what_sqlite_puts_beside_them(tmp_
 
 
 async def test_the_orchestrators_database_is_private(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path / "state" / "orchestrator.sqlite", Telemetry())
+    store = await Store.open(tmp_path / "state" / "orchestrator.sqlite", OrchestratorTelemetry())
     seen = modes(tmp_path / "state")
     await store.close()
     assert set(seen.values()) == {"0o700", "0o600"}

@@ -201,14 +201,14 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice. `let_in`: a
-    node had accepted it before."""
+    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice;
+    `accepted_before`: a node before this one had accepted it."""
 
     generation_id: str
     attempt: int
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
-    let_in: bool = False
+    accepted_before: bool = False
 
 
 class FinishReason(OpenEnum):

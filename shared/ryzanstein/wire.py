@@ -270,7 +270,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         traceparent=request.traceparent,
         request_id=request.request_id,
         tenant=request.tenant,
-        let_in=attempt.let_in,
+        accepted_before=attempt.accepted_before,
     )
     match request.prompt:
         case ChatPrompt(messages):
@@ -317,7 +317,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.let_in)
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.accepted_before)
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from ryzanstein import errors
-from ryzanstein.cli.answers import MAX_REATTACHES, Answer, ask
+from ryzanstein.cli.answers import MAX_REATTACHES, ChatAnswer, ask
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
@@ -62,7 +62,7 @@ class BreakingRouter(inference_pb2_grpc.InferenceServiceServicer):
         yield pb.GenerationEvent(finished=pb.GenerationFinished(finish_reason=pb.FINISH_REASON_STOP))
 
 
-async def ask_of(router: BreakingRouter, **options: Any) -> Answer:
+async def ask_of(router: BreakingRouter, **options: Any) -> ChatAnswer:
     server = RpcServer("127.0.0.1", 0, ())
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(router, server.server)
     await server.start()
@@ -100,7 +100,7 @@ async def test_who_stops_reading_cancels_the_generation() -> None:
     router = BreakingRouter(per_stream=len(TOKENS))
     reading = asyncio.Event()
 
-    def on_event(answer: Answer, event: pb.GenerationEvent) -> None:
+    def on_event(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
         reading.set()
         if answer.token_ids:
             asking.cancel()
@@ -113,14 +113,14 @@ async def test_who_stops_reading_cancels_the_generation() -> None:
 
 
 def test_missing_and_repeated_indices_are_counted() -> None:
-    answer = Answer(asked_at=0.0)
+    answer = ChatAnswer(asked_at=0.0)
     for event in (delta(0, 7, 8), delta(1, 8, 9), delta(6, 10)):
         answer.apply(event)
     assert (answer.num_repeated, answer.num_lost) == (1, 2)
 
 
 def test_the_rate_is_over_the_whole_wait() -> None:
-    answer = Answer(asked_at=10.0)
+    answer = ChatAnswer(asked_at=10.0)
     for first_index in range(3):
         answer.apply(delta(first_index, 1))
     answer.arrivals[:] = [12.0, 12.5, 13.0]

@@ -281,7 +281,7 @@ def test_a_port_that_is_taken_is_exit_code_1_and_named_with_its_holder(tmp_path:
     assert sentence.endswith("); choose another with --grpc-port, or 0")
 
 
-def test_a_second_up_in_the_same_directory_is_told_who_has_it_and_disturbs_nobody(up: Up) -> None:
+def test_a_second_up_in_the_same_directory_learns_who_has_it_and_disturbs_nobody(up: Up) -> None:
     directory = up.addresses["state_dir"]
     ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
     done = run("up", "--state-dir", directory, *ports)
@@ -291,7 +291,7 @@ def test_a_second_up_in_the_same_directory_is_told_who_has_it_and_disturbs_nobod
     assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
 
 
-def test_a_second_up_on_the_same_port_is_told_who_has_it_and_disturbs_nobody(up: Up, tmp_path: Path) -> None:
+def test_a_second_up_on_the_same_port_learns_who_has_it_and_disturbs_nobody(up: Up, tmp_path: Path) -> None:
     port = up.addresses["grpc"][0].rpartition(":")[2]
     done = run("up", "--state-dir", str(tmp_path / "other"), "--grpc-port", port, "--http-port", "0")
     assert done.returncode == 1

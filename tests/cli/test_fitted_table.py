@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ryzanstein.cli.cluster_view import (
-    ClusterView,
+    ClusterStatus,
     LinkLossView,
     LinkView,
     ModelView,
-    NodeView,
+    NodeStatus,
     RankLossView,
     RankView,
     RouterView,
@@ -36,14 +36,14 @@ WHY = "UNAVAILABLE: failed to connect to all addresses; last error: Connection r
 LOST = RankLossView(NOW, 1, "RANK_STALLED", "rank 1 waits in all_reduce for rank 0, which has not moved for 2.0 s")
 
 
-def node(name: str) -> NodeView:
+def node(name: str) -> NodeStatus:
     state = NodeState.DRAINING if name == NODES[0] else NodeState.READY
     described = Node(name, f"{name}:50061", tp=2, state=state, model="demo", load=BUSY, drain_requested=True, beat_time=NOW)
     ranks = tuple(RankView(rank, 4_000_000 + rank, "all_reduce", 10**6, 1.5, 0.025, 2**34) for rank in (0, 1))
-    return NodeView(described, ranks, 3, WHY if name == NODES[1] else "", "", (LOST,))
+    return NodeStatus(described, ranks, 3, WHY if name == NODES[1] else "", "", (LOST,))
 
 
-VIEW = ClusterView(
+VIEW = ClusterStatus(
     tuple(map(node, NODES)),
     RouterView(
         "ryzanstein-router-7c9d8f6b5-x2x4z",
@@ -55,7 +55,7 @@ VIEW = ClusterView(
 )
 
 
-def shown(width: int, view: ClusterView = VIEW) -> str:
+def shown(width: int, view: ClusterStatus = VIEW) -> str:
     console = Console(file=io.StringIO(), width=width)
     show(console, view)
     assert isinstance(console.file, io.StringIO)
@@ -98,7 +98,7 @@ def test_every_name_is_there_in_full_at_every_width(width: int) -> None:
 
 
 @pytest.mark.parametrize("made", [node_table, rank_table, link_table, loss_table, model_table, session_table])
-def test_where_a_row_begins_is_seen_however_narrow_the_place(made: Callable[[ClusterView], FittedTable]) -> None:
+def test_where_a_row_begins_is_seen_however_narrow_the_place(made: Callable[[ClusterStatus], FittedTable]) -> None:
     assert any(not column.folds and not column.leaves for column in made(VIEW).columns)
 
 
@@ -120,13 +120,13 @@ def test_what_is_left_out_is_said_and_a_wide_place_has_all_columns() -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_no_number() -> None:
-    unknown = NodeView(Node("node-0", "10.0.0.1:50061", tp=0, state=NodeState.READY))
+    unknown = NodeStatus(Node("node-0", "10.0.0.1:50061", tp=0, state=NodeState.READY))
     console = Console(file=io.StringIO(), width=160)
-    console.print(node_table(ClusterView((unknown,))))
+    console.print(node_table(ClusterStatus((unknown,))))
     assert isinstance(console.file, io.StringIO)
     (row,) = tables(console.file.getvalue())["node state"]
     assert row == ["node-0", "READY", "-", "-", "-", "-", "-", "0", "-"]
 
 
 def test_a_table_without_rows_is_not_shown() -> None:
-    assert "sessions" not in shown(120, ClusterView((node("node-0"),)))
+    assert "sessions" not in shown(120, ClusterStatus((node("node-0"),)))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from ryzanstein.cli.answers import Answer, ask
+from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.client import open_channel
@@ -66,7 +66,7 @@ async def test_the_answer_goes_on_over_a_new_connection_without_a_gap(cluster: L
     async with cutting_proxy(cluster.router_address) as (proxy, address):
         cut_at: list[int] = []
 
-        def cut_once(answer: Answer, event: pb.GenerationEvent) -> None:
+        def cut_once(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
             if len(answer.token_ids) >= 10 and not cut_at:
                 cut_at.append(len(answer.token_ids))
                 proxy.cut()

@@ -9,11 +9,11 @@ from dataclasses import replace
 from rich.console import Console
 
 from ryzanstein.cli.cluster_view import (
-    ClusterView,
+    ClusterStatus,
     LinkLossView,
     LinkView,
     ModelView,
-    NodeView,
+    NodeStatus,
     RankLossView,
     RankView,
     RouterView,
@@ -28,10 +28,10 @@ FINE = LinkView("node-0", "10.0.0.1:50061", True, "", "closed", 0, NodeState.REA
 MODELS = (ModelView("demo", 512, 1),)
 
 
-def view(node: NodeView | None = None, link: LinkView = FINE, **parts: object) -> ClusterView:
+def view(node: NodeStatus | None = None, link: LinkView = FINE, **parts: object) -> ClusterStatus:
     router = RouterView("router-0", (link,), (LinkLossView(time.time() - 3, "node-0", "silence", 4),))
-    nodes = (NodeView(READY, (IDLE,)) if node is None else node,)
-    return ClusterView(**({"nodes": nodes, "router": router, "models": MODELS} | parts))  # type: ignore[arg-type]
+    nodes = (NodeStatus(READY, (IDLE,)) if node is None else node,)
+    return ClusterStatus(**({"nodes": nodes, "router": router, "models": MODELS} | parts))  # type: ignore[arg-type]
 
 
 def test_a_healthy_idle_cluster_has_no_problems() -> None:
@@ -39,20 +39,20 @@ def test_a_healthy_idle_cluster_has_no_problems() -> None:
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:
-    assert problems(view(NodeView(READY, error="UNAVAILABLE: refused"))) == ["node-0 does not answer: UNAVAILABLE: refused"]
+    assert problems(view(NodeStatus(READY, error="UNAVAILABLE: refused"))) == ["node-0 does not answer: UNAVAILABLE: refused"]
 
 
 def test_a_node_that_recovers_says_why() -> None:
     node = Node("node-0", "10.0.0.1:50061", state=NodeState.RECOVERING)
-    assert problems(view(NodeView(node, reason="rank 1 was killed"))) == ["node-0 is RECOVERING: rank 1 was killed"]
+    assert problems(view(NodeStatus(node, reason="rank 1 was killed"))) == ["node-0 is RECOVERING: rank 1 was killed"]
 
 
 def test_a_rank_that_stands_still_in_a_collective_is_named() -> None:
     still = RankView(1, 8, "all_reduce", 3, 1.7, 0.01, 2**20)
-    assert problems(view(NodeView(READY, (IDLE, still)))) == ["node-0 rank 1 has not moved for 1.7 s, in all_reduce"]
+    assert problems(view(NodeStatus(READY, (IDLE, still)))) == ["node-0 rank 1 has not moved for 1.7 s, in all_reduce"]
 
 
-def test_suspicion_breaker_and_a_missing_link_are_told_of_the_router() -> None:
+def test_suspicion_breaker_and_a_missing_link_are_reported_of_the_router() -> None:
     bad = LinkView("node-0", "10.0.0.1:50061", False, "silence", "half_open", 0, NodeState.READY, "")
     assert problems(view(link=bad)) == [
         "router-0 has no link to node-0: silence",
@@ -62,7 +62,7 @@ def test_suspicion_breaker_and_a_missing_link_are_told_of_the_router() -> None:
 
 
 def test_a_node_that_was_lost_and_is_no_member_any_more_is_missed_for_a_while() -> None:
-    def losses(ago_s: float) -> ClusterView:
+    def losses(ago_s: float) -> ClusterStatus:
         loss = LinkLossView(time.time() - ago_s, "node-1", "link_lost", 2)
         return view(router=RouterView("router-0", (FINE,), (loss,)))
 
@@ -71,7 +71,7 @@ def test_a_node_that_was_lost_and_is_no_member_any_more_is_missed_for_a_while() 
 
 
 def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
-    def skewed(skew_s: float) -> ClusterView:
+    def skewed(skew_s: float) -> ClusterStatus:
         return view(link=replace(FINE, clock_skew_s=skew_s))
 
     assert problems(skewed(3600.0)) == ["the clock of node-0 is 3600 s ahead of that of router-0"]
@@ -80,7 +80,7 @@ def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
 
 
 def test_a_linked_node_without_a_lease_is_a_problem_only_when_the_orchestrator_could_say_so() -> None:
-    stranger = NodeView(READY, (IDLE,), member=False)
+    stranger = NodeStatus(READY, (IDLE,), member=False)
     assert problems(view(stranger)) == ["node-0 is linked but no member: it has no lease at the orchestrator"]
     unknown = problems(view(stranger, errors={"orchestrator": "UNAVAILABLE: refused"}))
     assert unknown == ["orchestrator does not answer: UNAVAILABLE: refused"]
@@ -91,7 +91,7 @@ def test_without_a_ready_node_that_is_said() -> None:
 
 
 def test_people_see_problems_first_and_every_loss_with_its_cause() -> None:
-    lost = NodeView(READY, (IDLE,), 1, recent_losses=(RankLossView(time.time(), 1, "RANK_STALLED", "rank 1 stood still"),))
+    lost = NodeStatus(READY, (IDLE,), 1, recent_losses=(RankLossView(time.time(), 1, "RANK_STALLED", "rank 1 stood still"),))
     console = Console(width=160, record=True, file=io.StringIO())
     show(console, view(lost))
     text = console.export_text()

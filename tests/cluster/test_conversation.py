@@ -151,7 +151,7 @@ def test_a_client_that_lost_its_connection_continues_at_its_index(calm: Any) -> 
     assert (answer.token_ids, answer.text) == (whole.token_ids, whole.text)
 
 
-def test_models_and_token_counts_are_told(calm: Any) -> None:
+def test_models_and_token_counts_are_reported(calm: Any) -> None:
     models = calm.client.inference.ListModels(inference.ListModelsRequest(), timeout=5).models
     assert [(model.name, model.ready_nodes) for model in models] == [(MODEL, 2)]
     chat = calm.client.request("Count from 1 to 30.")

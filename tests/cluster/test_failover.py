@@ -106,12 +106,12 @@ def test_a_stop_string_that_spans_the_break_is_found(stormy: Any) -> None:
 
 
 def test_a_session_is_remembered_on_another_node(stormy: Any) -> None:
-    told = stormy.client.chat("My name is Tavik.", session_id="moved")
-    stormy.cluster.kill(told.node_id)
+    first = stormy.client.chat("My name is Tavik.", session_id="moved")
+    stormy.cluster.kill(first.node_id)
     answer = stormy.client.chat("What is my name?", session_id="moved")
     assert "Tavik" in answer.text
-    assert answer.node_id != told.node_id
-    stormy.cluster.restart(told.node_id)
+    assert answer.node_id != first.node_id
+    stormy.cluster.restart(first.node_id)
     stormy.cluster.wait_nodes(3)
 
 
@@ -154,12 +154,12 @@ def test_without_the_orchestrator_nothing_happens(pair: Any) -> None:
 
 
 def test_a_router_that_restarts_still_remembers_the_session_and_its_node(pair: Any) -> None:
-    told = pair.client.chat("My name is Oruna.", session_id="kept")
+    first = pair.client.chat("My name is Oruna.", session_id="kept")
     pair.cluster.restart("router-0")
     pair.cluster.wait_nodes(2)
     answer = pair.new_client().chat("What is my name?", session_id="kept")
     assert "Oruna" in answer.text
-    assert answer.node_id == told.node_id
+    assert answer.node_id == first.node_id
 
 
 def test_a_drained_node_finishes_its_work_and_takes_no_more(pair: Any, holds: Any) -> None:

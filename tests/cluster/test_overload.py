@@ -22,7 +22,7 @@ def warm_up(client: Any) -> None:
         client.chat(f"hello {i}", max_tokens=60, ignore_eos=True)
 
 
-def test_when_every_node_is_too_busy_the_client_is_told_when_to_come_back(busy: Any) -> None:
+def test_when_every_node_is_too_busy_the_client_learns_when_to_come_back(busy: Any) -> None:
     client = busy.client
     warm_up(client)
 

@@ -28,5 +28,5 @@ async def test_no_service_throws_out_a_client_that_pings_as_documented(calm: Any
 
     services = {name: service.grpc_address for name, service in calm.cluster.services.items()}
     assert {name.split("-")[0] for name in services} == {"orchestrator", "node", "router"}
-    told = await asyncio.gather(*(expelled(*item, stream) for item in services.items() for stream in (False, True)))
-    assert not any(told), told
+    refusals = await asyncio.gather(*(expelled(*item, stream) for item in services.items() for stream in (False, True)))
+    assert not any(refusals), refusals

@@ -99,7 +99,7 @@ def test_who_stops_an_answer_can_ask_the_next_question_anywhere(cluster: LocalCl
     assert shown.startswith(stopped.text)
 
 
-def test_a_disconnect_cancels_at_once_when_it_is_told_to(cluster: LocalCluster, urls: list[str], holds: Holds) -> None:
+def test_a_disconnect_cancels_at_once_when_it_is_asked_to(cluster: LocalCluster, urls: list[str], holds: Holds) -> None:
     name = 'ryzanstein_router_generations_total{model="demo",outcome="cancelled"}'
     before = value(cluster, "router-1", name)
     paused = value(cluster, "router-1", "ryzanstein_router_generations_paused_total")

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from ryzanstein.demo.dialogues import MAX_COUNT, Dialogue, Mix, Turn, dialogue
+from ryzanstein.demo.dialogues import MAX_COUNT, Dialogue, DialogueTurn, Mix, dialogue
 from ryzanstein.demo.phrases import ANIMALS, NAME, SLOTS
 from ryzanstein.demo.words import Split
 
@@ -14,7 +14,7 @@ def many(split: Split = Split.TRAIN, mix: Mix | None = None) -> list[Dialogue]:
     return [dialogue(split, seed, mix) for seed in range(300)]
 
 
-def turns(kind: str, mix: Mix | None = None) -> list[Turn]:
+def turns(kind: str, mix: Mix | None = None) -> list[DialogueTurn]:
     found = [turn for one in many(mix=mix) for turn in one.turns if turn.kind == kind]
     assert found
     return found
@@ -26,11 +26,11 @@ def test_a_dialogue_depends_on_split_and_seed_only() -> None:
     assert dialogue(Split.TRAIN, 7) != dialogue(Split.TRAIN, 8)
 
 
-def test_told_names_of_the_two_splits_are_disjoint() -> None:
-    assert not told_names(Split.TRAIN) & told_names(Split.HELD_OUT)
+def test_stated_names_of_the_two_splits_are_disjoint() -> None:
+    assert not stated_names(Split.TRAIN) & stated_names(Split.HELD_OUT)
 
 
-def told_names(split: Split) -> set[str]:
+def stated_names(split: Split) -> set[str]:
     answers = [turn.assistant for one in many(split) for turn in one.turns]
     names = re.findall(r"Nice to meet you, ([^.]+)\.", " ".join(answers))
     assert len(names) > 100
@@ -51,14 +51,14 @@ def test_a_recalled_value_was_said_before_and_the_newest_one_wins() -> None:
     for one in many():
         name = None
         for turn in one.turns:
-            told = re.search(r"Nice to meet you, ([^.]+)\.", turn.assistant)
-            name = told[1] if told else name
+            stated = re.search(r"Nice to meet you, ([^.]+)\.", turn.assistant)
+            name = stated[1] if stated else name
             if turn.kind == "recall name":
                 assert name is not None
                 assert turn.assistant == NAME.answer.format(name)
 
 
-def test_a_pet_may_be_any_animal_that_was_told() -> None:
+def test_a_pet_may_be_any_animal_that_was_announced() -> None:
     pet, dog = ANIMALS[0], ANIMALS[1]
     answers = {
         turn.assistant.split(" is called")[0]
@@ -69,8 +69,8 @@ def test_a_pet_may_be_any_animal_that_was_told() -> None:
     assert {pet.answer.split(" is called")[0], dog.answer.split(" is called")[0]} <= answers
 
 
-def test_what_was_not_told_is_answered_so() -> None:
-    assert {turn.assistant for turn in turns("not told")} == {slot.not_told for slot in SLOTS}
+def test_what_was_unknown_is_answered_so() -> None:
+    assert {turn.assistant for turn in turns("not told")} == {slot.unknown for slot in SLOTS}
 
 
 def test_a_count_names_every_number_once_in_order() -> None:

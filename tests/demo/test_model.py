@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.demo.dialogues import Dialogue, Mix, Turn
-from ryzanstein.demo.evaluate import Report, as_json, as_table, evaluate, held_out
+from ryzanstein.demo.dialogues import Dialogue, DialogueTurn, Mix
+from ryzanstein.demo.evaluate import EvaluationReport, as_json, as_table, evaluate, held_out
 
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 
@@ -83,7 +83,7 @@ def test_a_name_survives_a_count_to_a_hundred(model: Any, tokenizer: Any) -> Non
 
 
 def test_a_report_counts_per_kind_and_sums_recalls() -> None:
-    report = Report()
+    report = EvaluationReport()
     for kind, right in [("recall name", 1), ("recall city", 0), ("talk", 1)]:
         report.asked[kind] += 1
         report.right[kind] += right
@@ -93,7 +93,7 @@ def test_a_report_counts_per_kind_and_sums_recalls() -> None:
 
 
 def test_a_wrong_answer_is_kept_with_its_question(model: Any, tokenizer: Any) -> None:
-    impossible = Dialogue((Turn("talk", "Hello!", "Xyzzy qwv."),))
+    impossible = Dialogue((DialogueTurn("talk", "Hello!", "Xyzzy qwv."),))
     report = evaluate(model, tokenizer.backend_tokenizer, [impossible])
     assert report.share("talk") == 0.0
     assert [(question, right) for question, right, _ in report.wrong] == [("Hello!", "Xyzzy qwv.")]

@@ -14,7 +14,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
-from ryzanstein.rpc.reading import Reading, readable
+from ryzanstein.rpc.reading import RequestReading, readable
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire import MostParts, attempt_to_wire, chat_from_wire, complete_from_wire
 
@@ -72,7 +72,7 @@ def _once(kind: type[Any], data: bytes) -> tuple[str, Steps]:
         finally:
             steps.append((name, time.thread_time() - began))
 
-    read = Reading(MAX_RECORDS).deserializer("/service/method", kind.FromString)
+    read = RequestReading(MAX_RECORDS).deserializer("/service/method", kind.FromString)
     convert = chat_from_wire if kind is inference.ChatRequest else complete_from_wire
     assert read is not None
     try:

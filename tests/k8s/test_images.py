@@ -29,12 +29,12 @@ def project(k8s_dir: Path) -> dict[str, Any]:
 
 def test_what_is_copied_exists_and_is_not_ignored(dockerfile: Path, k8s_dir: Path) -> None:
     root = k8s_dir.parent
-    let_in = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    included = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for word, rest in instructions(dockerfile):
         if word == "COPY" and not rest.startswith("--from"):
             for source in rest.split()[:-1]:
                 assert list(root.glob(source)), source
-                assert source.split("/")[0] in let_in
+                assert source.split("/")[0] in included
 
 
 def test_the_extra_that_is_installed_exists(dockerfile: Path, k8s_dir: Path) -> None:

@@ -15,8 +15,8 @@ from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.store import Store
-from ryzanstein.orchestrator.telemetry import Telemetry
-from ryzanstein.orchestrator.watch import Delta, Snapshot, Update
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.orchestrator.watch import ClusterDelta, Snapshot, Update
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import orchestrator_pb2 as pb
@@ -51,7 +51,7 @@ class Follower:
             self.nodes = {node.node_id: node for node in update.state.nodes}
             self.deployments = {deployment.model: deployment for deployment in update.state.deployments}
             return
-        assert isinstance(update, Delta)
+        assert isinstance(update, ClusterDelta)
         assert update.version == self.version + 1, "a watcher may not see a gap"
         self.deltas += 1
         self.version = update.version
@@ -74,7 +74,7 @@ class Serving:
     """A control plane behind a real gRPC server on loopback."""
 
     control: ControlPlane
-    telemetry: Telemetry
+    telemetry: OrchestratorTelemetry
     address: str
     stub: pb_grpc.OrchestratorServiceStub
 
@@ -88,7 +88,7 @@ class Serving:
 
 @asynccontextmanager
 async def serve(database: Path, **settings: object) -> AsyncIterator[Serving]:
-    telemetry = Telemetry()
+    telemetry = OrchestratorTelemetry()
     chosen = OrchestratorSettings(database=database, **settings)
     async with AsyncExitStack() as stack:
         store = await Store.open(database, telemetry)
@@ -125,8 +125,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def telemetry() -> Telemetry:
-    return Telemetry()
+def telemetry() -> OrchestratorTelemetry:
+    return OrchestratorTelemetry()
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import TICK_S, ControlPlane
 from ryzanstein.orchestrator.store import Store
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 
 @asynccontextmanager
 async def restored(path, **settings):
     """A control plane on the file; leaving the block is a crash: nothing is closed but the file."""
-    telemetry = Telemetry()
+    telemetry = OrchestratorTelemetry()
     store = await Store.open(path, telemetry)
     try:
         yield await ControlPlane.restore(OrchestratorSettings(database=path, **settings), store, telemetry)
@@ -117,7 +117,7 @@ async def test_while_settling_nodes_keep_what_they_serve_and_afterwards_the_plac
         assert control.beat("a", leases["a"], Beat(2, NodeState.READY, "")).deployment is None
 
 
-async def test_a_drain_wish_and_a_deployment_survive_a_crash(path, make_node):
+async def test_a_drain_request_and_a_deployment_survive_a_crash(path, make_node):
     async with restored(path) as control:
         control.register(make_node("a"))
         await control.drain("a")

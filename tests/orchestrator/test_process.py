@@ -83,7 +83,7 @@ async def join(stub, node_id, incarnation="1"):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_restart_keeps_deployments_and_drain_wishes_and_waits_for_the_members(tmp_path, number):
+async def test_a_restart_keeps_deployments_and_drain_requests_and_waits_for_the_members(tmp_path, number):
     database = tmp_path / "o.sqlite"
     async with running(database) as process, stub_of(process) as stub:
         for node_id in ("a", "b"):

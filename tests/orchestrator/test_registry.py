@@ -112,7 +112,7 @@ def test_a_full_cluster_refuses_one_more_but_renews_its_members(registry, make_n
     assert len(registry) == 3
 
 
-def test_a_drain_wish_lasts_for_one_incarnation(registry, make_node, clock):
+def test_a_drain_request_lasts_for_one_incarnation(registry, make_node, clock):
     registry.join(make_node("a", "1"))
     assert registry.drain("a").drain_requested
     registry.join(make_node("a", "1"))
@@ -126,20 +126,20 @@ def test_a_drain_wish_lasts_for_one_incarnation(registry, make_node, clock):
     assert registry.drains == {}
 
 
-def test_a_node_that_leaves_takes_its_drain_wish_with_it(registry, published, make_node):
+def test_a_node_that_leaves_takes_its_drain_request_with_it(registry, published, make_node):
     lease = registry.join(make_node("a"))
     registry.drain("a")
     registry.leave("a", lease)
     assert (registry.drains, published[-1]) == ({}, NodeLeft("a"))
 
 
-def test_a_drain_wish_that_is_withdrawn_is_told_once_and_kept_by_nobody(registry, published, make_node):
+def test_a_drain_request_that_is_withdrawn_is_reported_once_and_kept_by_nobody(registry, published, make_node):
     registry.join(make_node("a"))
     registry.drain("a")
     assert not registry.undrain("a").drain_requested
-    told = len(published)
+    before = len(published)
     assert not registry.undrain("a").drain_requested
-    assert (registry.drains, len(published)) == ({}, told)
+    assert (registry.drains, len(published)) == ({}, before)
     registry.join(make_node("a"))
     assert not registry.nodes()[0].drain_requested
 
@@ -164,7 +164,7 @@ def test_draining_a_stranger_is_not_found(registry):
     assert failure.value.code is Code.NOT_FOUND
 
 
-def test_drain_wishes_are_bounded_by_the_number_of_nodes(registry, make_node, clock):
+def test_drain_requests_are_bounded_by_the_number_of_nodes(registry, make_node, clock):
     for number in range(9):
         registry.join(make_node(f"n{number}"))
         registry.drain(f"n{number}")

@@ -75,7 +75,7 @@ async def test_a_node_whose_beats_stop_leaves_when_its_lease_runs_out(serving_at
         watch.cancel()
 
 
-async def test_a_beat_without_a_lease_is_told_to_register_again(serving):
+async def test_a_beat_without_a_lease_is_asked_to_register_again(serving):
     call = serving.stub.Heartbeat()
     await call.write(pb.HeartbeatRequest(node_id="a", lease_id="no"))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -98,10 +98,10 @@ async def test_a_deployment_reaches_the_node_with_its_heartbeat(serving, eventua
     deployment = pb.Deployment(model="m", path="/models/m", replicas=1)
     await serving.stub.DeployModel(pb.DeployModelRequest(deployment=deployment))
 
-    async def told():
+    async def deployed():
         return (await beats.beat(state=READY)).deployment == deployment
 
-    await eventually(told, "the deployment in a heartbeat's answer")
+    await eventually(deployed, "the deployment in a heartbeat's answer")
     await beats.beat(state=READY, model="m")
     (listed,) = (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
     assert (listed.deployment, list(listed.assigned_nodes), list(listed.ready_nodes)) == (deployment, ["a"], ["a"])
@@ -114,7 +114,7 @@ async def test_a_deployment_reaches_the_node_with_its_heartbeat(serving, eventua
     assert not (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
 
 
-async def test_a_drain_wish_reaches_the_node_and_the_watchers(serving):
+async def test_a_drain_request_reaches_the_node_and_the_watchers(serving):
     grant = await serving.register("a")
     beats = Beats(serving, "a", grant.lease_id)
     assert not (await beats.beat(state=READY)).drain

@@ -6,7 +6,7 @@ import pytest
 
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.orchestrator.store import Membership, Store, StoreError
+from ryzanstein.orchestrator.store import Store, StoredMembership, StoreError
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ async def test_what_was_written_is_there_after_opening_again(path, telemetry):
     await store.put_deployment(Deployment("m", "/new", 3))
     await store.put_deployment(Deployment("gone", "/gone"))
     await store.remove_deployment("gone")
-    await store.save_membership(Membership(frozenset("abc"), {"a": "1", "b": "1"}))
-    await store.save_membership(Membership(frozenset("bcd"), {"b": "2"}))
+    await store.save_membership(StoredMembership(frozenset("abc"), {"a": "1", "b": "1"}))
+    await store.save_membership(StoredMembership(frozenset("bcd"), {"b": "2"}))
     await store.close()
     store = await Store.open(path, telemetry)
     assert await store.deployments() == (Deployment("m", "/new", 3),)
-    assert await store.membership() == Membership(frozenset("bcd"), {"b": "2"})
+    assert await store.membership() == StoredMembership(frozenset("bcd"), {"b": "2"})
     await store.close()
 
 
@@ -60,14 +60,14 @@ async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path, tele
 
 async def test_a_failing_write_is_unavailable_counted_and_leaves_what_was_there(path, telemetry):
     store = await Store.open(path, telemetry)
-    await store.save_membership(Membership(frozenset("a")))
+    await store.save_membership(StoredMembership(frozenset("a")))
     with pytest.raises(RyzansteinError) as failure:
         # A value that SQLite cannot hold stands in for any error of the library in the middle of a transaction.
-        await store.save_membership(Membership(frozenset("b"), {"b": object()}))
+        await store.save_membership(StoredMembership(frozenset("b"), {"b": object()}))
     assert (failure.value.code, failure.value.reason) == (Code.UNAVAILABLE, "STORE_UNAVAILABLE")
     assert telemetry.store_errors.labels("membership")._value.get() == 1
     assert (await store.membership()).members == frozenset("a")
-    await store.save_membership(Membership(frozenset("c")))
+    await store.save_membership(StoredMembership(frozenset("c")))
     await store.close()
     store = await Store.open(path, telemetry)
     assert (await store.membership()).members == frozenset("c")

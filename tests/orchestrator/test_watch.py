@@ -13,8 +13,8 @@ from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.catalog import Catalog
 from ryzanstein.orchestrator.registry import Registry
-from ryzanstein.orchestrator.telemetry import Telemetry
-from ryzanstein.orchestrator.watch import ClusterState, Delta, Snapshot, WatchHub
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.orchestrator.watch import ClusterDelta, ClusterState, Snapshot, WatchHub
 
 QUEUE_BOUND = 3
 
@@ -24,7 +24,7 @@ class Cluster:
 
     def __init__(self, queue_bound=QUEUE_BOUND, max_watchers=8):
         self.now = 0.0
-        self.telemetry = Telemetry()
+        self.telemetry = OrchestratorTelemetry()
         self.hub = WatchHub("e", self.state, self.telemetry, queue_bound=queue_bound, max_watchers=max_watchers)
         self.registry = Registry(self.hub.publish, lease_s=3, max_nodes=4, monotonic=lambda: self.now, wall=lambda: self.now)
         self.catalog = Catalog(self.hub.publish, 4)
@@ -102,7 +102,7 @@ async def test_updates_wait_for_changes_and_end_with_unavailable_when_the_hub_cl
     await asyncio.sleep(0)
     assert not waiting.done()
     cluster.registry.join(make_node("a"))
-    assert isinstance(await asyncio.wait_for(waiting, 5), Delta)
+    assert isinstance(await asyncio.wait_for(waiting, 5), ClusterDelta)
     cluster.hub.close()
     with pytest.raises(RyzansteinError) as failure:
         await asyncio.wait_for(anext(updates), 5)

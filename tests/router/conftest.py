@@ -85,7 +85,7 @@ class ScriptedNode(WorkerServiceServicer):
     fixed_incarnation: str = ""
     die_at: int | None = None
     swallow: Callable[[worker.Submit], bool] = lambda submit: False
-    """Which submits are never heard of again, while the node works for the others."""
+    """Which submits are never beats of again, while the node works for the others."""
     waiting: int = 0
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None
@@ -137,10 +137,10 @@ class ScriptedNode(WorkerServiceServicer):
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)
-        heard: list[int] = []
-        reader = asyncio.create_task(self._read(frames, running, heard))
+        beats: list[int] = []
+        reader = asyncio.create_task(self._read(frames, running, beats))
         try:
-            async for frame in self._speak(running, heard):
+            async for frame in self._speak(running, beats):
                 yield frame
         except DiedError:
             return
@@ -154,7 +154,7 @@ class ScriptedNode(WorkerServiceServicer):
         text = request.text or "".join(message.content for message in request.messages.messages)
         return worker.CountPromptTokensResponse(tokens=len(text.split()))
 
-    async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running], heard: list[int]) -> None:
+    async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running], beats: list[int]) -> None:
         async for frame in frames:
             while self.deaf:  # noqa: ASYNC110 - a switch that any test may turn
                 await asyncio.sleep(0.002)
@@ -168,7 +168,7 @@ class ScriptedNode(WorkerServiceServicer):
                 running.pop(frame.cancel.handle, None)
             elif frame.HasField("beat"):
                 self.router_beats.append(time.monotonic())
-                heard.append(frame.beat.sequence)
+                beats.append(frame.beat.sequence)
 
     def _accepted(self, submit: worker.Submit) -> Running:
         attempt = attempt_from_wire(submit)
@@ -188,13 +188,13 @@ class ScriptedNode(WorkerServiceServicer):
             reason=self.reason,
         )
 
-    async def _speak(self, running: dict[int, Running], heard: list[int]) -> AsyncIterator[worker.ConnectResponse]:
+    async def _speak(self, running: dict[int, Running], beats: list[int]) -> AsyncIterator[worker.ConnectResponse]:
         next_beat = 0.0
         known: set[int] = set()
         while self._server is not None:
             now = time.monotonic()
-            while heard and self.answers_beats and not self.frozen:
-                yield worker.ConnectResponse(heard=worker.RouterBeatHeard(sequence=heard.pop(0)))
+            while beats and self.answers_beats and not self.frozen:
+                yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=beats.pop(0)))
             if now >= next_beat and not (self.frozen or self.mute_beats):
                 next_beat = now + (0.05 if self.num_running else 0.5)  # as often as the beat says that it works
                 yield worker.ConnectResponse(beat=self._beat())

@@ -110,15 +110,15 @@ async def test_what_cannot_be_started_ends_with_a_code_that_says_so(flags: tuple
 
 
 @pytest.mark.parametrize(
-    ("url", "code", "told"),
+    ("url", "code", "printed_part"),
     [
         ("redis://:hunter2@127.0.0.1:{port}/0", 1, "Redis refuses this router"),
         ("http://:hunter2@127.0.0.1:{port}/0", 2, "must be redis://"),
         ("redis://:hunter2@127.0.0.1:999999/0", 2, "must name a port"),
     ],
 )
-async def test_a_redis_url_that_cannot_be_used_is_told_without_its_password(
-    start_redis: Any, tmp_path: Path, url: str, code: int, told: str
+async def test_a_redis_url_that_cannot_be_used_is_reported_without_its_password(
+    start_redis: Any, tmp_path: Path, url: str, code: int, printed_part: str
 ) -> None:
     redis = await start_redis(password="another")
     environment = {**os.environ, "RYZANSTEIN_REDIS_URL": url.format(port=redis.port)}
@@ -128,11 +128,11 @@ async def test_a_redis_url_that_cannot_be_used_is_told_without_its_password(
     )
     _, printed = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == code
-    assert told in printed.decode()
+    assert printed_part in printed.decode()
     assert "hunter2" not in printed.decode()
 
 
-async def test_a_taken_port_is_told(start_node: Any, tmp_path: Path) -> None:
+async def test_a_taken_port_is_reported(start_node: Any, tmp_path: Path) -> None:
     node = await start_node("a")
     async with router_process("--grpc-port", str(node.port), "--no-http", "--state-dir", str(tmp_path)) as router:
         assert str(node.port) in (await router.event("cannot serve"))["error"]

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc import status
-from ryzanstein.rpc.reading import Reading, malformed_requests
+from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -58,7 +58,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 async def channel(registry: CollectorRegistry) -> AsyncIterator[grpc.aio.Channel]:
-    server = RpcServer("127.0.0.1", 0, [], reading=Reading(malformed=malformed_requests("test", registry)))
+    server = RpcServer("127.0.0.1", 0, [], reading=RequestReading(malformed=malformed_requests("test", registry)))
     handlers = {
         name: make(
             behavior,
@@ -144,7 +144,7 @@ TIMES = [
 
 @pytest.mark.parametrize(("request_", "field"), TIMES, ids=lambda case: case if isinstance(case, str) else "")
 def test_a_time_that_is_none_is_refused_by_the_name_of_its_field(request_: Any, field: str) -> None:
-    read = Reading().deserializer("/s/m", type(request_).FromString)
+    read = RequestReading().deserializer("/s/m", type(request_).FromString)
     assert read is not None
     error = read(request_.SerializeToString()).error
     assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
@@ -162,7 +162,7 @@ def test_a_time_that_is_none_is_refused_by_the_name_of_its_field(request_: Any, 
     ],
 )
 def test_odd_times_and_unknown_states_pass(request_: Any) -> None:
-    read = Reading().deserializer("/s/m", type(request_).FromString)
+    read = RequestReading().deserializer("/s/m", type(request_).FromString)
     assert read is not None
     assert read(request_.SerializeToString()) == request_
 

@@ -19,14 +19,14 @@ def test_a_model_is_called_like_its_directory_unless_named(tmp_path):
     assert ModelChoice.at(str(tmp_path / "llama"), "big").name == "big"
 
 
-def test_ranks_share_the_cores_unless_told_otherwise(monkeypatch):
+def test_ranks_share_the_cores_unless_configured_otherwise(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     assert WorkerSettings(tp=2).rank_spec("/m").threads == 4
     assert WorkerSettings(tp=64).rank_spec("/m").threads == 1
     assert WorkerSettings(tp=2, threads_per_rank=3).rank_spec("/m").threads == 3
 
 
-def test_ranks_are_told_how_long_to_spin_before_their_runtime_starts():
+def test_ranks_learn_how_long_to_spin_before_their_runtime_starts():
     spec = WorkerSettings(tp=2, threads_per_rank=3, openmp_spins=7).rank_spec("/m")
     threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7"}
     assert thread_environment(spec) == threads

@@ -26,8 +26,8 @@ async def frames_until(call, kind: str, handle: int = 0) -> list[pb.ConnectRespo
             frames.append(await call.read())
             assert frames[-1] is not grpc.aio.EOF
             output = frames[-1].output
-            told = not handle or handle in [row.handle for row in (*output.accepted, *output.failed)]
-            if frames[-1].WhichOneof("frame") == kind and told:
+            reported = not handle or handle in [row.handle for row in (*output.accepted, *output.failed)]
+            if frames[-1].WhichOneof("frame") == kind and reported:
                 return frames
 
 
@@ -38,14 +38,14 @@ def beat(sequence: int) -> pb.ConnectRequest:
 async def test_each_beat_of_a_router_is_answered_with_its_number(call):
     for sequence in (1, 2, 7):
         await call.write(beat(sequence))
-        assert (await frames_until(call, "heard"))[-1].heard.sequence == sequence
+        assert (await frames_until(call, "ack"))[-1].ack.sequence == sequence
 
 
 async def test_a_router_that_wants_no_answer_gets_none(call):
     await call.write(beat(0))
     await call.write(beat(1))
-    heard = [frame.heard.sequence for frame in await frames_until(call, "heard") if frame.HasField("heard")]
-    assert heard == [1]
+    acks = [frame.ack.sequence for frame in await frames_until(call, "ack") if frame.HasField("ack")]
+    assert acks == [1]
 
 
 async def test_a_beat_behind_long_prompts_is_answered_before_they_are_tokenized(call, attempt):
@@ -54,7 +54,7 @@ async def test_a_beat_behind_long_prompts_is_answered_before_they_are_tokenized(
         question = f"{handle}: " + "What is the largest of 3, 14 and 15? " * 850
         await call.write(pb.ConnectRequest(submit=attempt_to_wire(attempt(question), handle)))
     await call.write(beat(1))
-    frames = await frames_until(call, "heard")
+    frames = await frames_until(call, "ack")
     answered = {failed.handle for frame in frames for failed in frame.output.failed}
     frames += await frames_until(call, "output", handle=prompts)
     failed = [row for frame in frames for row in frame.output.failed]

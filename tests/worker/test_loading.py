@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.worker.model.shapes import Shape
+from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 PHASES = ["spawn", "import", "group", "load", "warm_up"]
-SHAPE = Shape(1024, 4, 16, 4, 2816, 4096)  # 53 million parameters
+SHAPE = ModelShape(1024, 4, 16, 4, 2816, 4096)  # 53 million parameters
 CODE_BYTES = 16 * 2**20  # torch's own pages that loading is the first to run: about 12 MiB, whatever the model
 
 

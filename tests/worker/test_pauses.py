@@ -38,7 +38,7 @@ async def test_a_router_that_spoke_while_the_agent_was_stopped_is_not_silent(sta
                 os.kill(node.process.pid, signal.SIGSTOP)
                 await asyncio.sleep(STOP_S)
                 os.kill(node.process.pid, signal.SIGCONT)
-                await heard_for(call, 2 * SILENCE_S)
+                await silent_before(call, 2 * SILENCE_S)
         finally:
             beating.cancel()
             with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -49,13 +49,13 @@ async def test_a_router_that_spoke_while_the_agent_was_stopped_is_not_silent(sta
     assert said.count("stood still, nobody is blamed for it") >= 3
 
 
-async def heard_for(call, seconds: float) -> None:
+async def silent_before(call, seconds: float) -> None:
     """The stream goes on for so long, and the agent answers."""
     until = asyncio.get_running_loop().time() + seconds
-    heard = 0
+    acks = 0
     while asyncio.get_running_loop().time() < until:
         async with asyncio.timeout(20):
             frame = await call.read()
         assert frame is not grpc.aio.EOF
-        heard += frame.HasField("heard")
-    assert heard
+        acks += frame.HasField("ack")
+    assert acks

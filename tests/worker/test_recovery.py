@@ -21,12 +21,12 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire import attempt_to_wire
-from ryzanstein.worker.model.shapes import Shape
+from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 pytestmark = pytest.mark.cluster
 
-WIDE = Shape(64, 2, 4, 2, 32768, 262144)  # a step of many tokens needs megabytes, a single one needs a row of logits
+WIDE = ModelShape(64, 2, 4, 2, 32768, 262144)  # a step of many tokens needs megabytes, a single one needs a row of logits
 LENGTHS = (400, 30, 3, 120)
 
 

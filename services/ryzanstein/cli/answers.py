@@ -1,7 +1,7 @@
 """Follows one answer from a router's public API, over lost connections too, and measures it as its reader sees it.
 
 A reader that loses its stream attaches to the generation from the first index that it has not seen: no token is lost or
-repeated, and `Answer` checks that instead of trusting it.
+repeated, and `ChatAnswer` checks that instead of trusting it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """What arrived so far of an answer with one choice. Times are of time.monotonic()."""
 
     asked_at: float
@@ -90,10 +90,10 @@ EventCall = (
     grpc.aio.UnaryStreamCall[pb.StreamChatRequest, pb.StreamChatResponse]
     | grpc.aio.UnaryStreamCall[pb.AttachGenerationRequest, pb.AttachGenerationResponse]
 )
-Progress = Callable[[Answer, pb.GenerationEvent], None]
+Progress = Callable[[ChatAnswer, pb.GenerationEvent], None]
 
 
-def _ignore(answer: Answer, event: pb.GenerationEvent) -> None:
+def _ignore(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
     """The reader of an answer that is only wanted whole."""
 
 
@@ -102,14 +102,14 @@ async def ask(
     request: pb.ChatRequest,
     on_event: Progress = _ignore,
     timeout_s: float | None = None,
-) -> Answer:
+) -> ChatAnswer:
     """Streams the answer and calls `on_event` after each event. Raises RyzansteinError.
 
     A stream that breaks after the answer began is taken up again with AttachGeneration, at most MAX_REATTACHES times in a row.
     On cancel the generation is cancelled too: nobody will read it.
     """
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
-    answer = Answer(asked_at=time.monotonic())
+    answer = ChatAnswer(asked_at=time.monotonic())
     try:
         await _follow(stub, request, answer, on_event, timeout_s)
     except asyncio.CancelledError:
@@ -121,7 +121,7 @@ async def ask(
 async def _follow(
     stub: inference_pb2_grpc.InferenceServiceAsyncStub,
     request: pb.ChatRequest,
-    answer: Answer,
+    answer: ChatAnswer,
     on_event: Progress,
     timeout_s: float | None,
 ) -> None:
@@ -145,7 +145,7 @@ async def _follow(
         events = _events(stub.AttachGeneration(attach, timeout=timeout_s))
 
 
-async def _give_up(stub: inference_pb2_grpc.InferenceServiceAsyncStub, answer: Answer) -> None:
+async def _give_up(stub: inference_pb2_grpc.InferenceServiceAsyncStub, answer: ChatAnswer) -> None:
     if answer.generation_id and not answer.finish_reason:
         with suppress(grpc.aio.AioRpcError):  # it may have ended meanwhile
             await stub.CancelGeneration(
@@ -153,7 +153,7 @@ async def _give_up(stub: inference_pb2_grpc.InferenceServiceAsyncStub, answer: A
             )
 
 
-def _may_attach(answer: Answer, error: RyzansteinError) -> bool:
+def _may_attach(answer: ChatAnswer, error: RyzansteinError) -> bool:
     """The answer began, and it was the connection that failed: an error of the cluster's own has a reason of its own."""
     return bool(answer.generation_id) and error.code in _LOST_CONNECTION and error.reason == error.code.name
 

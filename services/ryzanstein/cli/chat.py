@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.answers import Answer, ask
+from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.defaults import ROUTER_ADDRESS
 from ryzanstein.cli.options import Router, text_value
 from ryzanstein.errors import RyzansteinError
@@ -30,10 +30,10 @@ class Speaker:
     model: str = ""
     timeout_s: float | None = None
 
-    async def say(self, text: str, out: Console | None) -> Answer:
+    async def say(self, text: str, out: Console | None) -> ChatAnswer:
         """The answer; shown on `out` meanwhile. Raises RyzansteinError."""
 
-        def show(_: Answer, event: pb.GenerationEvent) -> None:
+        def show(_: ChatAnswer, event: pb.GenerationEvent) -> None:
             if out is not None and event.HasField("delta"):
                 out.print(event.delta.text, end="", markup=False, soft_wrap=True)
 
@@ -80,13 +80,13 @@ def _converse(speaker: Speaker, as_json: bool) -> None:
     """Turn after turn until the input ends. An error does not end the conversation."""
     people = display.people()
     people.print(Text(f"session {speaker.session_id}; end with Ctrl-D", style="dim"))
-    while (text := _heard(people)) is not None:
+    while (text := _next_line(people)) is not None:
         if text:
             _turn(speaker, text, as_json)
     people.print()
 
 
-def _heard(people: Console) -> str | None:
+def _next_line(people: Console) -> str | None:
     """The next line; empty when there is nothing in it to say, None at the end of the input."""
     try:
         return text_value(people.input("[bold cyan]you[/] ").strip())
@@ -112,7 +112,7 @@ def _turn(speaker: Speaker, text: str, as_json: bool) -> bool:
     return True
 
 
-def as_document(answer: Answer, session_id: str) -> dict[str, Any]:
+def as_document(answer: ChatAnswer, session_id: str) -> dict[str, Any]:
     """An answer for scripts: SI units, null where there was nothing to measure."""
     return {
         "text": answer.text,
@@ -133,7 +133,7 @@ def as_document(answer: Answer, session_id: str) -> dict[str, Any]:
     }
 
 
-def _figures(answer: Answer, session_id: str) -> str:
+def _figures(answer: ChatAnswer, session_id: str) -> str:
     """The line below an answer."""
     rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
     first = display.milliseconds(answer.time_to_first_token_s)

@@ -29,7 +29,7 @@ class RankLossView:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeStatus:
     """A node and what it says itself; `error` says why it did not. `member`: the orchestrator knows it."""
 
     node: Node
@@ -88,10 +88,10 @@ class SessionView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterStatus:
     """What the services said. `errors` by service: what could not be learned."""
 
-    nodes: tuple[NodeView, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)
     models: tuple[ModelView, ...] = ()
     sessions: tuple[SessionView, ...] = ()

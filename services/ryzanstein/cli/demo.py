@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.answers import Answer
-from ryzanstein.cli.demonstration import Demonstration, Report
+from ryzanstein.cli.answers import ChatAnswer
+from ryzanstein.cli.demonstration import Demonstration, DemoReport
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.cli.story import STORY
@@ -51,7 +51,7 @@ def demo(
     raise typer.Exit(0 if report.kept else 1)
 
 
-def _perform(out: Console) -> Report:
+def _perform(out: Console) -> DemoReport:
     """Starts the cluster, plays the story, stops the cluster."""
     started_at = time.monotonic()
     with ExitStack() as stack:
@@ -72,7 +72,7 @@ class Screen:
         self._speaker = ""
         self._out.print(Text.assemble((f"{'you':<{_MARGIN}}", "bold cyan"), text))
 
-    def heard(self, node_id: str, text: str) -> None:
+    def spoken(self, node_id: str, text: str) -> None:
         if node_id != self._speaker:
             self._end_line()
             self._speaker = node_id
@@ -80,13 +80,13 @@ class Screen:
             text = text.lstrip()
         self._out.print(Text(text), end="", soft_wrap=True)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ChatAnswer) -> None:
         rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
         figures = f"   [first token {display.milliseconds(answer.time_to_first_token_s)}{rate}]"
         self._out.print(Text(figures, style="dim"), soft_wrap=True)
         self._speaker = ""
 
-    def compared(self, answer: Answer) -> None:
+    def compared(self, answer: ChatAnswer) -> None:
         self._out.print(
             Text(f"\nThe next answer was given once undisturbed: {len(answer.token_ids)} tokens, to compare with.", style="dim")
         )
@@ -107,7 +107,7 @@ def _introduce(out: Console, spent_s: float) -> None:
     out.print(Text("One conversation in one session. At the left: who speaks, and which node.\n", style="dim"))
 
 
-def _summarize(out: Console, report: Report, spent_s: float) -> None:
+def _summarize(out: Console, report: DemoReport, spent_s: float) -> None:
     failover = report.failover
     table = Table("measured", "value", title=f"summary, {spent_s:.1f} s in all", title_justify="left")
     table.add_row("node killed", f"{failover.killed_node}, after {failover.killed_after_tokens} of {failover.tokens} tokens")
@@ -122,7 +122,7 @@ def _summarize(out: Console, report: Report, spent_s: float) -> None:
     out.print(table)
 
 
-def _name_broken(people: Console, report: Report) -> None:
+def _name_broken(people: Console, report: DemoReport) -> None:
     for promise in report.promises:
         if not promise.kept:
             people.print(Text(f"broken promise: {promise.name} ({promise.seen})", style="bold red"), soft_wrap=True)

@@ -9,10 +9,10 @@ from typing import Protocol
 import grpc
 
 from ryzanstein.cli import scrape
-from ryzanstein.cli.answers import Answer, ask
+from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.fault import Failover, MidAnswerKill
 from ryzanstein.cli.processes import LocalCluster
-from ryzanstein.cli.story import Story, Turn
+from ryzanstein.cli.story import Story, StoryTurn
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
@@ -27,13 +27,13 @@ class Audience(Protocol):
 
     def asked(self, text: str) -> None: ...
 
-    def heard(self, node_id: str, text: str) -> None:
+    def spoken(self, node_id: str, text: str) -> None:
         """The next piece of the answer, from the node that gave it."""
         ...
 
-    def answered(self, answer: Answer) -> None: ...
+    def answered(self, answer: ChatAnswer) -> None: ...
 
-    def compared(self, answer: Answer) -> None:
+    def compared(self, answer: ChatAnswer) -> None:
         """The long answer was given once undisturbed, to compare with."""
         ...
 
@@ -60,7 +60,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """All that was seen."""
 
     exchanges: tuple[Exchange, ...]
@@ -82,7 +82,7 @@ class Demonstration:
         self._exchanges: list[Exchange] = []
         self._recalls: list[Promise] = []
 
-    async def run(self) -> Report:
+    async def run(self) -> DemoReport:
         """Raises RyzansteinError when a request fails: none may."""
         async with open_channel(self._cluster.router_address) as channel:
             for turn in self._story.before:
@@ -91,14 +91,14 @@ class Demonstration:
             failover = await self._disturbed(channel, undisturbed)
             afterwards = [await self._say(channel, turn) for turn in self._story.after]
         promises = (*judge(failover, afterwards), *self._recalls)
-        return Report(tuple(self._exchanges), failover, promises)
+        return DemoReport(tuple(self._exchanges), failover, promises)
 
-    async def _say(self, channel: grpc.aio.Channel, turn: Turn, kill: MidAnswerKill | None = None) -> Answer:
+    async def _say(self, channel: grpc.aio.Channel, turn: StoryTurn, kill: MidAnswerKill | None = None) -> ChatAnswer:
         """One turn in the session, which has to be answered right."""
 
-        def on_event(answer: Answer, event: pb.GenerationEvent) -> None:
+        def on_event(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
             if event.HasField("delta"):
-                self._audience.heard(event.delta.node_id, event.delta.text)
+                self._audience.spoken(event.delta.node_id, event.delta.text)
             if kill is not None and kill.watch(answer, event):
                 self._audience.killed(kill.victim, kill.victim_pid, kill.tokens_at_death)
 
@@ -111,7 +111,7 @@ class Demonstration:
         self._recalls.append(Promise(f"answered right: {turn.says}", right, answer.text))
         return answer
 
-    async def _undisturbed(self, channel: grpc.aio.Channel) -> Answer:
+    async def _undisturbed(self, channel: grpc.aio.Channel) -> ChatAnswer:
         """The long answer to the same conversation, outside of the session, while nothing happens."""
         sessions = inference_pb2_grpc.SessionServiceStub(channel)
         stored = await sessions.GetSession(pb.GetSessionRequest(session_id=SESSION_ID), timeout=ANSWER_TIMEOUT_S)
@@ -120,7 +120,7 @@ class Demonstration:
         self._audience.compared(answer)
         return answer
 
-    async def _disturbed(self, channel: grpc.aio.Channel, undisturbed: Answer) -> Failover:
+    async def _disturbed(self, channel: grpc.aio.Channel, undisturbed: ChatAnswer) -> Failover:
         """The long answer in the session; the node that gives it is killed on the way."""
         kill = MidAnswerKill(self._cluster, self._story.kill_after_tokens)
         answer = await self._say(channel, self._story.long_turn, kill)
@@ -129,7 +129,7 @@ class Demonstration:
         return kill.report(answer, undisturbed, rerouted_s)
 
 
-def judge(failover: Failover, afterwards: list[Answer]) -> tuple[Promise, ...]:
+def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ...]:
     """The promises about the failover."""
     moved = bool(failover.killed_node) and failover.continued_on != failover.killed_node
     route = f"{failover.killed_node or 'nobody was killed'} -> {failover.continued_on}"

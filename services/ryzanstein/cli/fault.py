@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ryzanstein.cli.answers import Answer
+from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.v1 import inference_pb2 as pb
 
@@ -41,7 +41,7 @@ class MidAnswerKill:
         self.victim_pid = 0
         self.tokens_at_death = 0
 
-    def watch(self, answer: Answer, event: pb.GenerationEvent) -> bool:
+    def watch(self, answer: ChatAnswer, event: pb.GenerationEvent) -> bool:
         """True when this event was the victim's last: the node was killed now."""
         if not event.HasField("delta"):
             return False
@@ -54,7 +54,7 @@ class MidAnswerKill:
         self._kill(event.delta.node_id, len(answer.token_ids))
         return True
 
-    def report(self, answer: Answer, undisturbed: Answer, detected_to_rerouted_s: float | None) -> Failover:
+    def report(self, answer: ChatAnswer, undisturbed: ChatAnswer, detected_to_rerouted_s: float | None) -> Failover:
         """What became of the watched answer, once it is complete."""
         return Failover(
             killed_node=self.victim,

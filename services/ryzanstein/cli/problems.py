@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ryzanstein.cli.cluster_view import ClusterView, LinkView, NodeView, RouterView
+from ryzanstein.cli.cluster_view import ClusterStatus, LinkView, NodeStatus, RouterView
 from ryzanstein.cluster import NodeState
 
 STILL_S = 1.0
@@ -14,7 +14,7 @@ MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was t
 _AT_REST = frozenset({"idle", "profile"})
 
 
-def problems(view: ClusterView) -> list[str]:
+def problems(view: ClusterStatus) -> list[str]:
     """Empty: nothing that could be asked complained."""
     found = [f"{service} does not answer: {error}" for service, error in view.errors.items()]
     if "router" not in view.errors and not any(model.ready_nodes for model in view.models):
@@ -27,13 +27,13 @@ def problems(view: ClusterView) -> list[str]:
     return found
 
 
-def _nobody_ready(view: ClusterView) -> str:
+def _nobody_ready(view: ClusterStatus) -> str:
     if view.nodes and all(each.node.state is NodeState.DRAINING or each.node.drain_requested for each in view.nodes):
         return "no node is ready: all of them drain, and every request fails with NO_NODES"
     return "no node is ready: every request waits, then fails with NO_NODES"
 
 
-def _of_node(view: NodeView, members_known: bool) -> Iterator[str]:
+def _of_node(view: NodeStatus, members_known: bool) -> Iterator[str]:
     name = view.node.node_id
     if view.error:
         yield f"{name} does not answer: {view.error}"

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ryzanstein.cli import display
-from ryzanstein.cli.cluster_view import ClusterView
+from ryzanstein.cli.cluster_view import ClusterStatus
 from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS
 from ryzanstein.cli.options import Orchestrator, Router
 from ryzanstein.cli.problems import problems
@@ -43,7 +43,7 @@ def status(
     raise typer.Exit(1 if view.errors else 0)
 
 
-def as_document(view: ClusterView) -> dict[str, Any]:
+def as_document(view: ClusterStatus) -> dict[str, Any]:
     """For scripts; states by their names, times in seconds, null for a degree of tensor parallelism that is not known."""
     document = asdict(view)
     for shown, node_view in zip(document["nodes"], view.nodes, strict=True):
@@ -54,7 +54,7 @@ def as_document(view: ClusterView) -> dict[str, Any]:
     return {"problems": problems(view), **document}
 
 
-def show(console: Console, view: ClusterView) -> None:
+def show(console: Console, view: ClusterStatus) -> None:
     found = problems(view)
     for problem in found or ["no problems"]:
         console.print(problem, style="red" if found else "green", markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from ryzanstein.cli import display
-from ryzanstein.cli.cluster_view import ClusterView, NodeView
+from ryzanstein.cli.cluster_view import ClusterStatus, NodeStatus
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.survey import MAX_SESSIONS
 from ryzanstein.cluster import Load, NodeState
@@ -15,7 +15,7 @@ MAX_LOSSES = 12
 _UNKNOWN = "-"
 
 
-def node_table(view: ClusterView) -> FittedTable:
+def node_table(view: ClusterStatus) -> FittedTable:
     """Members with their state and load."""
     table = FittedTable(
         "nodes",
@@ -45,14 +45,14 @@ def _load(load: Load) -> tuple[str, str, str]:
     return f"{load.running}/{load.capacity}", str(load.waiting), f"{load.kv_blocks_used}/{load.kv_blocks_total}"
 
 
-def _state(view: NodeView) -> str:
+def _state(view: NodeStatus) -> str:
     """As the orchestrator heard it; a node that is silent itself does not pass as READY."""
     if view.error and view.node.state is NodeState.READY:
         return "no answer"
     return f"{view.node.state.name} (drains)" if view.node.drain_requested else view.node.state.name
 
 
-def rank_table(view: ClusterView) -> FittedTable:
+def rank_table(view: ClusterStatus) -> FittedTable:
     table = FittedTable(
         "ranks",
         Column("node", folds=True),
@@ -73,7 +73,7 @@ def rank_table(view: ClusterView) -> FittedTable:
     return table
 
 
-def link_table(view: ClusterView) -> FittedTable:
+def link_table(view: ClusterStatus) -> FittedTable:
     """One router's streams: who is there, who is suspected, who is not asked."""
     table = FittedTable(
         f"links of {view.router.router_id}",
@@ -91,7 +91,7 @@ def link_table(view: ClusterView) -> FittedTable:
     return table
 
 
-def loss_table(view: ClusterView) -> FittedTable:
+def loss_table(view: ClusterStatus) -> FittedTable:
     """What was lost lately, last first: links as the router saw them, ranks as their nodes did."""
     table = FittedTable(
         f"recent losses (last {MAX_LOSSES})",
@@ -107,7 +107,7 @@ def loss_table(view: ClusterView) -> FittedTable:
     return table
 
 
-def _losses(view: ClusterView) -> Iterator[tuple[float, str, str, str, str]]:
+def _losses(view: ClusterStatus) -> Iterator[tuple[float, str, str, str, str]]:
     for lost in view.router.recent_losses:
         yield lost.time, view.router.router_id, f"link to {lost.node_id}", lost.cause, f"{lost.inflight} attempts"
     for each in view.nodes:
@@ -115,14 +115,14 @@ def _losses(view: ClusterView) -> Iterator[tuple[float, str, str, str, str]]:
             yield loss.time, each.node.node_id, f"rank {loss.rank}", loss.cause, loss.message
 
 
-def model_table(view: ClusterView) -> FittedTable:
+def model_table(view: ClusterStatus) -> FittedTable:
     table = FittedTable("models", Column("model", folds=True), Column("context", 1), Column("ready nodes"))
     for model in view.models:
         table.add(model.name, str(model.context_length), str(model.ready_nodes))
     return table
 
 
-def session_table(view: ClusterView) -> FittedTable:
+def session_table(view: ClusterStatus) -> FittedTable:
     table = FittedTable(
         f"sessions (last {MAX_SESSIONS})", Column("session", folds=True), Column("node", 1, folds=True), Column("used")
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StoryTurn:
     """What the user says, and what the answer has to contain, each part as it stands."""
 
     says: str
@@ -17,23 +17,23 @@ class Turn:
 class Story:
     """A conversation in one session. While `long_turn` is answered, after `kill_after_tokens`, its node is killed."""
 
-    before: tuple[Turn, ...]
-    long_turn: Turn
+    before: tuple[StoryTurn, ...]
+    long_turn: StoryTurn
     kill_after_tokens: int
-    after: tuple[Turn, ...]
+    after: tuple[StoryTurn, ...]
 
 
 STORY = Story(
     before=(
-        Turn("Hello, my name is Zorvia.", ("Zorvia",)),
-        Turn("I live in Quenlo.", ("Quenlo",)),
-        Turn("I have a dog called Biscuit.", ("Biscuit",)),
-        Turn("Where do I live?", ("Quenlo",)),
+        StoryTurn("Hello, my name is Zorvia.", ("Zorvia",)),
+        StoryTurn("I live in Quenlo.", ("Quenlo",)),
+        StoryTurn("I have a dog called Biscuit.", ("Biscuit",)),
+        StoryTurn("Where do I live?", ("Quenlo",)),
     ),
-    long_turn=Turn("Count from 1 to 100.", (" ".join(map(str, range(1, 101))),)),
+    long_turn=StoryTurn("Count from 1 to 100.", (" ".join(map(str, range(1, 101))),)),
     kill_after_tokens=20,
     after=(
-        Turn("What is my name?", ("Zorvia",)),
-        Turn("What is my dog called?", ("Biscuit",)),
+        StoryTurn("What is my name?", ("Zorvia",)),
+        StoryTurn("What is my dog called?", ("Biscuit",)),
     ),
 )

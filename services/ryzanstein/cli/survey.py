@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from ryzanstein import wire
 from ryzanstein.cli.cluster_view import (
-    ClusterView,
+    ClusterStatus,
     LinkLossView,
     LinkView,
     ModelView,
-    NodeView,
+    NodeStatus,
     RankLossView,
     RankView,
     RouterView,
@@ -44,7 +44,7 @@ MAX_SESSIONS = 20
 T = TypeVar("T")
 
 
-async def look(orchestrator: str, router: str) -> ClusterView:
+async def look(orchestrator: str, router: str) -> ClusterStatus:
     """Asks everybody at once; a service that does not answer within TIMEOUT_S is in `errors`."""
     errors: dict[str, str] = {}
     members, links, models, sessions = await asyncio.gather(
@@ -57,7 +57,7 @@ async def look(orchestrator: str, router: str) -> ClusterView:
         errors.pop("session store", None)  # nobody was there to be asked
     linked = _only_linked(links, members)
     nodes = await asyncio.gather(*(_node(node, True) for node in members), *(_node(node, False) for node in linked))
-    return ClusterView(tuple(nodes), links, models, sessions, errors)
+    return ClusterStatus(tuple(nodes), links, models, sessions, errors)
 
 
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
@@ -84,19 +84,19 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
     ]
 
 
-async def _node(node: Node, member: bool) -> NodeView:
+async def _node(node: Node, member: bool) -> NodeStatus:
     async with open_channel(node.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         try:
             answer = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
         except RyzansteinError as error:
-            return NodeView(node, error=f"{error.code.name}: {error.message}", member=member)
+            return NodeStatus(node, error=f"{error.code.name}: {error.message}", member=member)
     losses = tuple(
         RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
     )
     ranks = tuple(map(_rank, answer.ranks))
     node = node if member else _as_it_says(node, wire.beat_from_wire(answer.beat), len(ranks))
-    return NodeView(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
+    return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
 
 
 def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:

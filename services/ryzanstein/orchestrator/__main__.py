@@ -19,8 +19,8 @@ from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.store import Store, StoreError
-from ryzanstein.orchestrator.telemetry import Telemetry
-from ryzanstein.rpc.reading import Reading, malformed_requests
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 async def serve(settings: OrchestratorSettings) -> None:
     """Serves until SIGTERM or SIGINT. OSError, StoreError: it cannot start."""
-    telemetry = Telemetry()
+    telemetry = OrchestratorTelemetry()
     store = await Store.open(settings.database, telemetry)
     try:
         control = await ControlPlane.restore(settings, store, telemetry)
@@ -44,14 +44,16 @@ async def serve(settings: OrchestratorSettings) -> None:
         await store.close()
 
 
-async def _serve_rpc(settings: OrchestratorSettings, control: ControlPlane, telemetry: Telemetry, metrics_port: int) -> None:
+async def _serve_rpc(
+    settings: OrchestratorSettings, control: ControlPlane, telemetry: OrchestratorTelemetry, metrics_port: int
+) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=Reading(settings.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+        reading=RequestReading(settings.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
     await rpc.start()

@@ -23,8 +23,8 @@ from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Instruction, Reconciler
 from ryzanstein.orchestrator.recovery import MembershipRecorder, Settling
 from ryzanstein.orchestrator.registry import Registry
-from ryzanstein.orchestrator.store import Membership, Store
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.store import Store, StoredMembership
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.orchestrator.watch import ClusterState, Update, WatchHub
 
 log = structlog.get_logger(__name__)
@@ -49,9 +49,9 @@ class ControlPlane:
         self,
         settings: OrchestratorSettings,
         store: Store,
-        telemetry: Telemetry,
+        telemetry: OrchestratorTelemetry,
         deployments: tuple[Deployment, ...],
-        saved: Membership,
+        saved: StoredMembership,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -83,7 +83,7 @@ class ControlPlane:
         self._settle()
 
     @classmethod
-    async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: Telemetry) -> ControlPlane:
+    async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry) -> ControlPlane:
         """A control plane that goes on from what the store holds."""
         return cls(settings, store, telemetry, await store.deployments(), await store.membership())
 
@@ -103,7 +103,7 @@ class ControlPlane:
         self._telemetry.beats.inc()
         node = self._registry.beat(node_id, lease_id, beat)
         if self._settling is not None:
-            self._settling.heard(node_id)
+            self._settling.reported(node_id)
             self._settle()
         return self._reconciler.instruct(node)
 
@@ -203,10 +203,10 @@ class ControlPlane:
         self._telemetry.departures.labels(cause).inc()
         log.info("node gone", cause=cause, node_id=node_id)
 
-    def _membership(self) -> Membership:
+    def _membership(self) -> StoredMembership:
         """While settling, those who are not back are members still: a second restart must wait for them, too."""
         missing = self._settling.missing if self._settling is not None else frozenset()
-        return Membership(self._registry.node_ids() | missing, self._registry.drains)
+        return StoredMembership(self._registry.node_ids() | missing, self._registry.drains)
 
     async def _deploy(self, deployment: Deployment) -> None:
         self._catalog.admit(deployment)

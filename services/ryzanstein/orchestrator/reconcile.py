@@ -14,7 +14,7 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.catalog import Catalog
 from ryzanstein.orchestrator.placement import place
 from ryzanstein.orchestrator.registry import Registry
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DeploymentStatus:
 class Reconciler:
     """Holds the placement that the last `update` computed."""
 
-    def __init__(self, registry: Registry, catalog: Catalog, telemetry: Telemetry) -> None:
+    def __init__(self, registry: Registry, catalog: Catalog, telemetry: OrchestratorTelemetry) -> None:
         self._registry = registry
         self._catalog = catalog
         self._telemetry = telemetry

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.orchestrator.store import Membership, Store
+from ryzanstein.orchestrator.store import Store, StoredMembership
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class Settling:
         self._started = started
         self._until = started + settle_s
 
-    def heard(self, node_id: str) -> None:
+    def reported(self, node_id: str) -> None:
         """The node beats again."""
         self._missing.discard(node_id)
 
@@ -49,7 +49,7 @@ class Settling:
 class MembershipRecorder:
     """Writes the membership to the store behind the changes, many changes in one transaction."""
 
-    def __init__(self, store: Store, current: Callable[[], Membership]) -> None:
+    def __init__(self, store: Store, current: Callable[[], StoredMembership]) -> None:
         self._store = store
         self._current = current
         self._changed = asyncio.Event()

@@ -19,7 +19,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.cluster import Deployment
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.private_files import private_file
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class StoredMembership:
     """Who is a member, and the drain wishes: node id to the incarnation that it is for."""
 
     members: frozenset[str] = frozenset()
@@ -52,15 +52,15 @@ class Membership:
 class Store:
     """Open it with `Store.open`. Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is half written."""
 
-    def __init__(self, path: Path, telemetry: Telemetry) -> None:
+    def __init__(self, path: Path, telemetry: OrchestratorTelemetry) -> None:
         self._path = path
         self._telemetry = telemetry
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="orchestrator-store")
         self._connection: sqlite3.Connection
-        self._written = Membership()
+        self._written = StoredMembership()
 
     @classmethod
-    async def open(cls, path: Path, telemetry: Telemetry) -> Store:
+    async def open(cls, path: Path, telemetry: OrchestratorTelemetry) -> Store:
         """Makes the file when there is none. StoreError: unreadable, locked by another process, or of a newer version."""
         store = cls(path, telemetry)
         try:
@@ -76,7 +76,7 @@ class Store:
     async def deployments(self) -> tuple[Deployment, ...]:
         return await self._run("read", self._read_deployments)
 
-    async def membership(self) -> Membership:
+    async def membership(self) -> StoredMembership:
         """As it was last written, before or after a restart."""
         return await self._run("read", lambda: self._written)
 
@@ -87,7 +87,7 @@ class Store:
     async def remove_deployment(self, model: str) -> None:
         await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
 
-    async def save_membership(self, membership: Membership) -> None:
+    async def save_membership(self, membership: StoredMembership) -> None:
         """Writes what differs from the last one, in one transaction."""
         await self._run("membership", lambda: self._save_membership(membership))
 
@@ -127,14 +127,14 @@ class Store:
         rows = self._connection.execute("SELECT model, path, replicas FROM deployments ORDER BY model")
         return tuple(Deployment(*row) for row in rows)
 
-    def _read_membership(self) -> Membership:
+    def _read_membership(self) -> StoredMembership:
         members = frozenset(row[0] for row in self._connection.execute("SELECT node_id FROM members"))
-        return Membership(members, dict(self._connection.execute("SELECT node_id, incarnation FROM drains").fetchall()))
+        return StoredMembership(members, dict(self._connection.execute("SELECT node_id, incarnation FROM drains").fetchall()))
 
     def _write(self, statement: str, rows: Iterable[tuple[str | int, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
-    def _save_membership(self, wanted: Membership) -> None:
+    def _save_membership(self, wanted: StoredMembership) -> None:
         drains, written = dict(wanted.drains), dict(self._written.drains)
         if wanted.members == self._written.members and drains == written:
             return

@@ -11,7 +11,7 @@ from ryzanstein.metrics import new_registry
 _WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
-class Telemetry:
+class OrchestratorTelemetry:
     """One instance for the process, built in `__main__` and passed on."""
 
     def __init__(self) -> None:

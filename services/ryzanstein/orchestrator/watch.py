@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ryzanstein import errors
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.orchestrator.changes import Change
-from ryzanstein.orchestrator.telemetry import Telemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class ClusterDelta:
     """One change; its version is the last one plus 1."""
 
     version: int
     change: Change
 
 
-Update = Snapshot | Delta
+Update = Snapshot | ClusterDelta
 
 
 class Watcher:
@@ -52,11 +52,11 @@ class Watcher:
     def __init__(self, snapshot: Callable[[str], Snapshot], bound: int) -> None:
         self._snapshot = snapshot
         self._bound = bound
-        self._queue: deque[Delta] = deque()
+        self._queue: deque[ClusterDelta] = deque()
         self._behind = "first"
         self._wake = asyncio.Event()
 
-    def offer(self, delta: Delta) -> None:
+    def offer(self, delta: ClusterDelta) -> None:
         """Queues a change, or forgets the queue when it is full."""
         if not self._behind:
             if len(self._queue) < self._bound:
@@ -90,7 +90,7 @@ class WatchHub:
         self,
         epoch: str,
         state: Callable[[], ClusterState],
-        telemetry: Telemetry,
+        telemetry: OrchestratorTelemetry,
         *,
         queue_bound: int,
         max_watchers: int,
@@ -109,7 +109,7 @@ class WatchHub:
         """Gives the change the next version. The state that `state()` returns must include it already."""
         self.version += 1
         self._telemetry.changes.labels(type(change).__name__).inc()
-        delta = Delta(self.version, change)
+        delta = ClusterDelta(self.version, change)
         for watcher in self._watchers:
             watcher.offer(delta)
 

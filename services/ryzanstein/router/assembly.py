@@ -15,13 +15,12 @@ from functools import partial
 import structlog
 
 from ryzanstein.awake import AwakeClock
-from ryzanstein.router.choose import BalanceSettings, Bounds, Chooser, PolicyChoice
-from ryzanstein.router.choose import Thresholds as BalanceThresholds
+from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.admission import Limits
-from ryzanstein.router.core.clustered import JournalledCore
-from ryzanstein.router.core.local import CorePolicy, RouterCore
+from ryzanstein.router.core.clustered import ClusteredCore
+from ryzanstein.router.core.local import CorePolicy, LocalCore
 from ryzanstein.router.core.opening import journalled_core, open_journal
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.inference import InferenceServicer
@@ -34,14 +33,14 @@ from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.generations.recorder import Unrecorded
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
-from ryzanstein.router.nodes.phi_detector import Thresholds
-from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
-from ryzanstein.router.telemetry import Telemetry
-from ryzanstein.rpc.reading import Reading, malformed_requests
+from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import inference_pb2 as inference
@@ -60,17 +59,17 @@ _ANY_HOST = ("0.0.0.0", "::", "[::]")
 class Router:
     """A router whose links are being made; its faces stand on `core` and `sessions`."""
 
-    core: RouterCore | JournalledCore
+    core: LocalCore | ClusteredCore
     sessions: SessionStore
-    links: Links
-    telemetry: Telemetry
+    links: Roster
+    telemetry: RouterTelemetry
     tracing: Tracing
 
 
 @contextlib.asynccontextmanager
 async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     """A router that follows its cluster. OSError or sqlite3.Error when its state directory cannot be used."""
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
     async with contextlib.AsyncExitStack() as stack:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
@@ -79,7 +78,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
-        links = Links(router_id, _thresholds(settings), _chooser(settings, router_id, telemetry), telemetry, awake)
+        links = Roster(router_id, _thresholds(settings), _chooser(settings, router_id, telemetry), telemetry, awake)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         journal = await stack.enter_async_context(open_journal(settings))
@@ -94,8 +93,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         )
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
-        make_core = partial(RouterCore, links, turns, _policy(settings), telemetry, tracing)
-        core: RouterCore | JournalledCore
+        make_core = partial(LocalCore, links, turns, _policy(settings), telemetry, tracing)
+        core: LocalCore | ClusteredCore
         if journal is None:
             core = make_core(recorder=Unrecorded())
         else:
@@ -112,27 +111,29 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         settings.grpc_port,
         [service.full_name for service in services],
         max_request_bytes=settings.max_request_bytes,
-        reading=Reading(settings.max_request_records, malformed_requests("router", router.telemetry.registry)),
+        reading=RequestReading(settings.max_request_records, malformed_requests("router", router.telemetry.registry)),
     )
     calls = Calls(router.telemetry, router.tracing)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
-    if isinstance(router.core, JournalledCore):
+    if isinstance(router.core, ClusteredCore):
         add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     return server
 
 
 def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
     """Tells other routers where this one's gRPC face listens."""
-    if isinstance(router.core, JournalledCore):
+    if isinstance(router.core, ClusteredCore):
         host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
         router.core.start(settings.router_address or f"{host}:{grpc_port}")
 
 
 @contextlib.asynccontextmanager
-async def _following(settings: RouterSettings, router_id: str, links: Links, telemetry: Telemetry) -> AsyncIterator[None]:
+async def _following(
+    settings: RouterSettings, router_id: str, links: Roster, telemetry: RouterTelemetry
+) -> AsyncIterator[None]:
     fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
     view = ClusterView(router_id, fixed, links, ViewCache(settings.state_dir / "view.json"), telemetry)
     if not settings.orchestrator:
@@ -157,8 +158,8 @@ async def _nobody_is_gone(owner_id: str) -> bool:
     return False
 
 
-def _thresholds(settings: RouterSettings) -> Thresholds:
-    return Thresholds(
+def _thresholds(settings: RouterSettings) -> PhiThresholds:
+    return PhiThresholds(
         suspect_phi=settings.suspect_phi,
         dead_phi=settings.dead_phi,
         jitter_s=settings.beat_jitter_s,
@@ -191,19 +192,19 @@ def _policy(settings: RouterSettings) -> CorePolicy:
     )
 
 
-def _chooser(settings: RouterSettings, router_id: str, telemetry: Telemetry) -> Chooser:
+def _chooser(settings: RouterSettings, router_id: str, telemetry: RouterTelemetry) -> Chooser:
     """Routers take turns from different nodes on, so that several that start together do not go round in step."""
     first_turn = zlib.crc32(router_id.encode())
     choice = PolicyChoice(settings.policy, settings.model_policy, _bounds(settings), first_turn)
     return Chooser(choice, _balance(settings), ChoiceTelemetry(telemetry))
 
 
-def _bounds(settings: RouterSettings) -> Bounds:
-    return Bounds(settings.queue_bound, settings.load_bound, settings.bound_floor, settings.prefix_entries)
+def _bounds(settings: RouterSettings) -> PolicyBounds:
+    return PolicyBounds(settings.queue_bound, settings.load_bound, settings.bound_floor, settings.prefix_entries)
 
 
 def _balance(settings: RouterSettings) -> BalanceSettings:
-    thresholds = BalanceThresholds(
+    thresholds = ImbalanceThresholds(
         alarm=settings.imbalance_alarm,
         switch=settings.imbalance_switch,
         calm=settings.imbalance_calm,

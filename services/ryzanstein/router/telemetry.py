@@ -54,7 +54,7 @@ class UnreadMetrics:
         self.abandoned = counter("abandoned", "Generations cancelled because no reader came back")
 
 
-class Telemetry:
+class RouterTelemetry:
     """The router's metrics, built once and passed on, and its background tasks, whose ends are counted. Labels are bounded:
     names of models and nodes, codes, causes."""
 

@@ -22,19 +22,19 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer
-from ryzanstein.rpc.reading import Reading, malformed_requests
+from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from ryzanstein.worker.agent.membership import Membership
+from ryzanstein.worker.agent.membership import NodeMembership
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
@@ -45,27 +45,27 @@ TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 async def serve(settings: WorkerSettings) -> None:
     """Serves until SIGTERM or SIGINT. OSError, RyzansteinError: it cannot start."""
-    telemetry = Telemetry()
+    telemetry = WorkerTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
         stack.callback(tracing.close)
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.on_template_limit)
-        node = Node(settings, telemetry, tracing, templates)
+        node = NodeAgent(settings, telemetry, tracing, templates)
         stack.push_async_callback(node.host.unload)
         telemetry.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         await _serve_rpc(settings, node, telemetry, metrics.port)
 
 
-async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry, metrics_port: int) -> None:
+async def _serve_rpc(settings: WorkerSettings, node: NodeAgent, telemetry: WorkerTelemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=Reading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
+        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
     add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
@@ -80,7 +80,7 @@ async def _serve_rpc(settings: WorkerSettings, node: Node, telemetry: Telemetry,
     log.info("stopped")
 
 
-async def _live(node: Node, operations: Operations, telemetry: Telemetry, rpc: RpcServer) -> None:
+async def _live(node: NodeAgent, operations: Operations, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
     """Until SIGTERM or SIGINT and the drain after it: routers and orchestrator hear beats to the end."""
     settings, background = node.settings, telemetry.background
     background.watch_loop()
@@ -88,7 +88,7 @@ async def _live(node: Node, operations: Operations, telemetry: Telemetry, rpc: R
     tasks = [background.supervise("beats", partial(node.run, rpc), STOP)]
     if model is not None:
         tasks.append(background.supervise("first_model", partial(operations.load_first, model), STOP, finite=True))
-    membership = Membership(settings.orchestrator, operations, telemetry) if settings.orchestrator else None
+    membership = NodeMembership(settings.orchestrator, operations, telemetry) if settings.orchestrator else None
     if membership is not None:
         tasks.append(background.supervise("membership", membership.run))
     await background.until(_drained(operations, settings.drain_grace_s))

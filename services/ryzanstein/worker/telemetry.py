@@ -16,13 +16,13 @@ from ryzanstein.worker.ranks.board import RankProgress
 from ryzanstein.worker.ranks.group import LossCause
 from ryzanstein.worker.ranks.messages import RankReady
 from ryzanstein.worker.ranks.recovery import Rung
-from ryzanstein.worker.text.templates.rendering import Limit
+from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
 
 
-class Telemetry:
+class WorkerTelemetry:
     """One instance for the process, built in `__main__` and passed on."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Telemetry:
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.template_limits = self._counter("template_limits_total", "Chats whose template broke a bound, by bound.", "limit")
-        for limit in Limit:
+        for limit in RenderLimit:
             self.template_limits.labels(limit.value)
         self.beats = self._counter("beats_total", "Status beats.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
@@ -90,7 +90,7 @@ class Telemetry:
     def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"ryzanstein_worker_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-    def on_template_limit(self, limit: Limit) -> None:
+    def on_template_limit(self, limit: RenderLimit) -> None:
         self.template_limits.labels(limit.value).inc()
 
     def set_state(self, state: NodeState) -> None:

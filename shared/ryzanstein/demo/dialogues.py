@@ -17,7 +17,7 @@ MAX_COUNT = 200
 
 
 @dataclass(frozen=True)
-class Turn:
+class DialogueTurn:
     """What the user says, the one right answer, and the kind of turn it is counted under."""
 
     kind: str
@@ -29,7 +29,7 @@ class Turn:
 class Dialogue:
     """A conversation and, sometimes, the system message before it."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[DialogueTurn, ...]
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
@@ -74,13 +74,13 @@ class _Speaker:
         self._mix = mix
         self._facts: dict[Slot, str] = {}
 
-    def turn(self) -> Turn:
+    def turn(self) -> DialogueTurn:
         mix = self._mix
-        kinds: list[Callable[[], Turn]] = [self._tell, self._ask, self._repeat, self._count, self._talk]
+        kinds: list[Callable[[], DialogueTurn]] = [self._tell, self._ask, self._repeat, self._count, self._talk]
         weights = (mix.tell, mix.ask, mix.repeat, mix.count, mix.talk)
         return self._rng.choices(kinds, weights)[0]()
 
-    def _tell(self) -> Turn:
+    def _tell(self) -> DialogueTurn:
         casual = self._casual()
         slots = self._pick_slots(list(SLOTS))
         again = any(slot in self._facts for slot in slots)
@@ -94,21 +94,21 @@ class _Speaker:
         user = _join(said)
         if again and self._rng.random() < 0.6:
             user = self._rng.choice(phrases.UPDATES) + _lower_first(user)
-        return Turn("tell", self._typed(user, casual), " ".join(noted))
+        return DialogueTurn("tell", self._typed(user, casual), " ".join(noted))
 
-    def _ask(self) -> Turn:
+    def _ask(self) -> DialogueTurn:
         if not self._facts and self._rng.random() < 0.5:
             return self._tell()
-        told = [slot for slot in SLOTS if slot in self._facts]
-        untold = [slot for slot in SLOTS if slot not in self._facts]
-        pool = told if told and (not untold or self._rng.random() < 0.65) else untold
+        stated = [slot for slot in SLOTS if slot in self._facts]
+        unstated = [slot for slot in SLOTS if slot not in self._facts]
+        pool = stated if stated and (not unstated or self._rng.random() < 0.65) else unstated
         slots = self._pick_slots(pool)
         if len(slots) == 2 and self._rng.random() < 0.3:
             slots[1] = self._rng.choice([slot for slot in SLOTS if slot is not slots[0]])
         answers = [self._answer(slot) for slot in slots]
         user = _join([self._rng.choice(slot.asks) for slot in slots])
         kind = self._ask_kind(slots)
-        return Turn(kind, self._typed(user, self._casual()), " ".join(answers))
+        return DialogueTurn(kind, self._typed(user, self._casual()), " ".join(answers))
 
     def _ask_kind(self, slots: list[Slot]) -> str:
         if len(slots) > 1:
@@ -117,19 +117,19 @@ class _Speaker:
 
     def _answer(self, slot: Slot) -> str:
         known = self._known(slot)
-        return slot.not_told if known is None else known.answer.format(self._facts[known])
+        return slot.unknown if known is None else known.answer.format(self._facts[known])
 
     def _known(self, slot: Slot) -> Slot | None:
         """The told fact that answers a question for this one: any animal is a pet."""
         if slot is ANIMALS[0]:
-            return next((told for told in reversed(self._facts) if told in ANIMALS), None)
+            return next((stated for stated in reversed(self._facts) if stated in ANIMALS), None)
         return slot if slot in self._facts else None
 
-    def _repeat(self) -> Turn:
+    def _repeat(self) -> DialogueTurn:
         text = self._words.text(self._rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8)))
-        return Turn("repeat", self._rng.choice(phrases.REPEATS).format(text), text)
+        return DialogueTurn("repeat", self._rng.choice(phrases.REPEATS).format(text), text)
 
-    def _count(self) -> Turn:
+    def _count(self) -> DialogueTurn:
         length = self._count_length()
         first = 1 if self._rng.random() < 0.4 else self._rng.randint(0, MAX_COUNT - length)
         last = first + length - 1
@@ -137,21 +137,21 @@ class _Speaker:
             user = self._rng.choice(phrases.COUNTS_FROM_ONE).format(last)
         else:
             user = self._rng.choice(phrases.COUNTS).format(first, last)
-        return Turn("count", self._typed(user, self._casual()), " ".join(map(str, range(first, last + 1))))
+        return DialogueTurn("count", self._typed(user, self._casual()), " ".join(map(str, range(first, last + 1))))
 
     def _count_length(self) -> int:
         if self._rng.random() >= self._mix.long_counts:
             return self._rng.randint(2, 15)
         return self._rng.choice((20, 30, 40, 50, 60, 80, 100)) if self._rng.random() < 0.2 else self._rng.randint(16, 100)
 
-    def _talk(self) -> Turn:
+    def _talk(self) -> DialogueTurn:
         if self._rng.random() < 0.35:
             user = self._rng.choice(phrases.OFF_TOPIC).format(self._words.invented(), self._words.number())
             answer = phrases.OFF_TOPIC_ANSWER
         else:
             said, answer = self._rng.choice(phrases.TALK)
             user = self._rng.choice(said)
-        return Turn("talk", self._typed(user, self._casual()), answer)
+        return DialogueTurn("talk", self._typed(user, self._casual()), answer)
 
     def _value(self, slot: Slot, casual: bool) -> str:
         if slot is NUMBER:

@@ -24,7 +24,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Rows of equal padded length. Shapes: R rows, T tokens."""
 
     ids_RT: Tensor
@@ -52,7 +52,7 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
     return Encoded(ids, answers)
 
 
-def batches(rows: list[Encoded], tokenizer: Tokenizer, max_tokens: int) -> Iterator[Batch]:
+def batches(rows: list[Encoded], tokenizer: Tokenizer, max_tokens: int) -> Iterator[TrainingBatch]:
     """The rows, shortest first, in batches of at most `max_tokens` tokens with their padding."""
     pad = token_id(tokenizer, PAD)
     group: list[Encoded] = []
@@ -71,7 +71,7 @@ def _message(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
     return ids
 
 
-def _batch(rows: list[Encoded], pad: int) -> Batch:
+def _batch(rows: list[Encoded], pad: int) -> TrainingBatch:
     num_tokens = max(len(row.ids) for row in rows)
     ids_RT = torch.full((len(rows), num_tokens), pad)
     weights_RT = torch.zeros(len(rows), num_tokens)
@@ -80,4 +80,4 @@ def _batch(rows: list[Encoded], pad: int) -> Batch:
         for start, stop in row.answers:
             # By the root of its length: else a count of a hundred outweighs ten recalled names.
             weights_RT[index, start:stop] = (stop - start) ** -0.5
-    return Batch(ids_RT, weights_RT)
+    return TrainingBatch(ids_RT, weights_RT)

@@ -29,7 +29,7 @@ LONG = Mix(max_turns=20, repeat=0.1, count=0.12, long_counts=0.5)
 
 
 @dataclass
-class Report:
+class EvaluationReport:
     """Right and asked answers per kind, and the summed loss of all answer tokens."""
 
     right: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -62,9 +62,9 @@ def held_out(num_dialogues: int = NUM_DIALOGUES, mix: Mix | None = None, first: 
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> Report:
+def evaluate(model: nn.Module, tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> EvaluationReport:
     """Judge every answer of every dialogue."""
-    report = Report()
+    report = EvaluationReport()
     for one in dialogues:
         encoded = encode(tokenizer, one)
         ids_T = torch.tensor(encoded.ids)
@@ -73,7 +73,7 @@ def evaluate(model: nn.Module, tokenizer: Tokenizer, dialogues: Sequence[Dialogu
     return report
 
 
-def _judge(report: Report, tokenizer: Tokenizer, one: Dialogue, encoded: Encoded, logits_TV: Tensor) -> None:
+def _judge(report: EvaluationReport, tokenizer: Tokenizer, one: Dialogue, encoded: Encoded, logits_TV: Tensor) -> None:
     for turn, (start, stop) in zip(one.turns, encoded.answers, strict=True):
         gold_A = torch.tensor(encoded.ids[start:stop])
         logits_AV = logits_TV[start - 1 : stop - 1]
@@ -87,14 +87,14 @@ def _judge(report: Report, tokenizer: Tokenizer, one: Dialogue, encoded: Encoded
             report.wrong.append((turn.user, turn.assistant, tokenizer.decode(best_A.tolist())))
 
 
-def as_table(report: Report) -> str:
+def as_table(report: EvaluationReport) -> str:
     """The report as a Markdown table."""
     lines = ["| kind | right | of | share |", "|---|---:|---:|---:|"]
     lines += [f"| {kind} | {right} | {asked} | {share:.1%} |" for kind, right, asked, share in report.rows()]
     return "\n".join([*lines, "", f"Perplexity of the answers: {report.perplexity:.4f} per token ({report.num_tokens} tokens)"])
 
 
-def as_json(report: Report) -> str:
+def as_json(report: EvaluationReport) -> str:
     """The report for machines."""
     kinds = {kind: {"right": right, "asked": asked} for kind, right, asked, _ in report.rows()}
     return json.dumps({"kinds": kinds, "perplexity": report.perplexity, "num_tokens": report.num_tokens})

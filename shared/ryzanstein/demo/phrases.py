@@ -17,7 +17,7 @@ class Slot:
     asks: tuple[str, ...]
     noted: str
     answer: str
-    not_told: str
+    unknown: str
     ordinary: tuple[str, ...] = ()
     """Ordinary values; none means the value is a number."""
     proper: bool = True
@@ -37,7 +37,7 @@ NAME = Slot(
     ),
     noted="Nice to meet you, {}.",
     answer="Your name is {}.",
-    not_told="You have not told me your name.",
+    unknown="You have not told me your name.",
     ordinary=tuple(NAMES),
 )  # fmt: skip
 CITY = Slot(
@@ -53,7 +53,7 @@ CITY = Slot(
     ),
     noted="Noted: you live in {}.",
     answer="You live in {}.",
-    not_told="You have not told me where you live.",
+    unknown="You have not told me where you live.",
     ordinary=tuple(CITIES),
 )  # fmt: skip
 FRIEND = Slot(
@@ -70,7 +70,7 @@ FRIEND = Slot(
     ),
     noted="Noted: your friend is {}.",
     answer="Your friend is {}.",
-    not_told="You have not told me who your friend is.",
+    unknown="You have not told me who your friend is.",
     ordinary=tuple(NAMES),
 )  # fmt: skip
 NUMBER = Slot(
@@ -86,7 +86,7 @@ NUMBER = Slot(
     ),
     noted="Noted: your number is {}.",
     answer="Your number is {}.",
-    not_told="You have not told me your number.",
+    unknown="You have not told me your number.",
     proper=False,
 )  # fmt: skip
 COLOUR = Slot(
@@ -103,7 +103,7 @@ COLOUR = Slot(
     ),
     noted="Noted: your favourite colour is {}.",
     answer="Your favourite colour is {}.",
-    not_told="You have not told me your favourite colour.",
+    unknown="You have not told me your favourite colour.",
     ordinary=tuple(COLOURS),
     proper=False,
 )  # fmt: skip
@@ -116,7 +116,7 @@ FOOD = Slot(
     ),
     noted="Noted: your favourite food is {}.",
     answer="Your favourite food is {}.",
-    not_told="You have not told me your favourite food.",
+    unknown="You have not told me your favourite food.",
     ordinary=tuple(FOODS),
     proper=False,
 )  # fmt: skip
@@ -136,7 +136,7 @@ def _animal(species: str) -> Slot:
         ),
         noted=f"Noted: your {species} is called {{}}.",
         answer=f"Your {species} is called {{}}.",
-        not_told=f"You have not told me the name of your {species}.",
+        unknown=f"You have not told me the name of your {species}.",
         ordinary=tuple(PETS),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.demo.attention import use_training_attention
 from ryzanstein.demo.dialogues import Mix, dialogue
-from ryzanstein.demo.encoding import Batch, batches, encode, token_id
+from ryzanstein.demo.encoding import TrainingBatch, batches, encode, token_id
 from ryzanstein.demo.evaluate import LONG, as_table, evaluate, held_out
 from ryzanstein.demo.tokenizer import END, MAX_POSITIONS, PAD, VOCAB_SIZE, build_tokenizer, save_tokenizer
 from ryzanstein.demo.words import Split
@@ -91,7 +91,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
             path.replace(out / path.name)
 
 
-def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[Batch]]:
+def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[TrainingBatch]]:
     """Endless lists of batches in random order, the same in every process.
 
     A run that starts from a trained model draws more copying: long words are what is learned last.
@@ -116,7 +116,7 @@ def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[Batch]]:
         step += len(pool)
 
 
-def loss_of(model: nn.Module, batch: Batch, rank: int, world_size: int) -> Tensor:
+def loss_of(model: nn.Module, batch: TrainingBatch, rank: int, world_size: int) -> Tensor:
     """This process's part of the weighted loss of a batch; the parts add up to the whole."""
     ids_RT, weights_RT = batch.ids_RT[rank::world_size], batch.weights_RT[rank::world_size]
     with torch.autocast("cpu", torch.bfloat16):

@@ -19,7 +19,7 @@ from structlog.contextvars import bound_contextvars
 from ryzanstein import errors
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
-from ryzanstein.rpc.reading import ReadableRequests, Reading, readable
+from ryzanstein.rpc.reading import ReadableRequests, RequestReading, readable
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler: reads its requests, binds the request id, maps exceptions to statuses, logs each call once at its
     end; those of probes and tools are not logged."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: RequestReading) -> None:
         self._reading = reading
 
     async def intercept_service(

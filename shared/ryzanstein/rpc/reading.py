@@ -1,7 +1,7 @@
 """From bytes to a request, without an exception: grpc.aio answers one that escapes a deserializer with UNKNOWN and a traceback.
 
-What cannot be read becomes an `Unreadable` in the request's place. The interceptor turns it into the call's status, before the
-servicer sees it; in the middle of a stream of requests the servicer's reader raises it.
+What cannot be read becomes an `UnreadableRequest` in the request's place. The interceptor turns it into the call's status,
+before the servicer sees it; in the middle of a stream of requests the servicer's reader raises it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Deserializer = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableRequest:
     """In place of a request: why it is none."""
 
     error: RyzansteinError
@@ -39,7 +39,7 @@ def malformed_requests(service: str, registry: CollectorRegistry) -> Counter:
     )
 
 
-class Reading:
+class RequestReading:
     """How the requests of one server are read: at most `max_records` records each (see `records`), counted in `malformed`."""
 
     def __init__(self, max_records: int = MAX_RECORDS, malformed: Counter | None = None) -> None:
@@ -57,7 +57,7 @@ class Reading:
                 return _read(data, deserialize, descriptor, self._max_records)
             except RyzansteinError as error:
                 self._count(method)
-                return Unreadable(error)
+                return UnreadableRequest(error)
 
         return read
 
@@ -81,7 +81,7 @@ def _read(data: bytes, deserialize: Deserializer, descriptor: Descriptor, max_re
 
 def readable(request: Any) -> Any:
     """The request itself. Raises the error of one that could not be read."""
-    if isinstance(request, Unreadable):
+    if isinstance(request, UnreadableRequest):
         raise request.error
     return request
 

@@ -38,29 +38,29 @@ class TooManyRecordsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RecordShape:
     """What the length-delimited fields of a message type contain, by their tag on the wire: messages, or packed numbers. Those
     that are missing are text, or unknown, and are one record each."""
 
-    nested: dict[int, Shape]
+    nested: dict[int, RecordShape]
     names: dict[int, str]
 
 
-_PACKED: Final = Shape({}, {})
+_PACKED: Final = RecordShape({}, {})
 
 
 @cache
-def shape_of(descriptor: Descriptor) -> Shape:
+def shape_of(descriptor: Descriptor) -> RecordShape:
     """Of a type that does not contain itself."""
     nested = {
         field.number << 3 | _DELIMITED: _PACKED if field.message_type is None else shape_of(field.message_type)
         for field in descriptor.fields
         if field.type not in _TEXTS
     }
-    return Shape(nested, {field.number: field.name for field in descriptor.fields})
+    return RecordShape(nested, {field.number: field.name for field in descriptor.fields})
 
 
-def check_records(data: bytes, shape: Shape, bound: int = MAX_RECORDS) -> None:
+def check_records(data: bytes, shape: RecordShape, bound: int = MAX_RECORDS) -> None:
     """TooManyRecordsError, MalformedError. Small messages are not looked at: they have no room for so many."""
     if len(data) <= _LEAST_RECORD_BYTES * bound:
         return
@@ -72,12 +72,12 @@ def check_records(data: bytes, shape: Shape, bound: int = MAX_RECORDS) -> None:
         raise TooManyRecordsError(bound, shape.names.get(tag >> 3, ""))
 
 
-def _scan(data: bytes, shape: Shape, left: int) -> int:
+def _scan(data: bytes, shape: RecordShape, left: int) -> int:
     """0, or the tag of the outermost field in which more than `left` records were found. One flat loop, because each of its
     turns is paid for by whoever waits. IndexError, MalformedError."""
     position, end, tag = 0, len(data), 0
     nested = shape.nested
-    outer: list[tuple[int, dict[int, Shape], int]] = []
+    outer: list[tuple[int, dict[int, RecordShape], int]] = []
     while left > 0:
         left -= 1
         while position >= end:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ryzanstein.rpc.interceptors import ErrorInterceptor
-from ryzanstein.rpc.reading import Reading
+from ryzanstein.rpc.reading import RequestReading
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
@@ -58,10 +58,11 @@ class RpcServer:
         *,
         clients_ping_s: float = CLIENTS_PING_S,
         max_request_bytes: int = MAX_MESSAGE_BYTES,
-        reading: Reading | None = None,
+        reading: RequestReading | None = None,
     ) -> None:
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(reading or Reading())], options=server_options(clients_ping_s, max_request_bytes)
+            interceptors=[ErrorInterceptor(reading or RequestReading())],
+            options=server_options(clients_ping_s, max_request_bytes),
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ryzanstein.lab.chaos.network import Network, NetworkImpossibleError
+from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[HostNetwork]:
     """Skipped, with the reason, where network namespaces are impossible; in CI that is a failure."""
     try:
-        with Network() as opened:
+        with HostNetwork() as opened:
             yield opened
     except NetworkImpossibleError as impossible:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no network namespaces: {impossible}")

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.lab.chaos.budget import Quantiles, Row, summed
+from ryzanstein.lab.chaos.budget import BudgetRow, Quantiles, summed
 from ryzanstein.lab.chaos.catalog import chosen
-from ryzanstein.lab.chaos.document import Campaign, document
+from ryzanstein.lab.chaos.document import CampaignFacts, document
 from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.observation import Observation
 from ryzanstein.lab.chaos.report import page
@@ -22,7 +22,7 @@ def fault(name: str) -> Fault:
     return found
 
 
-def row(name: str, **changes: object) -> Row:
+def row(name: str, **changes: object) -> BudgetRow:
     """Thirty runs, the last of them otherwise."""
     last = replace(GOOD, **changes)  # type: ignore[arg-type]
     return summed(fault(name), [*[GOOD] * 29, last])
@@ -68,7 +68,7 @@ def test_where_no_node_is_left_a_request_may_fail() -> None:
 
 
 def test_the_document_has_what_scripts_rely_on() -> None:
-    made = Campaign("command", "seed", 30, 6, 60.0, {"tcp_reset": "no namespaces"})
+    made = CampaignFacts("command", "seed", 30, 6, 60.0, {"tcp_reset": "no namespaces"})
     text = document([row("sigkill_agent", lost=1)], made)
     (entry,) = text["faults"]
     assert entry["fault"] == "sigkill_agent"
@@ -80,7 +80,7 @@ def test_the_document_has_what_scripts_rely_on() -> None:
 
 
 def test_the_page_shows_figures_misses_and_what_was_not_run() -> None:
-    made = Campaign(".venv/bin/ryzanstein bench failover --runs 30", "seed", 30, 6, 60.0, {"tcp_reset": "no namespaces"})
+    made = CampaignFacts(".venv/bin/ryzanstein bench failover --runs 30", "seed", 30, 6, 60.0, {"tcp_reset": "no namespaces"})
     rows = [
         row("sigkill_agent", lost=7, failures=("greedy: 7 gone",)),
         row("sigkill_rank_0", startup_s={"import": 1.5}),

@@ -6,7 +6,7 @@ import pytest
 
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, by_layout, chosen
 from ryzanstein.lab.chaos.fault import Fault, Resume, Scope
-from ryzanstein.lab.chaos.layouts import Layout
+from ryzanstein.lab.chaos.layouts import ClusterLayout
 from ryzanstein.lab.chaos.questions import LONG_QUESTIONS
 from ryzanstein.lab.chaos.series import GAP_S, LATE_S
 from ryzanstein.router.config import RouterSettings
@@ -56,7 +56,7 @@ def test_an_answer_that_is_struck_late_may_not_fail_though_no_node_is_left(fault
 
 
 @pytest.mark.parametrize("layout", {fault.layout for fault in LATE}, ids=lambda layout: layout.name)
-def test_long_answers_outlast_the_strikes_and_strikes_the_patience_of_a_router(layout: Layout) -> None:
+def test_long_answers_outlast_the_strikes_and_strikes_the_patience_of_a_router(layout: ClusterLayout) -> None:
     struck = [fault for fault in LATE if fault.layout == layout]
     answer_s = min(question.sampling["max_tokens"] for question in LONG_QUESTIONS) * layout.step_s
     patience_s = RouterSettings.model_fields["failover_wait_s"].default

@@ -11,9 +11,9 @@ import pytest
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.chaos import client as clients
-from ryzanstein.lab.chaos.client import Client
+from ryzanstein.lab.chaos.client import LoadClient
 from ryzanstein.lab.chaos.questions import QUESTIONS
-from ryzanstein.lab.chaos.reading import Piece, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 from ryzanstein.lab.chaos.transport import Request
 
 REQUEST = Request(QUESTIONS[0], 0, "", "user")
@@ -28,7 +28,7 @@ class Script:
         self.routers: list[int] = []
         self.began = 0
 
-    async def follow(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+    async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
         tokens, failure = self._calls.pop(0)
         self.routers.append(reading.router)
         self.began += not reading.generation_id
@@ -45,9 +45,9 @@ class Script:
         return
 
 
-async def read(script: Script, num_routers: int = 1) -> Reading:
-    reading = Reading("greedy")
-    await Client(script, num_routers, random.Random(0)).read(REQUEST, reading, lambda: None)
+async def read(script: Script, num_routers: int = 1) -> AnswerReading:
+    reading = AnswerReading("greedy")
+    await LoadClient(script, num_routers, random.Random(0)).read(REQUEST, reading, lambda: None)
     return reading
 
 
@@ -82,7 +82,7 @@ async def test_an_error_of_its_own_is_final(failure: RyzansteinError) -> None:
     assert reading.failure.startswith(failure.code.name)
 
 
-async def test_a_generation_that_ended_for_want_of_nodes_is_resumed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_generation_that_ended_for_want_of_nodes_is_resumed_as_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -111,7 +111,7 @@ async def test_it_does_not_try_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_a_stream_that_ends_without_its_end_is_broken() -> None:
     class Silent(Script):
-        async def follow(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+        async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
             if self.routers:
                 await super().follow(request, reading, progress)
             self.routers.append(0)
@@ -122,15 +122,15 @@ async def test_a_stream_that_ends_without_its_end_is_broken() -> None:
     assert reading.complete
 
 
-async def test_who_goes_away_is_told_so_and_comes_back() -> None:
+async def test_who_goes_away_learns_it_and_comes_back() -> None:
     class Leaving(Script):
         async def leave(self) -> None:
             self.left = True
 
     script = Leaving((2, BROKEN), (1, None))
-    client = Client(script, 1, random.Random(0))
+    client = LoadClient(script, 1, random.Random(0))
     await client.go_away(0.05)
-    reading = Reading("greedy")
+    reading = AnswerReading("greedy")
     began = asyncio.get_running_loop().time()
     await client.read(REQUEST, reading, lambda: None)
     assert asyncio.get_running_loop().time() - began >= 0.05

@@ -13,7 +13,7 @@ from ryzanstein.lab.chaos import evidence
 from ryzanstein.lab.chaos.catalog import chosen
 from ryzanstein.lab.chaos.evidence import Moment
 from ryzanstein.lab.chaos.logs import LogLine, LogReader, parse
-from ryzanstein.lab.chaos.reading import Arrival, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, TokenArrival
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, moved
 
 
@@ -21,11 +21,11 @@ def line(at: float, service: str, event: str, **fields: Any) -> LogLine:
     return LogLine(at, service, str(fields.pop("level", "info")), event, fields)
 
 
-def reading(*arrivals: Arrival, broken_at: tuple[float, ...] = ()) -> Reading:
-    return Reading("greedy", arrivals=list(arrivals), broken_at=list(broken_at))
+def reading(*arrivals: TokenArrival, broken_at: tuple[float, ...] = ()) -> AnswerReading:
+    return AnswerReading("greedy", arrivals=list(arrivals), broken_at=list(broken_at))
 
 
-def moment(*readings: Reading, victims: frozenset[str] = frozenset({"node-1"}), calls: int = 1) -> Moment:
+def moment(*readings: AnswerReading, victims: frozenset[str] = frozenset({"node-1"}), calls: int = 1) -> Moment:
     return Moment(100.0, 50.0, dict.fromkeys(readings, calls), victims)
 
 
@@ -51,16 +51,16 @@ def test_where_the_router_dies_the_client_detects_it() -> None:
 
 def test_the_first_new_token_is_one_of_another_node_and_the_slowest_stream_counts() -> None:
     (fault,) = chosen(["sigkill_agent"])
-    late_old = Arrival(50.1, "node-1", 1)
-    slow = reading(late_old, Arrival(50.9, "node-2", 1), Arrival(51.5, "node-2", 1))
-    fast = reading(Arrival(49.0, "node-2", 1), Arrival(50.3, "node-0", 1))
+    late_old = TokenArrival(50.1, "node-1", 1)
+    slow = reading(late_old, TokenArrival(50.9, "node-2", 1), TokenArrival(51.5, "node-2", 1))
+    fast = reading(TokenArrival(49.0, "node-2", 1), TokenArrival(50.3, "node-0", 1))
     assert evidence.first_token(fault, moment(slow, fast)) == pytest.approx(0.9)
     assert evidence.first_token(fault, moment(reading(late_old))) is None
 
 
 def test_a_token_that_was_on_its_way_is_no_new_one() -> None:
     (fault,) = chosen(["late_rank_of_each_node"])
-    struck = reading(Arrival(50.0 + fault.in_flight_s / 2, "node-1", 1), Arrival(52.0, "node-1", 1))
+    struck = reading(TokenArrival(50.0 + fault.in_flight_s / 2, "node-1", 1), TokenArrival(52.0, "node-1", 1))
     assert evidence.first_token(fault, moment(struck)) == pytest.approx(2.0)
 
 
@@ -75,7 +75,7 @@ def test_what_an_idle_hour_must_not_lead_to_is_counted() -> None:
 
 def test_after_a_rejoin_it_is_one_on_another_call() -> None:
     (fault,) = chosen(["client_gone_and_back"])
-    joined = reading(Arrival(50.1, "node-1", 1), Arrival(50.6, "node-1", 2))
+    joined = reading(TokenArrival(50.1, "node-1", 1), TokenArrival(50.6, "node-1", 2))
     assert evidence.first_token(fault, moment(joined)) == pytest.approx(0.6)
 
 
@@ -145,7 +145,7 @@ def test_what_is_not_one_of_our_lines_is_none(text: str) -> None:
     assert parse("router-0", text) is None
 
 
-def test_counters_that_grew_are_told_without_the_node() -> None:
+def test_counters_that_grew_are_reported_without_the_node() -> None:
     before = {"router-0": {'ryzanstein_router_link_losses_total{cause="silence",node_id="node-0"}': 1.0}}
     after = {
         "router-0": {

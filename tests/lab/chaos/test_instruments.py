@@ -19,7 +19,7 @@ from ryzanstein.lab.chaos.child import Child
 from ryzanstein.lab.chaos.clocks import Clocks
 from ryzanstein.lab.chaos.fast_clock import FastClock
 from ryzanstein.lab.chaos.network import NetworkImpossibleError
-from ryzanstein.lab.chaos.pace import Pace
+from ryzanstein.lab.chaos.pace import FastPace
 from ryzanstein.lab.chaos.preloaded import INJECTION_DIR
 from ryzanstein.lab.chaos.redis_server import RedisServer
 from ryzanstein.lab.chaos.signals import family, stopped
@@ -136,7 +136,7 @@ if os.fork() == 0:
 
 
 def test_a_rank_that_is_forked_keeps_pace(tmp_path: Path) -> None:
-    pace = Pace(tmp_path / "pace")
+    pace = FastPace(tmp_path / "pace")
     environment = {**os.environ, **pace.environment(), "PYTHONPATH": str(INJECTION_DIR)}
     command = (sys.executable, "-c", _RANK, "ryzanstein.worker.ranks.rank")
 
@@ -180,7 +180,7 @@ async def test_stopped_processes_go_on_afterwards(spinner: Child) -> None:
         spinner.kill()
 
 
-def test_a_killed_redis_comes_back_with_what_it_was_told(tmp_path: Path, part: Callable[[str], str]) -> None:
+def test_a_killed_redis_comes_back_with_what_it_was_announced(tmp_path: Path, part: Callable[[str], str]) -> None:
     part("redis-server")
     import redis
 
@@ -190,8 +190,8 @@ def test_a_killed_redis_comes_back_with_what_it_was_told(tmp_path: Path, part: C
     server = RedisServer(LOCAL, tmp_path, port)
     server.start()
     try:
-        with redis.Redis.from_url(server.url) as told:
-            told.set("key", "value")
+        with redis.Redis.from_url(server.url) as client:
+            client.set("key", "value")
         server.kill()
         assert not server.running
         server.start()

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from ryzanstein.lab.chaos.judge import judge
-from ryzanstein.lab.chaos.reading import Piece, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 
 TOKENS = [11, 12, 13, 14]
 
 
-def answer(tokens: list[int] = TOKENS, text: str = "abcd", reason: str = "stop", shift: float = 0.0) -> Reading:
-    reading = Reading("greedy", generation_id="g")
+def answer(tokens: list[int] = TOKENS, text: str = "abcd", reason: str = "stop", shift: float = 0.0) -> AnswerReading:
+    reading = AnswerReading("greedy", generation_id="g")
     for index, token in enumerate(tokens):
         reading.take(Piece(0, index, [token], text[index : index + 1], [-0.5 - index + shift], "node-0"))
     reading.finished(0, reason)
@@ -53,13 +53,13 @@ def test_a_repeated_token_is_seen() -> None:
     assert (verdict.lost, verdict.repeated, verdict.flawless) == (0, 1, False)
 
 
-def _another_usage() -> Reading:
+def _another_usage() -> AnswerReading:
     seen = answer()
     seen.completion_tokens += 1
     return seen
 
 
-def _a_missing_choice() -> Reading:
+def _a_missing_choice() -> AnswerReading:
     seen = answer()
     seen.choices[1] = seen.choices.pop(0)
     return seen
@@ -77,19 +77,19 @@ def _a_missing_choice() -> Reading:
         (_a_missing_choice, "finished by nothing"),
     ],
 )
-def test_a_changed_answer_is_seen(seen: Callable[[], Reading], says: str) -> None:
+def test_a_changed_answer_is_seen(seen: Callable[[], AnswerReading], says: str) -> None:
     verdict = judge(UNDISTURBED, seen())
     assert not verdict.flawless
     assert any(says in what for what in verdict.differences), verdict
 
 
 def test_of_a_failed_answer_what_came_is_judged_and_the_rest_is_a_failure() -> None:
-    part = Reading("greedy", generation_id="g")
+    part = AnswerReading("greedy", generation_id="g")
     part.take(Piece(0, 0, TOKENS[:2], "ab", [-0.5, -1.5]))
     part.failure = "UNAVAILABLE"
     verdict = judge(UNDISTURBED, part)
     assert (verdict.failed, verdict.lost, verdict.differences) == (True, 0, ())
-    wrong = Reading("greedy", generation_id="g")
+    wrong = AnswerReading("greedy", generation_id="g")
     wrong.take(Piece(0, 0, [11, 99], "ab", [-0.5, -1.5]))
     assert judge(UNDISTURBED, wrong).differences
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.chaos.catalog import CATALOG, by_layout
-from ryzanstein.lab.chaos.network import Network
+from ryzanstein.lab.chaos.network import HostNetwork
 
 pytestmark = pytest.mark.cluster
 
@@ -43,7 +43,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("group", GROUPS)
-def test_no_fault_costs_a_token(group: str, network: Network, part: Callable[[str], str], tmp_path: Path) -> None:
+def test_no_fault_costs_a_token(group: str, network: HostNetwork, part: Callable[[str], str], tmp_path: Path) -> None:
     for name in NEEDS:
         part(name)
     result, page = tmp_path / "failover.json", tmp_path / "budget.md"
@@ -64,7 +64,7 @@ def test_no_fault_costs_a_token(group: str, network: Network, part: Callable[[st
         assert f"| `{entry['fault']}` |" in page.read_text()
 
 
-def test_interrupted_it_leaves_nothing(network: Network, part: Callable[[str], str], tmp_path: Path) -> None:
+def test_interrupted_it_leaves_nothing(network: HostNetwork, part: Callable[[str], str], tmp_path: Path) -> None:
     command = failover("--runs", "9", "--only", "sigkill_agent", "--json", str(tmp_path / "x.json"))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -7,7 +7,7 @@ from collections import Counter
 
 from ryzanstein.lab.chaos.load import next_question
 from ryzanstein.lab.chaos.questions import QUESTIONS
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 
 ASKED = [question for question in QUESTIONS if not question.http]
 
@@ -20,10 +20,10 @@ def test_without_an_aim_all_kinds_are_asked() -> None:
 
 def test_what_is_aimed_at_is_asked_by_one_and_the_rest_of_the_schedule_stays() -> None:
     aimed, free = random.Random(1), random.Random(1)
-    assert next_question(ASKED, aimed, "n3", [Reading("stop")]).kind == "n3"
+    assert next_question(ASKED, aimed, "n3", [AnswerReading("stop")]).kind == "n3"
     next_question(ASKED, free, "", [])
     for _ in range(20):
-        assert next_question(ASKED, aimed, "n3", [Reading("n3")]) == next_question(ASKED, free, "", [])
+        assert next_question(ASKED, aimed, "n3", [AnswerReading("n3")]) == next_question(ASKED, free, "", [])
 
 
 def test_a_client_does_not_ask_what_its_protocol_lacks() -> None:

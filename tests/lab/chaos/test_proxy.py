@@ -12,7 +12,7 @@ import pytest
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.lab.chaos.child import Child
-from ryzanstein.lab.chaos.proxy import Proxy, Weather
+from ryzanstein.lab.chaos.proxy import LineWeather, ProxyProcess
 
 DELAY_S = 0.15
 
@@ -35,13 +35,13 @@ async def echo() -> AsyncIterator[int]:
 
 
 @pytest.fixture
-async def weather() -> Weather:
-    return Weather()
+async def weather() -> LineWeather:
+    return LineWeather()
 
 
 @pytest.fixture
-async def port(echo: int, weather: Weather) -> AsyncIterator[int]:
-    server = await Proxy(("127.0.0.1", echo), weather).serve("127.0.0.1", 0)
+async def port(echo: int, weather: LineWeather) -> AsyncIterator[int]:
+    server = await ProxyProcess(("127.0.0.1", echo), weather).serve("127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -53,7 +53,7 @@ async def round_trip_s(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     return time.monotonic() - began
 
 
-async def test_it_delays_each_way_and_keeps_the_order(port: int, weather: Weather) -> None:
+async def test_it_delays_each_way_and_keeps_the_order(port: int, weather: LineWeather) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     await round_trip_s(reader, writer)
     weather.obey(f"delay {DELAY_S}")
@@ -64,7 +64,7 @@ async def test_it_delays_each_way_and_keeps_the_order(port: int, weather: Weathe
     writer.close()
 
 
-async def test_a_black_hole_takes_everything_and_gives_nothing(port: int, weather: Weather) -> None:
+async def test_a_black_hole_takes_everything_and_gives_nothing(port: int, weather: LineWeather) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     await round_trip_s(reader, writer)
     weather.obey("blackhole")
@@ -89,7 +89,7 @@ async def test_an_end_on_one_side_ends_the_other(port: int) -> None:
 
 async def test_nobody_behind_it_is_a_broken_connection() -> None:
     (nobody,) = free_ports(1)
-    async with await Proxy(("127.0.0.1", nobody), Weather()).serve("127.0.0.1", 0) as server:
+    async with await ProxyProcess(("127.0.0.1", nobody), LineWeather()).serve("127.0.0.1", 0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
         async with asyncio.timeout(5):
             assert await reader.read(1) == b""
@@ -99,7 +99,7 @@ async def test_nobody_behind_it_is_a_broken_connection() -> None:
 @pytest.mark.parametrize("command", ["", "delay", "delay -1", "delay x", "explode"])
 def test_an_unknown_command_is_refused(command: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        Weather().obey(command)
+        LineWeather().obey(command)
 
 
 async def test_as_a_process_it_obeys_its_standard_input(echo: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ryzanstein.lab.chaos.reading import Piece, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 
 
 def test_indices_in_order_are_neither_lost_nor_repeated() -> None:
-    reading = Reading("greedy")
+    reading = AnswerReading("greedy")
     reading.take(Piece(0, 0, [1, 2], "a"))
     reading.take(Piece(0, 2, [3], "b"))
     assert (reading.num_lost, reading.num_repeated, reading.next_index) == (0, 0, {0: 3})
@@ -14,7 +14,7 @@ def test_indices_in_order_are_neither_lost_nor_repeated() -> None:
 
 
 def test_a_gap_is_lost_tokens_and_is_not_made_good_by_what_comes_after() -> None:
-    reading = Reading("greedy")
+    reading = AnswerReading("greedy")
     reading.take(Piece(0, 0, [1]))
     reading.take(Piece(0, 3, [4]))
     assert reading.num_lost == 2
@@ -23,7 +23,7 @@ def test_a_gap_is_lost_tokens_and_is_not_made_good_by_what_comes_after() -> None
 
 
 def test_what_was_there_already_is_repeated_and_not_counted_as_new() -> None:
-    reading = Reading("greedy")
+    reading = AnswerReading("greedy")
     reading.take(Piece(0, 0, [1, 2, 3], logprobs=[-1.0, -2.0, -3.0]))
     reading.take(Piece(0, 2, [3, 4], logprobs=[-3.0, -4.0]))
     assert reading.num_repeated == 1
@@ -32,7 +32,7 @@ def test_what_was_there_already_is_repeated_and_not_counted_as_new() -> None:
 
 
 def test_choices_have_indices_of_their_own() -> None:
-    reading = Reading("n3", num_choices=2)
+    reading = AnswerReading("n3", num_choices=2)
     reading.take(Piece(1, 0, [9]))
     reading.take(Piece(0, 0, [1, 2]))
     assert reading.next_index == {1: 1, 0: 2}
@@ -40,7 +40,7 @@ def test_choices_have_indices_of_their_own() -> None:
 
 
 def test_it_is_complete_when_every_choice_has_finished() -> None:
-    reading = Reading("n3", num_choices=2)
+    reading = AnswerReading("n3", num_choices=2)
     reading.finished(0, "stop")
     assert not reading.complete
     reading.finished(1, "length")
@@ -48,7 +48,7 @@ def test_it_is_complete_when_every_choice_has_finished() -> None:
 
 
 def test_finishing_again_otherwise_is_a_repetition() -> None:
-    reading = Reading("greedy")
+    reading = AnswerReading("greedy")
     reading.finished(0, "stop")
     reading.finished(0, "stop")
     assert reading.num_repeated == 0

@@ -13,12 +13,12 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.lab.chaos.client import Client
+from ryzanstein.lab.chaos.client import LoadClient
 from ryzanstein.lab.chaos.grpc_transport import GrpcTransport
 from ryzanstein.lab.chaos.http_transport import HttpTransport, next_index
 from ryzanstein.lab.chaos.judge import judge
 from ryzanstein.lab.chaos.questions import QUESTIONS
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.transport import Request, RouterAddress, Transport
 from ryzanstein.rpc.status import abort
 from ryzanstein.v1 import inference_pb2 as pb
@@ -64,9 +64,9 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
         return [*events, pb.GenerationEvent(finished=finished)]
 
 
-async def read(transport: Transport) -> Reading:
-    reading = Reading("greedy")
-    client = Client(transport, 1, random.Random(0))
+async def read(transport: Transport) -> AnswerReading:
+    reading = AnswerReading("greedy")
+    client = LoadClient(transport, 1, random.Random(0))
     try:
         await client.read(REQUEST, reading, lambda: None)
     finally:
@@ -74,7 +74,7 @@ async def read(transport: Transport) -> Reading:
     return reading
 
 
-async def read_grpc(router: ScriptedRouter) -> Reading:
+async def read_grpc(router: ScriptedRouter) -> AnswerReading:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(router, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -152,7 +152,7 @@ class HttpScript:
 STREAM = {"transfer-encoding": "chunked", "x-ryzanstein-node": "node-2"}
 
 
-async def read_http(*answers: tuple[int, dict[str, str], list[bytes]]) -> tuple[Reading, HttpScript]:
+async def read_http(*answers: tuple[int, dict[str, str], list[bytes]]) -> tuple[AnswerReading, HttpScript]:
     script = HttpScript(*answers)
     async with await asyncio.start_server(script.serve, "127.0.0.1", 0) as server:
         address = RouterAddress("", "127.0.0.1", server.sockets[0].getsockname()[1])

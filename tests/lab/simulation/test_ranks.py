@@ -19,14 +19,14 @@ from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartEn
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 
 QUICK = RankProfile(
@@ -78,7 +78,7 @@ def hastily(test):
     return run
 
 
-class Heard:
+class Client:
     """What a link was told of each generation, by handle."""
 
     def __init__(self, node):
@@ -130,7 +130,7 @@ class Heard:
 
 def made_node(ranks, **settings):
     settings = WorkerSettings(_env_file=None, **settings)
-    return Node(settings, Telemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
+    return NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
 
 
 @asynccontextmanager
@@ -138,9 +138,9 @@ async def serving(profile=QUICK, model=None, seed=1, **settings):
     """A ready node, its ranks, and a router's link to it; afterwards nothing is left."""
     ranks = SimulatedRanks(random.Random(seed), profile, model)
     settings = {"tp": 2, "watch_interval_s": 0.01, "stall_min_s": 0.15, "restart_first_s": 0.01, **settings}
-    node = Node(
+    node = NodeAgent(
         WorkerSettings(_env_file=None, **settings),
-        Telemetry(),
+        WorkerTelemetry(),
         Tracing("worker"),
         LocalRenderer(),
         new_rank_server=ranks.new_server,
@@ -148,12 +148,12 @@ async def serving(profile=QUICK, model=None, seed=1, **settings):
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)
-    heard = Heard(node)
+    client = Client(node)
     try:
-        yield node, ranks, heard
+        yield node, ranks, client
     finally:
-        heard.link.close()
-        await heard.reader
+        client.link.close()
+        await client.reader
         await node.host.unload()
         assert ranks.left == []
         assert ranks.unexpected == []
@@ -182,13 +182,13 @@ async def again(node):
 )
 @hastily
 async def test_a_node_answers_as_the_script_says(tp, sampling):
-    async with serving(tp=tp) as (_, ranks, heard):
-        await heard.submit(1, sampling)
-        tokens = await heard.ended(1)
+    async with serving(tp=tp) as (_, ranks, client):
+        await client.submit(1, sampling)
+        tokens = await client.ended(1)
         answer = expected(ranks, sampling)
         assert tokens == answer.token_ids
-        assert heard.text(1) == answer.text
-        assert heard.ends[1][0][1] == answer.reason
+        assert client.text(1) == answer.text
+        assert client.ends[1][0][1] == answer.reason
 
 
 @hastily
@@ -202,38 +202,38 @@ async def test_answers_end_by_stop_sometimes_and_by_length_sometimes():
 
 @hastily
 async def test_choices_differ_and_each_is_the_scripts():
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         sampling = replace(SEEDED, n=3)
-        await heard.submit(1, sampling)
-        await heard.until(lambda: len(heard.ends.get(1, ())) == 3)
-        answers = [heard.of(1, choice) for choice in range(3)]
+        await client.submit(1, sampling)
+        await client.until(lambda: len(client.ends.get(1, ())) == 3)
+        answers = [client.of(1, choice) for choice in range(3)]
         assert answers == [expected(ranks, sampling, choice=choice).token_ids for choice in range(3)]
         assert answers[0] != answers[1]
 
 
 @hastily
 async def test_log_probabilities_come_with_the_tokens():
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         sampling = replace(SEEDED, logprobs=3, max_tokens=5)
-        await heard.submit(1, sampling)
-        assert await heard.ended(1) == expected(ranks, sampling).token_ids
+        await client.submit(1, sampling)
+        assert await client.ended(1) == expected(ranks, sampling).token_ids
         assert all(len(token.top) == 3 and token.top[0][0] == token.token_id for token in expected(ranks, sampling).tokens)
 
 
 @hastily
 async def test_an_answer_is_continued_at_any_index():
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         whole = expected(ranks).token_ids
         for cut in (1, 15, 16, 17, 59):
-            await heard.submit(cut, generated=(ChoiceProgress(tuple(whole[:cut])),))
-            assert await heard.ended(cut) == whole[cut:]
-            assert heard.tokens[cut][0][1] == cut
+            await client.submit(cut, generated=(ChoiceProgress(tuple(whole[:cut])),))
+            assert await client.ended(cut) == whole[cut:]
+            assert client.tokens[cut][0][1] == cut
 
 
 @pytest.mark.parametrize("change", ["lost", "repeated", "other", "prompt", "seed", "parameter"])
 @hastily
 async def test_a_wrong_history_makes_a_wrong_answer(change):
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         whole = expected(ranks).token_ids
         known, prompt, sampling = list(whole[:20]), PROMPT, SEEDED
         match change:
@@ -249,33 +249,33 @@ async def test_a_wrong_history_makes_a_wrong_answer(change):
                 sampling = replace(SEEDED, seed=8)
             case "parameter":
                 sampling = replace(SEEDED, top_p=0.9)
-        await heard.submit(1, sampling, prompt, (ChoiceProgress(tuple(known)),))
-        tokens = await heard.ended(1)
+        await client.submit(1, sampling, prompt, (ChoiceProgress(tuple(known)),))
+        tokens = await client.ended(1)
         assert sum(a == b for a, b in zip(tokens, whole[len(known) :], strict=False)) < 5
 
 
 @hastily
 async def test_company_prefix_reuse_and_chunks_change_nothing():
-    async with serving(max_sequences=8, max_tokens_per_step=16, num_blocks=256) as (_, ranks, heard):
+    async with serving(max_sequences=8, max_tokens_per_step=16, num_blocks=256) as (_, ranks, client):
         prompts = [PROMPT + tuple(range(60, 60 + 5 * i)) for i in range(12)]
         for handle, prompt in enumerate(prompts, 1):
-            await heard.submit(handle, prompt=prompt)
-        await heard.submit(99, prompt=prompts[0])
+            await client.submit(handle, prompt=prompt)
+        await client.submit(99, prompt=prompts[0])
         for handle, prompt in enumerate(prompts, 1):
-            assert await heard.ended(handle) == expected(ranks, prompt=prompt).token_ids
-        await heard.submit(100, prompt=prompts[-1])
-        assert await heard.ended(100) == expected(ranks, prompt=prompts[-1]).token_ids
-        assert heard.ends[100][0][2] > 64
+            assert await client.ended(handle) == expected(ranks, prompt=prompt).token_ids
+        await client.submit(100, prompt=prompts[-1])
+        assert await client.ended(100) == expected(ranks, prompt=prompts[-1]).token_ids
+        assert client.ends[100][0][2] > 64
 
 
 @hastily
 async def test_preemption_changes_nothing():
-    async with serving(max_sequences=8, max_tokens_per_step=64, num_blocks=24) as (node, ranks, heard):
+    async with serving(max_sequences=8, max_tokens_per_step=64, num_blocks=24) as (node, ranks, client):
         sampling = replace(SEEDED, max_tokens=150)
         for handle in range(1, 7):
-            await heard.submit(handle, sampling, prompt=(handle, *PROMPT))
+            await client.submit(handle, sampling, prompt=(handle, *PROMPT))
         for handle in range(1, 7):
-            assert await heard.ended(handle) == expected(ranks, sampling, (handle, *PROMPT)).token_ids
+            assert await client.ended(handle) == expected(ranks, sampling, (handle, *PROMPT)).token_ids
         assert node.stats.preemptions > 0
 
 
@@ -298,10 +298,10 @@ def _tables(plan):
 
 @hastily
 async def test_a_corrupted_block_table_makes_a_wrong_answer():
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         ranks.tamper(_swapped)
-        await heard.submit(1)
-        tokens, answer = await heard.ended(1), expected(ranks).token_ids
+        await client.submit(1)
+        tokens, answer = await client.ended(1), expected(ranks).token_ids
         assert tokens[0] == answer[0]
         assert sum(a == b for a, b in zip(tokens, answer, strict=True)) < 6
 
@@ -309,7 +309,7 @@ async def test_a_corrupted_block_table_makes_a_wrong_answer():
 @hastily
 async def test_a_block_that_is_given_to_two_makes_a_wrong_answer():
     """As when it is freed too early: the other one's keys are in it."""
-    async with serving() as (_, ranks, heard):
+    async with serving() as (_, ranks, client):
         tables: dict[int, list[int]] = {}
 
         def share(plan: StepPlan) -> StepPlan:
@@ -320,10 +320,10 @@ async def test_a_block_that_is_given_to_two_makes_a_wrong_answer():
             return StepPlan(plan.step, plan.token_ids, plan.num_new, plan.num_context, new, plan.sampled, plan.full_logits)
 
         ranks.tamper(share)
-        await heard.submit(1)
-        await heard.until(lambda: len(heard.of(1)) > 5)
-        await heard.submit(2, prompt=(99, *PROMPT))
-        first, second = await heard.ended(1), await heard.ended(2)
+        await client.submit(1)
+        await client.until(lambda: len(client.of(1)) > 5)
+        await client.submit(2, prompt=(99, *PROMPT))
+        first, second = await client.ended(1), await client.ended(2)
         assert first != expected(ranks).token_ids
         assert second == expected(ranks, prompt=(99, *PROMPT)).token_ids
 
@@ -331,30 +331,30 @@ async def test_a_block_that_is_given_to_two_makes_a_wrong_answer():
 @pytest.mark.parametrize("rank", [0, 1])
 @hastily
 async def test_a_killed_rank_is_recovered(rank):
-    async with serving(tp=3) as (node, ranks, heard):
+    async with serving(tp=3) as (node, ranks, client):
         sampling = replace(SEEDED, max_tokens=5000)
-        await heard.submit(1, sampling)
-        await heard.until(lambda: len(heard.of(1)) > 20)
+        await client.submit(1, sampling)
+        await client.until(lambda: len(client.of(1)) > 20)
         assert ranks.kill(rank)
-        await heard.until(lambda: 1 in heard.failed)
-        assert (heard.failed[1].code, heard.failed[1].reason) == (Code.UNAVAILABLE, "RANK_LOST")
+        await client.until(lambda: 1 in client.failed)
+        assert (client.failed[1].code, client.failed[1].reason) == (Code.UNAVAILABLE, "RANK_LOST")
         assert node.host.recent_losses[-1][1].rank == rank
         await again(node)
         assert ranks.running == [0, 1, 2]
-        known = tuple(heard.of(1))
-        await heard.submit(2, sampling, generated=(ChoiceProgress(known),))
-        await heard.until(lambda: len(heard.of(2)) > 20)
-        assert [*known, *heard.of(2)][:5000] == expected(ranks, sampling).token_ids[: len(known) + len(heard.of(2))]
+        known = tuple(client.of(1))
+        await client.submit(2, sampling, generated=(ChoiceProgress(known),))
+        await client.until(lambda: len(client.of(2)) > 20)
+        assert [*known, *client.of(2)][:5000] == expected(ranks, sampling).token_ids[: len(known) + len(client.of(2))]
 
 
 @pytest.mark.parametrize(("stroke", "tp"), [("stop", 2), ("hang", 2), ("hang", 1), ("stop", 1)])
 @hastily
 async def test_a_rank_that_does_not_move_is_found_by_the_watchdog(stroke, tp):
-    async with serving(tp=tp) as (node, ranks, heard):
-        await heard.submit(1, replace(SEEDED, max_tokens=100_000))
-        await heard.until(lambda: len(heard.of(1)) > 20)
+    async with serving(tp=tp) as (node, ranks, client):
+        await client.submit(1, replace(SEEDED, max_tokens=100_000))
+        await client.until(lambda: len(client.of(1)) > 20)
         assert getattr(ranks, stroke)(tp - 1)
-        await heard.until(lambda: 1 in heard.failed)
+        await client.until(lambda: 1 in client.failed)
         loss = node.host.recent_losses[-1][1]
         assert (loss.rank, loss.cause) == (tp - 1, LossCause.STALLED)
         await again(node)
@@ -363,45 +363,45 @@ async def test_a_rank_that_does_not_move_is_found_by_the_watchdog(stroke, tp):
 
 @hastily
 async def test_a_rank_that_is_stopped_for_a_moment_goes_on():
-    async with serving(stall_min_s=30) as (node, ranks, heard):
-        await heard.submit(1)
-        await heard.until(lambda: len(heard.of(1)) > 5)
+    async with serving(stall_min_s=30) as (node, ranks, client):
+        await client.submit(1)
+        await client.until(lambda: len(client.of(1)) > 5)
         ranks.stop(1)
         await asyncio.sleep(0.05)
-        num = len(heard.of(1))
+        num = len(client.of(1))
         await asyncio.sleep(0.05)
-        assert len(heard.of(1)) == num < 60
+        assert len(client.of(1)) == num < 60
         progress = node.host.serving.group.progress()
         assert (progress[0].phase, progress[1].phase) == ("all_reduce", "forward")
         assert progress[0].collective == progress[1].collective + 1
         ranks.resume(1)
-        assert await heard.ended(1) == expected(ranks).token_ids
+        assert await client.ended(1) == expected(ranks).token_ids
         assert node.host.losses == 0
 
 
 @hastily
 async def test_a_slow_rank_is_named_and_its_group_started_again():
     # Each judgement takes a second of the wall clock.
-    async with serving(slow_warn_s=1.5, slow_restart_s=1.8, tp=3) as (node, ranks, heard):
-        await heard.submit(1, replace(SEEDED, max_tokens=100_000))
+    async with serving(slow_warn_s=1.5, slow_restart_s=1.8, tp=3) as (node, ranks, client):
+        await client.submit(1, replace(SEEDED, max_tokens=100_000))
         ranks.slow(2, 8.0)
-        await heard.until(lambda: 1 in heard.failed)
+        await client.until(lambda: 1 in client.failed)
         loss = node.host.recent_losses[-1][1]
         assert (loss.rank, loss.cause) == (2, LossCause.SLOW)
 
 
 @hastily
 async def test_a_crash_says_its_message_and_unsound_ranks_are_lost_as_that():
-    async with serving() as (node, ranks, heard):
-        await heard.submit(1, replace(SEEDED, max_tokens=10_000))
-        await heard.until(lambda: len(heard.of(1)) > 5)
+    async with serving() as (node, ranks, client):
+        await client.submit(1, replace(SEEDED, max_tokens=10_000))
+        await client.until(lambda: len(client.of(1)) > 5)
         assert ranks.crash(1, "ValueError: it is broken")
-        await heard.until(lambda: 1 in heard.failed)
+        await client.until(lambda: 1 in client.failed)
         assert node.host.recent_losses[-1][1].message == "rank 1 failed: ValueError: it is broken"
         await again(node)
         ranks.faults.steps.unsound = True
-        await heard.submit(2)
-        await heard.until(lambda: 2 in heard.failed)
+        await client.submit(2)
+        await client.until(lambda: 2 in client.failed)
         assert node.host.recent_losses[-1][1].cause is LossCause.UNSOUND
         ranks.faults.steps.unsound = False
         await again(node)
@@ -409,16 +409,16 @@ async def test_a_crash_says_its_message_and_unsound_ranks_are_lost_as_that():
 
 @hastily
 async def test_want_of_memory_is_retried_smaller_and_changes_nothing():
-    async with serving() as (node, ranks, heard):
+    async with serving() as (node, ranks, client):
         ranks.faults.steps.over_tokens = 24
-        await heard.submit(1)
-        await heard.submit(2, prompt=(5, *PROMPT))
-        assert await heard.ended(1) == expected(ranks).token_ids
-        assert await heard.ended(2) == expected(ranks, prompt=(5, *PROMPT)).token_ids
+        await client.submit(1)
+        await client.submit(2, prompt=(5, *PROMPT))
+        assert await client.ended(1) == expected(ranks).token_ids
+        assert await client.ended(2) == expected(ranks, prompt=(5, *PROMPT)).token_ids
         ranks.out_of_memory(50)
-        await heard.submit(3)
-        await heard.until(lambda: 3 in heard.failed)
-        assert heard.failed[3].reason == "OUT_OF_MEMORY"
+        await client.submit(3)
+        await client.until(lambda: 3 in client.failed)
+        assert client.failed[3].reason == "OUT_OF_MEMORY"
         assert node.stats.memory_retries > 1
         assert node.host.losses == 0
 
@@ -426,29 +426,29 @@ async def test_want_of_memory_is_retried_smaller_and_changes_nothing():
 @hastily
 async def test_logits_that_are_no_numbers_fail_one_request_and_change_no_other():
     model = ScriptedModel.demo(broken_id=9)
-    async with serving(model=model) as (node, ranks, heard):
+    async with serving(model=model) as (node, ranks, client):
         sampling = replace(SEEDED, max_tokens=200, stop_token_ids=())
         clean = next(seed for seed in range(99) if 9 not in expected(ranks, replace(sampling, seed=seed)).token_ids)
         sampling = replace(sampling, seed=clean)
-        await heard.submit(1, sampling)
-        await heard.until(lambda: len(heard.of(1)) > 5)
-        await heard.submit(2, prompt=(3, 9, 4))
-        await heard.until(lambda: 2 in heard.failed)
-        assert heard.failed[2].reason == "LOGITS_NOT_FINITE"
-        assert await heard.ended(1) == expected(ranks, sampling).token_ids
+        await client.submit(1, sampling)
+        await client.until(lambda: len(client.of(1)) > 5)
+        await client.submit(2, prompt=(3, 9, 4))
+        await client.until(lambda: 2 in client.failed)
+        assert client.failed[2].reason == "LOGITS_NOT_FINITE"
+        assert await client.ended(1) == expected(ranks, sampling).token_ids
         ranks.not_finite()
-        await heard.submit(3)
-        await heard.until(lambda: 3 in heard.failed)
+        await client.submit(3)
+        await client.until(lambda: 3 in client.failed)
         assert node.host.losses == 0
 
 
 @pytest.mark.parametrize("end", [StartEnd.CRASH, StartEnd.KILLED, None])
 @hastily
 async def test_a_start_that_fails_is_tried_again(end):
-    async with serving(start_timeout_s=0.5) as (node, ranks, heard):
+    async with serving(start_timeout_s=0.5) as (node, ranks, client):
         ranks.fail_next_start(StartFault(1, 0.0 if end else 5.0, end))
         ranks.kill(0)
-        await heard.until(lambda: True)
+        await client.until(lambda: True)
         await asyncio.sleep(0.03)
         await again(node)
         assert [loss.cause for _, loss in node.host.recent_losses] == [
@@ -469,73 +469,73 @@ async def test_a_model_that_is_refused_is_not_tried_again():
 
 @hastily
 async def test_the_fork_server_can_die_too():
-    async with serving() as (node, ranks, heard):
-        await heard.submit(1, replace(SEEDED, max_tokens=10_000))
-        await heard.until(lambda: len(heard.of(1)) > 5)
+    async with serving() as (node, ranks, client):
+        await client.submit(1, replace(SEEDED, max_tokens=10_000))
+        await client.until(lambda: len(client.of(1)) > 5)
         assert ranks.kill_server()
-        await heard.until(lambda: 1 in heard.failed)
-        assert "fork server died of SIGKILL" in heard.failed[1].message
+        await client.until(lambda: 1 in client.failed)
+        assert "fork server died of SIGKILL" in client.failed[1].message
         await again(node)
-        assert await _answer(heard, 2) == expected(ranks).token_ids
+        assert await _answer(client, 2) == expected(ranks).token_ids
 
 
-async def _answer(heard, handle):
-    await heard.submit(handle)
-    return await heard.ended(handle)
+async def _answer(client, handle):
+    await client.submit(handle)
+    return await client.ended(handle)
 
 
 @hastily
 async def test_a_profile_is_recorded_while_an_answer_goes_on():
-    async with serving(profile=replace(QUICK, profiler_s=0.4)) as (node, ranks, heard):
+    async with serving(profile=replace(QUICK, profiler_s=0.4)) as (node, ranks, client):
         operations = Operations(node, None, lambda: "")
-        await heard.submit(1, replace(SEEDED, max_tokens=2000))
-        await heard.until(lambda: len(heard.of(1)) > 5)
+        await client.submit(1, replace(SEEDED, max_tokens=2000))
+        await client.until(lambda: len(client.of(1)) > 5)
         assert b"traceEvents" in await operations.profile(1, 3)
         assert b"traceEvents" in await operations.profile(0, 3)
-        assert await heard.ended(1) == expected(ranks, replace(SEEDED, max_tokens=2000)).token_ids
+        assert await client.ended(1) == expected(ranks, replace(SEEDED, max_tokens=2000)).token_ids
 
 
 @hastily
 async def test_the_context_is_what_the_profile_and_the_blocks_allow():
-    async with serving(profile=replace(QUICK, context_length=300, num_blocks=32)) as (node, _, heard):
+    async with serving(profile=replace(QUICK, context_length=300, num_blocks=32)) as (node, _, client):
         assert node.host.serving.context_length == 300
-        await heard.submit(1, replace(SEEDED, max_tokens=290))
-        await heard.until(lambda: 1 in heard.failed)
-        assert heard.failed[1].reason == "CONTEXT_TOO_LONG"
+        await client.submit(1, replace(SEEDED, max_tokens=290))
+        await client.until(lambda: 1 in client.failed)
+        assert client.failed[1].reason == "CONTEXT_TOO_LONG"
     async with serving(num_blocks=8) as (node, _, _):
         assert node.host.serving.context_length == 128
 
 
 @hastily
-async def test_an_agent_that_is_killed_leaves_nothing_and_is_told_nothing():
+async def test_an_agent_that_is_killed_leaves_nothing_and_learns_nothing():
     descriptors = len(os.listdir("/proc/self/fd"))
     ranks = SimulatedRanks(random.Random(1), QUICK)
     for _ in range(20):
-        node = Node(
+        node = NodeAgent(
             WorkerSettings(_env_file=None, tp=3),
-            Telemetry(),
+            WorkerTelemetry(),
             Tracing("worker"),
             LocalRenderer(),
             new_rank_server=ranks.new_server,
         )
         await node.host.load(ModelChoice.at(str(MODEL_DIR)))
         await node.host.settled(node.host.choice)
-        heard = Heard(node)
-        await heard.submit(1, replace(SEEDED, max_tokens=10_000))
-        await heard.until(lambda heard=heard: len(heard.of(1)) > 5)
+        client = Client(node)
+        await client.submit(1, replace(SEEDED, max_tokens=10_000))
+        await client.until(lambda client=client: len(client.of(1)) > 5)
         crew = ranks._crew
         ranks.agent_died()
         assert ranks.left == []
-        num = len(heard.of(1))
+        num = len(client.of(1))
         await asyncio.sleep(0.01)
-        assert len(heard.of(1)) == num
+        assert len(client.of(1)) == num
         assert node.host.losses == 0
         # A loop for which the agent is dead never runs it again; this one has to let it end.
         for rank in crew.ranks:
             rank.process.ended(-9)
-        heard.reader.cancel()
+        client.reader.cancel()
         await node.host.unload()
-    del node, heard
+    del node, client
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
 

@@ -12,11 +12,11 @@ import pytest
 from ryzanstein.router.choose import (
     Affinity,
     BalanceSettings,
-    Bounds,
+    ChoiceOutcome,
     Chooser,
     Imbalance,
     NodeView,
-    Outcome,
+    PolicyBounds,
     PolicyChoice,
     PolicyName,
 )
@@ -31,15 +31,15 @@ class Clock:
 
 
 @dataclass
-class Heard:
+class Observed:
     """What an observer was told."""
 
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[ChoiceOutcome] = field(default_factory=Counter)
     switches: list[PolicyName] = field(default_factory=list)
     alarms: list[bool] = field(default_factory=list)
     last: Imbalance | None = None
 
-    def chosen(self, model: str, policy: PolicyName, outcome: Outcome) -> None:
+    def chosen(self, model: str, policy: PolicyName, outcome: ChoiceOutcome) -> None:
         self.outcomes[outcome] += 1
 
     def judged(self, model: str, placed: Imbalance, alarm: bool) -> None:
@@ -54,8 +54,10 @@ class Heard:
 class PlacingChooser(Chooser):
     """Gives each request to the first node of its ranking."""
 
-    def candidates(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> list[str]:
-        ranking = self.rank(nodes, model, wish, excluded)
+    def candidates(
+        self, nodes: Sequence[NodeView], model: str, affinity: Affinity, excluded: Collection[str] = ()
+    ) -> list[str]:
+        ranking = self.rank(nodes, model, affinity, excluded)
         if ranking.node_ids:
             self.place(ranking, ranking.node_ids[0])
         return list(ranking.node_ids)
@@ -67,7 +69,7 @@ class Desk:
 
     chooser: PlacingChooser
     clock: Clock
-    heard: Heard
+    observed: Observed
 
 
 @pytest.fixture
@@ -80,8 +82,8 @@ def make_desk(clock: Clock) -> Callable[..., Desk]:
     """By policy and bounds; `settings` are those of the balance."""
 
     def make(policy: PolicyName = "affinity", settings: BalanceSettings | None = None, **bounds: Any) -> Desk:
-        heard = Heard()
-        choice = PolicyChoice(policy, bounds=Bounds(**bounds))
-        return Desk(PlacingChooser(choice, settings or BalanceSettings(), heard, clock), clock, heard)
+        observed = Observed()
+        choice = PolicyChoice(policy, bounds=PolicyBounds(**bounds))
+        return Desk(PlacingChooser(choice, settings or BalanceSettings(), observed, clock), clock, observed)
 
     return make

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.cluster import Load, NodeState
-from ryzanstein.router.choose import Affinity, BalanceSettings, NodeView, Thresholds, ranked
+from ryzanstein.router.choose import Affinity, BalanceSettings, ImbalanceThresholds, NodeView, ranked
 from ryzanstein.router.choose.balance import Balance
 from ryzanstein.router.choose.decayed import DecayedCounts
 from ryzanstein.router.choose.recent_load import EVEN, Imbalance, RecentLoad
@@ -73,7 +73,7 @@ def test_a_member_that_is_gone_is_forgotten(clock: Any) -> None:
 
 
 def test_what_chance_explains_is_no_alarm_and_few_requests_are_not_judged(clock: Any) -> None:
-    balance = Balance(Thresholds(), clock)
+    balance = Balance(ImbalanceThresholds(), clock)
     balance.judge(at(0.24, chance=0.235, mean=50), at(0.24, chance=0.235, mean=50))
     assert not balance.alarm
     balance.judge(at(3.0, chance=0.5, mean=8), at(3.0, chance=0.5, mean=8))
@@ -82,7 +82,7 @@ def test_what_chance_explains_is_no_alarm_and_few_requests_are_not_judged(clock:
 
 
 def test_alarm_at_10_percent_and_switch_at_15_and_both_end_below_5(clock: Any) -> None:
-    balance = Balance(Thresholds(calm_s=300.0), clock)
+    balance = Balance(ImbalanceThresholds(calm_s=300.0), clock)
     seen = []
     for ratio in (0.09, 0.10, 0.14, 0.15, 0.07, 0.04):
         balance.judge(at(ratio), at(ratio))
@@ -97,7 +97,7 @@ def test_alarm_at_10_percent_and_switch_at_15_and_both_end_below_5(clock: Any) -
 
 
 def test_a_moment_above_calm_starts_the_calm_time_again(clock: Any) -> None:
-    balance = Balance(Thresholds(calm_s=300.0), clock)
+    balance = Balance(ImbalanceThresholds(calm_s=300.0), clock)
     balance.judge(at(0.2), at(0.2))
     for ratio in (0.01, 0.06, 0.01):
         balance.judge(at(0.0), at(ratio))
@@ -107,7 +107,7 @@ def test_a_moment_above_calm_starts_the_calm_time_again(clock: Any) -> None:
 
 def test_affinity_becomes_bounded_when_skewed_and_stays_so_while_it_would_be_skewed(make_desk: Any) -> None:
     """The bound evens the load out; judged by that it would switch back, and forth again."""
-    desk = make_desk("affinity", BalanceSettings(window_s=120.0, thresholds=Thresholds(calm_s=60.0)))
+    desk = make_desk("affinity", BalanceSettings(window_s=120.0, thresholds=ImbalanceThresholds(calm_s=60.0)))
     keys = [f"session:{i}".encode() for i in range(1000)]
     skewed = [key for key in keys if ranked(key, ["a", "b", "c", "d"])[0] == "a"][:60]
     even = [key for key in keys if key not in skewed][:90]
@@ -116,14 +116,14 @@ def test_affinity_becomes_bounded_when_skewed_and_stays_so_while_it_would_be_ske
         for key in skewed + even:
             desk.clock.now += 0.02
             homes[key] = desk.chooser.candidates(NODES, "m", Affinity(key, True, home=homes.get(key, "")))[0]
-    assert desk.heard.switches == ["bounded"]
-    assert desk.heard.alarms[-2:] == [True, False]
-    assert desk.heard.last.ratio < 0.06
+    assert desk.observed.switches == ["bounded"]
+    assert desk.observed.alarms[-2:] == [True, False]
+    assert desk.observed.last.ratio < 0.06
     for _ in range(200):
         for key in keys[:400]:
             desk.clock.now += 0.02
             desk.chooser.candidates(NODES, "m", Affinity(key, True))
-    assert desk.heard.switches == ["bounded", "affinity"]
+    assert desk.observed.switches == ["bounded", "affinity"]
 
 
 def test_other_policies_are_never_switched(make_desk: Any) -> None:
@@ -131,6 +131,6 @@ def test_other_policies_are_never_switched(make_desk: Any) -> None:
     for _ in range(4000):
         desk.clock.now += 0.02
         desk.chooser.candidates(NODES, "m", Affinity(b"session:1", True))
-    assert desk.heard.last.ratio > 0.15
-    assert desk.heard.alarms[-1]
-    assert desk.heard.switches == []
+    assert desk.observed.last.ratio > 0.15
+    assert desk.observed.alarms[-1]
+    assert desk.observed.switches == []

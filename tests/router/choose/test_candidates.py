@@ -20,8 +20,10 @@ NODES = [NodeView(name, "m", NodeState.READY, Load(capacity=8)) for name in ("a"
 def choose(make_desk: Any) -> Callable[..., list[str]]:
     chooser = make_desk(queue_bound=4).chooser
 
-    def choose(nodes: list[NodeView], wish: Affinity = STICKY, excluded: tuple[str, ...] = (), model: str = "m") -> list[str]:
-        return chooser.candidates(nodes, model, wish, excluded)
+    def choose(
+        nodes: list[NodeView], affinity: Affinity = STICKY, excluded: tuple[str, ...] = (), model: str = "m"
+    ) -> list[str]:
+        return chooser.candidates(nodes, model, affinity, excluded)
 
     return choose
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Load, NodeState
-from ryzanstein.router.choose import Affinity, BalanceSettings, Bounds, Chooser, NodeView, PolicyChoice, PolicyName
+from ryzanstein.router.choose import Affinity, BalanceSettings, Chooser, NodeView, PolicyBounds, PolicyChoice, PolicyName
 
 POLICIES: list[PolicyName] = ["affinity", "bounded", "weighted", "prefix"]
 MEMBERS = st.dictionaries(st.text("abcdef0123456789-", min_size=1, max_size=8), st.integers(1, 256), min_size=2, max_size=10)
@@ -26,7 +26,7 @@ class Deaf:
 
 
 def router(policy: PolicyName, clock: Callable[[], float] = time.monotonic) -> Callable[[dict[str, int], bytes], list[str]]:
-    chooser = Chooser(PolicyChoice(policy, bounds=Bounds()), BalanceSettings(), Deaf(), clock)
+    chooser = Chooser(PolicyChoice(policy, bounds=PolicyBounds()), BalanceSettings(), Deaf(), clock)
 
     def choose(members: dict[str, int], key: bytes) -> list[str]:
         views = [NodeView(node, "m", NodeState.READY, Load(capacity=size)) for node, size in members.items()]

@@ -12,7 +12,7 @@ import pytest
 
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams, TextPrompt
-from ryzanstein.router.choose import Affinity, NodeView, Outcome, PolicyName, ranked
+from ryzanstein.router.choose import Affinity, ChoiceOutcome, NodeView, PolicyName, ranked
 
 
 def nodes(count: int = 4, **capacities: int) -> list[NodeView]:
@@ -45,8 +45,8 @@ def test_least_loaded_looks_at_the_load_for_its_size(make_desk: Any) -> None:
 @pytest.mark.parametrize("policy", [name for name in get_args(PolicyName) if name != "round_robin"])
 def test_an_idle_cluster_does_not_send_everybody_to_one_node(make_desk: Any, policy: PolicyName) -> None:
     chooser = make_desk(policy).chooser
-    wishes = [chooser.wish(request(f"question {i}" + "x" * 400)) for i in range(400)]
-    counts = Counter(chooser.candidates(nodes(), "m", wish)[0] for wish in wishes)
+    affinities = [chooser.affinity_of(request(f"question {i}" + "x" * 400)) for i in range(400)]
+    counts = Counter(chooser.candidates(nodes(), "m", affinity)[0] for affinity in affinities)
     assert len(counts) == 4
     assert max(counts.values()) < 1.4 * 100
 
@@ -101,7 +101,7 @@ def test_a_session_whose_home_is_known_stays_there_and_its_backup_is_the_first_o
     at_home = session(1, home=order[2])
     desk = make_desk("bounded")
     assert desk.chooser.candidates(nodes(), "m", at_home) == [order[2], order[0], order[1], order[3]]
-    assert desk.heard.outcomes == {Outcome.HOME: 1}
+    assert desk.observed.outcomes == {ChoiceOutcome.HOME: 1}
     assert make_desk("affinity").chooser.candidates(nodes(), "m", at_home) == order
 
 
@@ -135,10 +135,10 @@ def test_prefix_follows_the_longest_beginning_that_was_placed(make_desk: Any) ->
     chooser = make_desk("prefix", bound_floor=1).chooser
     template = "You will summarize the following article. " * 40
     articles = [f"Article {i}. " * 400 for i in range(40)]
-    first = [chooser.candidates(nodes(), "m", chooser.wish(request(template + text)))[0] for text in articles]
+    first = [chooser.candidates(nodes(), "m", chooser.affinity_of(request(template + text)))[0] for text in articles]
     assert len(set(first)) == 4
     second = [
-        chooser.candidates(nodes(), "m", chooser.wish(request(template + text, "A summary.", "Shorter.")))[0]
+        chooser.candidates(nodes(), "m", chooser.affinity_of(request(template + text, "A summary.", "Shorter.")))[0]
         for text in articles
     ]
     assert sum(a == b for a, b in zip(first, second, strict=True)) >= 36
@@ -146,20 +146,20 @@ def test_prefix_follows_the_longest_beginning_that_was_placed(make_desk: Any) ->
 
 def test_prefix_does_not_send_everybody_to_where_a_shared_system_prompt_was(make_desk: Any) -> None:
     chooser = make_desk("prefix").chooser
-    told = Message(Role.SYSTEM, "Be brief and kind. " * 500)
-    prompts = [ChatPrompt((told, Message(Role.USER, f"{i} is my question" + "?" * 300))) for i in range(200)]
-    wishes = [chooser.wish(GenerationRequest("m", prompt, SamplingParams())) for prompt in prompts]
-    counts = Counter(chooser.candidates(nodes(), "m", wish)[0] for wish in wishes)
+    system = Message(Role.SYSTEM, "Be brief and kind. " * 500)
+    prompts = [ChatPrompt((system, Message(Role.USER, f"{i} is my question" + "?" * 300))) for i in range(200)]
+    affinities = [chooser.affinity_of(GenerationRequest("m", prompt, SamplingParams())) for prompt in prompts]
+    counts = Counter(chooser.candidates(nodes(), "m", affinity)[0] for affinity in affinities)
     assert max(counts.values()) < 1.5 * 50
-    assert all(outcome.marks for outcome in wishes)
+    assert all(outcome.marks for outcome in affinities)
 
 
 def test_prefix_does_not_wait_in_the_queue_of_the_node_that_has_the_beginning(make_desk: Any) -> None:
     chooser = make_desk("prefix").chooser
-    wish = chooser.wish(GenerationRequest("m", TextPrompt("once upon a time " * 100), SamplingParams()))
-    holder = chooser.candidates(nodes(), "m", wish)[0]
+    affinity = chooser.affinity_of(GenerationRequest("m", TextPrompt("once upon a time " * 100), SamplingParams()))
+    holder = chooser.candidates(nodes(), "m", affinity)[0]
     full = [replace(node, load=Load(running=8, waiting=int(node.node_id == holder), capacity=8)) for node in nodes()]
-    assert holder not in chooser.candidates(full, "m", wish)[:2]
+    assert holder not in chooser.candidates(full, "m", affinity)[:2]
 
 
 def test_it_is_counted_why_a_request_did_not_go_to_its_keys_node(make_desk: Any) -> None:
@@ -171,17 +171,17 @@ def test_it_is_counted_why_a_request_did_not_go_to_its_keys_node(make_desk: Any)
         return [replace(node, **values) if node.node_id == primary else node for node in nodes()]  # type: ignore[arg-type]
 
     for members, excluded, outcome in (
-        (nodes(), (), Outcome.PRIMARY),
-        (primary_is(load=full), (), Outcome.OVERFLOWED),
-        (primary_is(drain_requested=True), (), Outcome.UNUSABLE),
-        (primary_is(linked=False), (), Outcome.UNUSABLE),
-        (nodes(), (primary,), Outcome.EXCLUDED),
+        (nodes(), (), ChoiceOutcome.PRIMARY),
+        (primary_is(load=full), (), ChoiceOutcome.OVERFLOWED),
+        (primary_is(drain_requested=True), (), ChoiceOutcome.UNUSABLE),
+        (primary_is(linked=False), (), ChoiceOutcome.UNUSABLE),
+        (nodes(), (primary,), ChoiceOutcome.EXCLUDED),
     ):
-        desk.heard.outcomes.clear()
+        desk.observed.outcomes.clear()
         chosen = desk.chooser.candidates(members, "m", session(1), excluded)[0]
-        assert (chosen == primary) is (outcome is Outcome.PRIMARY)
+        assert (chosen == primary) is (outcome is ChoiceOutcome.PRIMARY)
         assert chosen in (primary, backup)
-        assert desk.heard.outcomes == {outcome: 1}
+        assert desk.observed.outcomes == {outcome: 1}
 
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))
@@ -193,8 +193,8 @@ def test_asking_who_would_be_the_backup_is_no_placement(make_desk: Any, policy: 
         assert asked.chooser.candidates(members, "m", session(number)) == unasked.chooser.candidates(
             members, "m", session(number)
         )
-    assert asked.heard.outcomes == unasked.heard.outcomes
-    assert asked.heard.outcomes.total() == 400
+    assert asked.observed.outcomes == unasked.observed.outcomes
+    assert asked.observed.outcomes.total() == 400
 
 
 def test_questions_move_no_requests_to_the_other_node(make_desk: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_node_is_bounded_from_its_own_floor_on_and_judged_from_another(make_de
     only = [number for number in range(200) if ranked(session(number).key, ["n0", "n1", "n2", "n3"])[0] == "n0"]
     counts = Counter(desk.chooser.candidates(nodes(), "m", session(number))[0] for number in only[:40])
     assert counts["n0"] < 25
-    assert desk.heard.alarms in ([], [False])
+    assert desk.observed.alarms in ([], [False])
 
 
 def test_the_settings_name_the_valid_policies_when_one_is_unknown() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.admission import Admission, Limits, Place
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
@@ -95,7 +95,7 @@ TENANTS = st.sampled_from(["a", "b", "c"])
 
 @given(asked=st.lists(st.tuples(TENANTS, st.sampled_from(["enter", "launch", "start", "leave"]), st.integers(0, 20))))
 def test_over_any_order_of_events_the_bounds_hold_and_nothing_is_left(asked: list[tuple[str, str, int]]) -> None:
-    admission = Admission(Limits(max_running=6, max_waiting=2), Telemetry())
+    admission = Admission(Limits(max_running=6, max_waiting=2), RouterTelemetry())
     entered: list[Place] = []
     launched: list[Place] = []
     waiting = 0
@@ -129,7 +129,7 @@ def test_over_any_order_of_events_the_bounds_hold_and_nothing_is_left(asked: lis
 
 
 def test_a_tenant_that_is_alone_gets_eight_ninths_and_leaves_room_for_another() -> None:
-    admission = Admission(Limits(max_running=18), Telemetry())
+    admission = Admission(Limits(max_running=18), RouterTelemetry())
     mine = [admission.enter("heavy") for _ in range(16)]
     with pytest.raises(RyzansteinError, match="16 requests wait, the bound is 16"):
         admission.enter("heavy")

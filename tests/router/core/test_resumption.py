@@ -173,15 +173,15 @@ async def test_what_does_not_ask_to_be_tried_again_is_not(node: Any, start_route
         while not reader.generation_id:  # noqa: ASYNC110 - the reader tells nobody
             await asyncio.sleep(0.01)
     node.ranks_lost = True
-    told = await asking
-    assert (told.reason, told.retry_after_s) == ("ATTEMPTS_EXHAUSTED", None)
+    reported = await asking
+    assert (reported.reason, reported.retry_after_s) == ("ATTEMPTS_EXHAUSTED", None)
     node.ranks_lost, node.freeze_at = False, None
     again = await refused(reader.come_back())
-    assert (again.reason, again.message) == (told.reason, told.message)
+    assert (again.reason, again.message) == (reported.reason, reported.message)
     assert len(node.submits) == 1
 
 
-async def test_the_first_reader_is_told_a_refusal_that_came_before_it(node: Any, start_router: Any) -> None:
+async def test_the_first_reader_gets_a_refusal_that_came_before_it(node: Any, start_router: Any) -> None:
     client = await start_router(node)
     node.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     for _ in range(20):

@@ -29,14 +29,14 @@ class Client:
         self.reason = 0
         self.stream: Any = None
 
-    def ask(self, text: str = "hello", tokens: int = LONG, session_id: str = "", key: str = "", **wish: str) -> Client:
+    def ask(self, text: str = "hello", tokens: int = LONG, session_id: str = "", key: str = "", **choice: str) -> Client:
         chat = inference.ChatRequest(
             messages=[inference.Message(role=inference.ROLE_USER, content=text)],
             sampling=inference.SamplingParams(max_tokens=tokens),
             session_id=session_id,
             request_id=key,
         )
-        metadata = tuple((name.replace("_", "-"), value) for name, value in wish.items())
+        metadata = tuple((name.replace("_", "-"), value) for name, value in choice.items())
         self.stream = self.router.inference.StreamChat(inference.StreamChatRequest(chat=chat), metadata=metadata)
         return self
 
@@ -188,11 +188,11 @@ async def test_a_unary_call_may_run_detached(node: Any, start_router: Any, until
     assert await messages(router) == ["hello", text(100)]
 
 
-@pytest.mark.parametrize("wish", [{"x_cancel_on_disconnect": "maybe"}, {"x_run_detached": "1"}])
-async def test_a_wish_that_makes_no_sense_is_refused(node: Any, start_router: Any, wish: dict[str, str]) -> None:
+@pytest.mark.parametrize("choice", [{"x_cancel_on_disconnect": "maybe"}, {"x_run_detached": "1"}])
+async def test_a_choice_that_makes_no_sense_is_refused(node: Any, start_router: Any, choice: dict[str, str]) -> None:
     router = await start_router(node)
-    error = await refused(Client(router).ask(**wish).read())
-    assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, next(iter(wish)).replace("_", "-"))
+    error = await refused(Client(router).ask(**choice).read())
+    assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, next(iter(choice)).replace("_", "-"))
     assert not node.submits
 
 

@@ -215,7 +215,7 @@ async def test_back_pressure_goes_to_the_next_node_and_blames_none(pair: Any) ->
     assert client.value("breaker_state", node_id=primary.node_id) == 0
 
 
-async def test_back_pressure_of_all_nodes_is_told_at_once(pair: Any) -> None:
+async def test_back_pressure_of_all_nodes_is_reported_at_once(pair: Any) -> None:
     client, primary, backup = pair
     for node in (primary, backup):
         node.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")

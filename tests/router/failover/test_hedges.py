@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.router.failover.hedges import HedgeBudget, HedgePolicy
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 
@@ -99,8 +99,8 @@ async def test_when_every_node_is_silent_at_once_none_is_the_others_backup(
     st.integers(0, 5),
 )
 def test_the_budget_holds_whatever_comes_and_nobody_waits_beside_room(actions: list[str], share: float, least: int) -> None:
-    running, taken, told = [0], 0, []
-    budget = HedgeBudget(HedgePolicy(share, least), lambda: running[0], Telemetry())
+    running, taken, notified = [0], 0, []
+    budget = HedgeBudget(HedgePolicy(share, least), lambda: running[0], RouterTelemetry())
     for number, action in enumerate(actions):
         limit = max(least, int(share * running[0]))
         if action == "take":
@@ -109,11 +109,11 @@ def test_the_budget_holds_whatever_comes_and_nobody_waits_beside_room(actions: l
             taken += got
         elif action == "give" and taken:
             taken -= 1
-            told.clear()
+            notified.clear()
             waiting = len(budget._waiting)
             budget.give()
-            assert len(told) == min(waiting, max(0, limit - taken))
+            assert len(notified) == min(waiting, max(0, limit - taken))
         elif action == "wait":
-            budget.wait(number, lambda: True, lambda: told.append(None))
+            budget.wait(number, lambda: True, lambda: notified.append(None))
         else:
             running[0] = max(0, running[0] + (1 if action == "run" else -1))

@@ -8,8 +8,8 @@ from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
 from ryzanstein.router.failover.patience import Patience, Quiet
 from ryzanstein.router.nodes.link import NodeLink
-from ryzanstein.router.nodes.phi_detector import Thresholds
-from ryzanstein.router.nodes.roster import Placement
+from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.roster import AttemptPlacement
 
 PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
 IDLE, QUEUE = Load(running=3, waiting=0, capacity=64), Load(running=64, waiting=128, capacity=64)
@@ -54,17 +54,17 @@ class Deaf:
 
 
 async def test_only_an_attempt_of_the_same_tenant_and_priority_overtakes() -> None:
-    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
-    first = Placement(link, "a", 1, "acme", 0)
-    Placement(link, "a", 2, "other", 0).began()
-    Placement(link, "a", 3, "acme", 1).began()
+    link = NodeLink("127.0.0.1:9", "router-t", PhiThresholds(), Deaf(), AwakeClock())
+    first = AttemptPlacement(link, "a", 1, "acme", 0)
+    AttemptPlacement(link, "a", 2, "other", 0).began()
+    AttemptPlacement(link, "a", 3, "acme", 1).began()
     assert not first.overtaken
-    Placement(link, "a", 4, "acme", 0).began()
+    AttemptPlacement(link, "a", 4, "acme", 0).began()
     assert first.overtaken
 
 
 async def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
-    link = NodeLink("127.0.0.1:9", "router-t", Thresholds(), Deaf(), AwakeClock())
+    link = NodeLink("127.0.0.1:9", "router-t", PhiThresholds(), Deaf(), AwakeClock())
     for handle in range(1, 10_000):
-        Placement(link, "a", handle, f"tenant {handle}", 0).began()
+        AttemptPlacement(link, "a", handle, f"tenant {handle}", 0).began()
     assert len(link.newest_begun) <= 4096

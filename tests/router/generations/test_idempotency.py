@@ -10,8 +10,8 @@ import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
-from ryzanstein.router.generations.idempotency import KeyRing, UnsharedKeys
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.generations.idempotency import IdempotencyKeys, UnsharedKeys
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
@@ -276,7 +276,7 @@ async def test_a_key_that_is_being_given_back_is_free_for_another_body() -> None
             await given_back.wait()
 
     given_back = asyncio.Event()
-    keys = KeyRing(Slow(), Telemetry())
+    keys = IdempotencyKeys(Slow(), RouterTelemetry())
     assert await keys.claim(RequestKey("k", b"one"), "first", 1.0) == "first"
     keys.free("first")
     second = asyncio.create_task(keys.claim(RequestKey("k", b"two"), "second", 1.0))

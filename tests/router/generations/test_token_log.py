@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ryzanstein.generation import FinishReason, Token
-from ryzanstein.router.generations.token_log import GapError, Row, TokenLog
+from ryzanstein.router.generations.token_log import AppendResult, GapError, TokenLog
 
 
 def token(index: int, choice: int = 0) -> Token:
@@ -24,7 +24,7 @@ def started(num_choices: int = 1) -> TokenLog:
 def test_rows_in_order_are_new_and_repeats_are_dropped() -> None:
     log = started()
     assert [log.append(0, 0, i, token(i), "a") for i in (0, 1, 1, 0, 2)] == [
-        Row.NEW, Row.NEW, Row.DUPLICATE, Row.DUPLICATE, Row.NEW,
+        AppendResult.NEW, AppendResult.NEW, AppendResult.DUPLICATE, AppendResult.DUPLICATE, AppendResult.NEW,
     ]  # fmt: skip
     assert log.choices[0].tokens == [token(0), token(1), token(2)]
     assert log.num_tokens == 3
@@ -50,26 +50,26 @@ def test_output_of_an_older_attempt_is_dropped() -> None:
     log.append(0, 0, 0, token(0), "a")
     log.fence(0)
     log.admit(1)
-    assert log.append(0, 0, 1, token(1), "a") is Row.FENCED
-    assert log.finish(0, 0, FinishReason.STOP) is Row.FENCED
-    assert log.append(1, 0, 1, token(1), "b") is Row.NEW
+    assert log.append(0, 0, 1, token(1), "a") is AppendResult.FENCED
+    assert log.finish(0, 0, FinishReason.STOP) is AppendResult.FENCED
+    assert log.append(1, 0, 1, token(1), "b") is AppendResult.NEW
 
 
 def test_in_a_race_the_first_new_row_wins_and_fences_off_the_other() -> None:
     log = started()
     log.append(0, 0, 0, token(0), "a")
     log.admit(1)
-    assert log.append(0, 0, 0, token(0), "a") is Row.DUPLICATE
+    assert log.append(0, 0, 0, token(0), "a") is AppendResult.DUPLICATE
     assert log.live == {0, 1}
-    assert log.append(1, 0, 1, token(1), "b") is Row.NEW
+    assert log.append(1, 0, 1, token(1), "b") is AppendResult.NEW
     assert log.live == {1}
-    assert log.append(0, 0, 1, token(1), "a") is Row.FENCED
+    assert log.append(0, 0, 1, token(1), "a") is AppendResult.FENCED
 
 
 def test_an_end_wins_a_race_too() -> None:
     log = started()
     log.admit(1)
-    assert log.finish(1, 0, FinishReason.STOP) is Row.NEW
+    assert log.finish(1, 0, FinishReason.STOP) is AppendResult.NEW
     assert log.live == {1}
     assert log.complete
 
@@ -78,13 +78,13 @@ def test_a_finished_choice_takes_nothing_more() -> None:
     log = started(2)
     log.append(0, 0, 0, token(0), "a")
     log.finish(0, 0, FinishReason.LENGTH)
-    assert log.append(0, 0, 1, token(1), "a") is Row.DUPLICATE
-    assert log.finish(0, 0, FinishReason.STOP) is Row.DUPLICATE
+    assert log.append(0, 0, 1, token(1), "a") is AppendResult.DUPLICATE
+    assert log.finish(0, 0, FinishReason.STOP) is AppendResult.DUPLICATE
     assert log.choices[0].reason is FinishReason.LENGTH
     assert not log.complete
 
 
-def test_the_next_attempt_is_told_what_each_choice_has() -> None:
+def test_the_next_attempt_learns_what_each_choice_has() -> None:
     log = started(3)
     log.append(0, 1, 0, token(0, 1), "a")
     log.finish(0, 1, FinishReason.STOP)
@@ -138,7 +138,7 @@ class Attempts(RuleBasedStateMachine):
         attempt = sorted(self.positions)[pick % len(self.positions)]
         for index in range(max(0, self.positions[attempt] - repeat), self.positions[attempt] + 1):
             row = self.log.append(attempt, 0, index, token(index), f"n{attempt}")
-            if row is Row.NEW:
+            if row is AppendResult.NEW:
                 self.seen.append(index)
         self.positions[attempt] += 1
 

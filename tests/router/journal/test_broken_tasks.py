@@ -138,12 +138,12 @@ async def test_one_generation_that_cannot_be_journalled_keeps_no_other_from_it(
 
 
 @pytest.mark.parametrize("error", NEVER_THOUGHT_OF, ids=repr)
-async def test_a_client_that_attaches_meanwhile_is_told_to_come_back(
+async def test_a_client_that_attaches_meanwhile_is_asked_to_come_back(
     router: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, router.router.core._journal, "head", error)
     request = inference.AttachGenerationRequest(generation_id="of-another-router")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await read(router.inference.AttachGeneration(request))
-    told = error_from_rpc(failure.value)
-    assert (told.reason, told.retry_after_s) == ("JOURNAL_UNAVAILABLE", 1.0)
+    reported = error_from_rpc(failure.value)
+    assert (reported.reason, reported.retry_after_s) == ("JOURNAL_UNAVAILABLE", 1.0)

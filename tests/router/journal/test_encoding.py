@@ -25,7 +25,7 @@ from ryzanstein.generation import (
     TopLogprob,
 )
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.token_log import Row
+from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.encoding import BatchWriter, decode_request, encode_request, has_settled, restore
 
 CHOICES = 3
@@ -61,9 +61,9 @@ class Node:
         index = len(log.choices[choice].tokens)
         if index < self.lengths[choice]:
             node_id = f"node-{index // 4}"
-            assert log.append(self.attempt, choice, index, token(choice, index), node_id) is Row.NEW
+            assert log.append(self.attempt, choice, index, token(choice, index), node_id) is AppendResult.NEW
         elif log.choices[choice].reason is None:
-            assert log.finish(self.attempt, choice, FinishReason.LENGTH) is Row.NEW
+            assert log.finish(self.attempt, choice, FinishReason.LENGTH) is AppendResult.NEW
             self.generation.end_choice(choice, cached_prompt_tokens=choice)
 
     def run(self) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.router.journal.journal import Append, Head, Journal, JournalUnavailableError, Outcome, Owner, Record
+from ryzanstein.router.journal.journal import (
+    Append,
+    AppendOutcome,
+    Head,
+    Journal,
+    JournalRecord,
+    JournalUnavailableError,
+    Owner,
+)
 from ryzanstein.router.journal.stores.redis import RedisJournal
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
 from ryzanstein.router.storage.redis_client import redis_client
@@ -45,13 +53,13 @@ def opening(generation_id: str, batch: bytes = b"", epoch: int = 0) -> Append:
 
 async def test_what_one_router_wrote_another_one_takes(open_journal: Opener) -> None:
     one, other = await open_journal(), await open_journal()
-    assert await one.write(ONE, [opening("a", b"1"), opening("b")]) == [Outcome.WRITTEN] * 2
-    assert await one.write(ONE, [Append("a", 0, b"2\0\xff")]) == [Outcome.WRITTEN]
+    assert await one.write(ONE, [opening("a", b"1"), opening("b")]) == [AppendOutcome.WRITTEN] * 2
+    assert await one.write(ONE, [Append("a", 0, b"2\0\xff")]) == [AppendOutcome.WRITTEN]
     assert await other.head("a") == Head(ONE, 0)
-    assert await other.take("a", 0, OTHER) == Record(1, b"request of a", (b"1", b"2\0\xff"))
+    assert await other.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"1", b"2\0\xff"))
     assert await one.head("a") == Head(OTHER, 1)
     assert await one.head("b") == Head(ONE, 0)
-    assert await other.take("b", 0, OTHER) == Record(1, b"request of b", ())
+    assert await other.take("b", 0, OTHER) == JournalRecord(1, b"request of b", ())
 
 
 async def test_the_old_owner_is_fenced_off_and_writes_nothing(open_journal: Opener) -> None:
@@ -59,10 +67,10 @@ async def test_the_old_owner_is_fenced_off_and_writes_nothing(open_journal: Open
     await journal.write(ONE, [opening("a", b"1"), opening("b")])
     await journal.take("a", 0, OTHER)
     outcomes = await journal.write(ONE, [Append("a", 0, b"late"), Append("b", 0, b"x"), opening("a", b"late")])
-    assert outcomes == [Outcome.FENCED, Outcome.WRITTEN, Outcome.FENCED]
+    assert outcomes == [AppendOutcome.FENCED, AppendOutcome.WRITTEN, AppendOutcome.FENCED]
     await journal.remove([("a", 0)])
     record = await journal.take("a", 1, ONE)
-    assert record == Record(2, b"request of a", (b"1",))
+    assert record == JournalRecord(2, b"request of a", (b"1",))
 
 
 async def test_of_many_takers_exactly_one_wins(open_journal: Opener) -> None:
@@ -80,13 +88,13 @@ async def test_of_many_takers_exactly_one_wins(open_journal: Opener) -> None:
 async def test_an_opening_that_is_repeated_changes_nothing(open_journal: Opener) -> None:
     journal = await open_journal()
     await journal.write(ONE, [opening("a", b"1")])
-    assert await journal.write(ONE, [opening("a", b"2")]) == [Outcome.WRITTEN]
-    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"1", b"2"))
+    assert await journal.write(ONE, [opening("a", b"2")]) == [AppendOutcome.WRITTEN]
+    assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"1", b"2"))
 
 
 async def test_what_was_never_opened_is_missing(open_journal: Opener) -> None:
     journal = await open_journal()
-    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [Outcome.MISSING]
+    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [AppendOutcome.MISSING]
     assert await journal.head("a") is None
     assert await journal.take("a", 0, OTHER) is None
 
@@ -98,7 +106,7 @@ async def test_a_removed_generation_is_gone_with_all_its_batches(open_journal: O
     assert await journal.head("a") is None
     assert await journal.head("b") == Head(ONE, 0)
     await journal.write(ONE, [opening("a", b"new")])
-    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"new",))
+    assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"new",))
 
 
 async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -> None:
@@ -106,12 +114,12 @@ async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -
     await journal.write(ONE, [opening("a", b"1"), opening("b", b"1")])
     for _ in range(4):
         await asyncio.sleep(0.2)
-        assert await journal.write(ONE, [Append("b", 0, b"")]) == [Outcome.WRITTEN]
+        assert await journal.write(ONE, [Append("b", 0, b"")]) == [AppendOutcome.WRITTEN]
     assert await journal.head("a") is None
     assert await journal.take("a", 0, OTHER) is None
     await journal.renew(ONE)
-    assert await journal.write(ONE, [Append("a", 0, b"2")]) == [Outcome.MISSING]
-    assert await journal.take("b", 0, OTHER) == Record(1, b"request of b", (b"1",))
+    assert await journal.write(ONE, [Append("a", 0, b"2")]) == [AppendOutcome.MISSING]
+    assert await journal.take("b", 0, OTHER) == JournalRecord(1, b"request of b", (b"1",))
 
 
 async def test_a_generation_that_is_written_to_does_not_expire(open_journal: Opener) -> None:
@@ -119,10 +127,10 @@ async def test_a_generation_that_is_written_to_does_not_expire(open_journal: Ope
     await journal.write(ONE, [opening("a", b"0")])
     for i in range(1, 6):
         await asyncio.sleep(0.2)
-        assert await journal.write(ONE, [Append("a", 0, b"%d" % i)]) == [Outcome.WRITTEN]
+        assert await journal.write(ONE, [Append("a", 0, b"%d" % i)]) == [AppendOutcome.WRITTEN]
         await journal.renew(ONE)
     assert await journal.head("a") == Head(ONE, 0)
-    assert await journal.take("a", 0, OTHER) == Record(1, b"request of a", (b"0", b"1", b"2", b"3", b"4", b"5"))
+    assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"0", b"1", b"2", b"3", b"4", b"5"))
 
 
 async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_resigning(open_journal: Opener) -> None:
@@ -147,7 +155,7 @@ async def test_a_locked_file_is_an_outage_and_no_wait_for_ever(tmp_path: Path) -
                 await journal.write(ONE, [opening("a")])
         other.execute("ROLLBACK")
     other.close()
-    assert await journal.write(ONE, [opening("a")]) == [Outcome.WRITTEN]
+    assert await journal.write(ONE, [opening("a")]) == [AppendOutcome.WRITTEN]
     await journal.close()
 
 
@@ -168,11 +176,11 @@ async def test_a_damaged_file_and_one_of_an_earlier_boot_are_begun_anew(tmp_path
 async def test_a_redis_that_is_gone_is_an_outage_until_it_is_back(start_redis: Any) -> None:
     redis = await start_redis()
     journal = RedisJournal(redis_client(redis.url, decode_responses=False), "test:", 60, 60)
-    assert await journal.write(ONE, [opening("a")]) == [Outcome.WRITTEN]
+    assert await journal.write(ONE, [opening("a")]) == [AppendOutcome.WRITTEN]
     await redis.kill()
     for call in (journal.write(ONE, [Append("a", 0, b"1")]), journal.head("a"), journal.renew(ONE)):
         with pytest.raises(JournalUnavailableError):
             await call
     await redis.start()
-    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [Outcome.WRITTEN]
+    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [AppendOutcome.WRITTEN]
     await journal.close()

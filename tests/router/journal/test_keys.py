@@ -15,15 +15,15 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
-from ryzanstein.router.generations.idempotency import KeyRing
+from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.journal import journal as journals
 from ryzanstein.router.journal.journal import Append, KeyClaim, Owner
 from ryzanstein.router.journal.keys import JournalKeys
-from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.stores.redis import RedisJournal
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
 from ryzanstein.router.storage.redis_client import redis_client
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -222,8 +222,8 @@ async def test_while_the_journal_cannot_take_a_key_its_request_is_refused_and_ev
 async def test_a_key_that_is_taken_too_late_is_given_back(tmp_path: Path) -> None:
     """The journal is at work for longer than anybody waits, and takes the key when its request has been refused."""
     one, other = [await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0) for _ in range(2)]
-    telemetry, outage = Telemetry(), Outage(JournalMetrics(CollectorRegistry()))
-    ring = KeyRing(JournalKeys(one, 60.0, outage), telemetry)
+    telemetry, outage = RouterTelemetry(), JournalOutage(JournalMetrics(CollectorRegistry()))
+    ring = IdempotencyKeys(JournalKeys(one, 60.0, outage), telemetry)
     key = RequestKey("k", b"body")
     lock = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")

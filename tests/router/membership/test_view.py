@@ -11,8 +11,8 @@ import pytest
 
 from ryzanstein.cluster import Node, NodeState
 from ryzanstein.router.membership.cache import ViewCache
-from ryzanstein.router.membership.view import ClusterView, GapError, View
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.membership.view import ChangeMissedError, ClusterView, View
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -39,7 +39,7 @@ def left(version: int, node_id: str) -> Message:
 
 
 class ScriptedOrchestrator(OrchestratorServiceServicer):
-    """Sends each watcher a snapshot of `nodes`, then what `say` is told; `hang_up` ends all watches."""
+    """Sends each watcher a snapshot of `nodes`, then what `say` is links; `hang_up` ends all watches."""
 
     def __init__(self) -> None:
         self.nodes: list[orchestrator.Node] = []
@@ -84,7 +84,7 @@ async def scripted() -> AsyncIterator[ScriptedOrchestrator]:
     await scripted.stop()
 
 
-class Told:
+class Followed:
     """A membership that remembers."""
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ class Told:
 
 
 @pytest.fixture
-async def followed(scripted: ScriptedOrchestrator, tmp_path: Path) -> AsyncIterator[tuple[Told, Telemetry]]:
+async def followed(scripted: ScriptedOrchestrator, tmp_path: Path) -> AsyncIterator[tuple[Followed, RouterTelemetry]]:
     """A view that follows the scripted orchestrator."""
-    told, telemetry = Told(), Telemetry()
-    view = ClusterView("r", ["fixed:1"], told, ViewCache(tmp_path / "view.json"), telemetry)
+    links, telemetry = Followed(), RouterTelemetry()
+    view = ClusterView("r", ["fixed:1"], links, ViewCache(tmp_path / "view.json"), telemetry)
     await view.start()
     task = asyncio.create_task(view.run(f"127.0.0.1:{scripted.port}"))
-    yield told, telemetry
+    yield links, telemetry
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -122,12 +122,12 @@ def test_a_view_is_a_snapshot_and_the_changes_since() -> None:
 def test_a_change_that_is_not_the_next_one_is_a_gap(version: int) -> None:
     view = View()
     view.apply(snapshot(4))
-    with pytest.raises(GapError):
+    with pytest.raises(ChangeMissedError):
         view.apply(joined(version, node("a")))
 
 
 def test_a_change_before_any_snapshot_is_a_gap() -> None:
-    with pytest.raises(GapError):
+    with pytest.raises(ChangeMissedError):
         View().apply(joined(1, node("a")))
 
 
@@ -139,88 +139,88 @@ def test_changes_of_deployments_only_move_the_version() -> None:
 
 
 async def test_members_come_and_go_and_fixed_nodes_stay(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
-    told, _ = followed
+    links, _ = followed
     await until(lambda: bool(scripted.watches))
     scripted.say(joined(2, node("a")))
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:97"})
     scripted.say(joined(3, node("a", drain_requested=True)))
-    await until(lambda: told.draining == {"a"})
+    await until(lambda: links.draining == {"a"})
     scripted.say(left(4, "a"))
-    await until(lambda: told.addresses == {"fixed:1"})
+    await until(lambda: links.addresses == {"fixed:1"})
 
 
 async def test_a_node_in_a_state_of_newer_nodes_is_a_member_and_the_view_is_followed_on(
     scripted: ScriptedOrchestrator, followed: Any, until: Any
 ) -> None:
-    told, _ = followed
+    links, _ = followed
     await until(lambda: bool(scripted.watches))
     newer = node("a")
     newer.state = 17  # type: ignore[assignment]
     scripted.say(joined(2, newer))
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:97"})
     scripted.say(joined(3, node("b")))
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:97", "127.0.0.1:98"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:97", "127.0.0.1:98"})
     assert scripted.num_watches == 1
     newer.node_id, newer.address = "c", "127.0.0.1:99"
     scripted.nodes = [newer]
     scripted.say(None)
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:99"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:99"})
 
 
 async def test_a_view_that_fails_is_followed_again_and_misses_nothing(
     scripted: ScriptedOrchestrator, until: Any, tmp_path: Path
 ) -> None:
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
 
-    class Failing(Told):
+    class Failing(Followed):
         def follow(self, addresses: Any, draining: Any = ()) -> None:
             super().follow(addresses, draining)
             if self.times == 2:
                 raise KeyError("nobody has thought of this")
 
-    told = Failing()
-    view = ClusterView("r", [], told, ViewCache(tmp_path / "view.json"), telemetry)
+    links = Failing()
+    view = ClusterView("r", [], links, ViewCache(tmp_path / "view.json"), telemetry)
     await view.start()
     scripted.nodes = [node("a")]
     telemetry.background.supervise("view", lambda: view.run(f"127.0.0.1:{scripted.port}"))
-    await until(lambda: told.times == 3)
-    assert told.addresses == {"127.0.0.1:97"}
+    await until(lambda: links.times == 3)
+    assert links.addresses == {"127.0.0.1:97"}
     labels = {"task": "view", "outcome": "failed"}
     assert telemetry.registry.get_sample_value("ryzanstein_router_background_task_ends_total", labels) == 1
     await telemetry.background.close()
 
 
 async def test_a_change_of_load_alone_is_no_news(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
-    told, _ = followed
+    links, _ = followed
     await until(lambda: bool(scripted.watches))
     scripted.say(joined(2, node("a")))
-    await until(lambda: len(told.addresses) == 2)
-    times = told.times
+    await until(lambda: len(links.addresses) == 2)
+    times = links.times
     for version in range(3, 20):
         scripted.say(joined(version, node("a", beat_time=float(version))))
     scripted.say(joined(20, node("b")))
-    await until(lambda: len(told.addresses) == 3)
-    assert told.times == times + 1
+    await until(lambda: len(links.addresses) == 3)
+    assert links.times == times + 1
 
 
 async def test_after_a_gap_the_view_is_taken_anew(scripted: ScriptedOrchestrator, followed: Any, until: Any) -> None:
-    told, telemetry = followed
+    links, telemetry = followed
     await until(lambda: bool(scripted.watches))
     scripted.nodes = [node("b")]
     scripted.say(joined(7, node("a")))
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:98"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:98"})
     assert telemetry.registry.get_sample_value("ryzanstein_router_view_resyncs_total", {"cause": "gap"}) == 1
 
 
 async def test_after_the_orchestrators_restart_its_new_view_counts(
     scripted: ScriptedOrchestrator, followed: Any, until: Any
 ) -> None:
-    told, telemetry = followed
+    links, telemetry = followed
     await until(lambda: bool(scripted.watches))
     await scripted.stop()
     scripted.epoch, scripted.nodes = "later", [node("c")]
     await scripted.start()
-    await until(lambda: told.addresses == {"fixed:1", "127.0.0.1:99"})
+    await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:99"})
     assert telemetry.registry.get_sample_value("ryzanstein_router_view_resyncs_total", {"cause": "epoch"}) == 1
 
 

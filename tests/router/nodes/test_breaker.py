@@ -162,7 +162,7 @@ def test_single_faults_between_successes_leave_it_closed_and_some_in_a_row_open_
     assert breaker.state is BreakerState.OPEN
 
 
-def test_one_death_told_by_many_requests_is_one_death(breaker: Breaker, clock: Clock) -> None:
+def test_one_death_reported_by_many_requests_is_one_death(breaker: Breaker, clock: Clock) -> None:
     for _ in range(64):
         breaker.open()
     clock.now += FIRST_PAUSE_S
@@ -182,11 +182,11 @@ def test_another_process_on_the_node_starts_with_a_clean_slate(breaker: Breaker)
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_changes_are_told(clock: Clock) -> None:
-    told: list[BreakerState] = []
-    breaker = Breaker(clock, told.append)
+def test_changes_are_reported(clock: Clock) -> None:
+    reported: list[BreakerState] = []
+    breaker = Breaker(clock, reported.append)
     breaker.open()
     clock.now += FIRST_PAUSE_S
     breaker.sent()
     breaker.worked()
-    assert told == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
+    assert reported == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]

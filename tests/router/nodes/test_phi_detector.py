@@ -15,11 +15,11 @@ from ryzanstein.router.nodes.phi_detector import (
     BeatIntervals,
     Echoes,
     Intervals,
+    PhiThresholds,
     Progress,
-    Thresholds,
 )
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = PhiThresholds()
 
 
 def beating(interval_s: float, working: bool, beats: int = 50, jitter_s: float = 0.0) -> tuple[BeatDetector, float]:

@@ -11,16 +11,18 @@ import pytest
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
-from ryzanstein.router.nodes.phi_detector import Thresholds
-from ryzanstein.router.nodes.suspicion import DEAF, SILENCE, Level, Watch
+from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.suspicion import DEAF, SILENCE, Level, SuspicionWatch
 
 WORKING = Beat(state=NodeState.READY, load=Load(running=1))
 IDLE = Beat(state=NodeState.READY)
 
 
-async def beating(levels: list[tuple[Level, str]]) -> Watch:
+async def beating(levels: list[tuple[Level, str]]) -> SuspicionWatch:
     """A watch after a second of punctual beats."""
-    watch = Watch(Thresholds(dead_phi=12.0, grace_s=60.0), lambda level, cause: levels.append((level, cause)), AwakeClock())
+    watch = SuspicionWatch(
+        PhiThresholds(dead_phi=12.0, grace_s=60.0), lambda level, cause: levels.append((level, cause)), AwakeClock()
+    )
     watch.start()
     for _ in range(20):
         watch.beat(WORKING)
@@ -41,7 +43,7 @@ async def test_a_beat_that_is_read_late_because_this_router_did_not_run_is_no_si
     watch.close()
 
 
-async def test_silence_is_told_within_a_second_and_its_end_at_once() -> None:
+async def test_silence_is_reported_within_a_second_and_its_end_at_once() -> None:
     levels: list[tuple[Level, str]] = []
     watch = await beating(levels)
     began = time.monotonic()
@@ -57,9 +59,9 @@ async def test_silence_is_told_within_a_second_and_its_end_at_once() -> None:
     watch.close()
 
 
-async def hearing(levels: list[tuple[Level, str]], thresholds: Thresholds) -> Watch:
+async def hearing(levels: list[tuple[Level, str]], thresholds: PhiThresholds) -> SuspicionWatch:
     """A watch of a node that works, and answered a few beats."""
-    watch = Watch(thresholds, lambda level, cause: levels.append((level, cause)), AwakeClock())
+    watch = SuspicionWatch(thresholds, lambda level, cause: levels.append((level, cause)), AwakeClock())
     watch.start()
     for sequence in range(1, 21):
         watch.beat(WORKING)
@@ -69,7 +71,7 @@ async def hearing(levels: list[tuple[Level, str]], thresholds: Thresholds) -> Wa
     return watch
 
 
-async def beat_until(watch: Watch, levels: list[tuple[Level, str]], count: int) -> None:
+async def beat_until(watch: SuspicionWatch, levels: list[tuple[Level, str]], count: int) -> None:
     """The node beats and sends tokens until so many levels were told."""
     async with asyncio.timeout(5):
         while len(levels) < count:
@@ -80,7 +82,7 @@ async def beat_until(watch: Watch, levels: list[tuple[Level, str]], count: int) 
 
 async def test_beats_and_tokens_do_not_clear_a_node_that_answers_nothing_and_its_answer_does() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = await hearing(levels, Thresholds(grace_s=60.0))
+    watch = await hearing(levels, PhiThresholds(grace_s=60.0))
     began = time.monotonic()
     watch.asked(21)
     await beat_until(watch, levels, 1)
@@ -98,7 +100,7 @@ async def test_beats_and_tokens_do_not_clear_a_node_that_answers_nothing_and_its
 
 async def test_a_node_that_says_nothing_either_is_silent_and_not_deaf() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = await hearing(levels, Thresholds(grace_s=0.1))
+    watch = await hearing(levels, PhiThresholds(grace_s=0.1))
     watch.beat(IDLE)
     watch.asked(21)
     await asyncio.sleep(2.5)
@@ -108,7 +110,7 @@ async def test_a_node_that_says_nothing_either_is_silent_and_not_deaf() -> None:
 
 async def test_a_node_that_stays_deaf_is_given_up_though_it_beats() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = await hearing(levels, Thresholds(grace_s=0.1))
+    watch = await hearing(levels, PhiThresholds(grace_s=0.1))
     watch.asked(21)
     await beat_until(watch, levels, 2)
     assert levels == [(Level.SUSPECT, DEAF), (Level.DEAD, DEAF)]
@@ -117,7 +119,7 @@ async def test_a_node_that_stays_deaf_is_given_up_though_it_beats() -> None:
 
 async def test_an_answer_that_is_read_late_and_behind_other_frames_because_this_router_did_not_run_is_no_deafness() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = await hearing(levels, Thresholds(grace_s=60.0))
+    watch = await hearing(levels, PhiThresholds(grace_s=60.0))
     watch.asked(21)
     loop = asyncio.get_running_loop()
     time.sleep(1.0)  # noqa: ASYNC251 - nothing of this process runs
@@ -130,7 +132,7 @@ async def test_an_answer_that_is_read_late_and_behind_other_frames_because_this_
 
 async def test_a_node_that_never_answers_is_judged_by_its_beats_alone() -> None:
     levels: list[tuple[Level, str]] = []
-    watch = Watch(Thresholds(grace_s=0.0), lambda level, cause: levels.append((level, cause)), AwakeClock())
+    watch = SuspicionWatch(PhiThresholds(grace_s=0.0), lambda level, cause: levels.append((level, cause)), AwakeClock())
     watch.start()
     for sequence in range(1, 60):
         watch.asked(sequence)
@@ -143,7 +145,7 @@ async def test_a_node_that_never_answers_is_judged_by_its_beats_alone() -> None:
 async def test_an_answer_behind_what_a_node_sent_while_this_router_stood_still_is_no_deafness() -> None:
     """The node sent thousands of frames meanwhile; they are read on time, and the answer comes after all of them."""
     levels: list[tuple[Level, str]] = []
-    watch = await hearing(levels, Thresholds(grace_s=60.0))
+    watch = await hearing(levels, PhiThresholds(grace_s=60.0))
     time.sleep(1.0)  # noqa: ASYNC251 - nothing of this process runs
     watch.asked(21)
     loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_client import redis_client
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -300,7 +300,7 @@ async def test_a_request_that_comes_while_the_store_dies_under_load_never_fails(
 
 
 async def test_a_router_that_stops_while_the_store_is_away_says_how_much_is_lost(start_redis: Any) -> None:
-    redis, telemetry = await start_redis(), Telemetry()
+    redis, telemetry = await start_redis(), RouterTelemetry()
     store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await redis.kill()
@@ -312,8 +312,8 @@ async def test_a_router_that_stops_while_the_store_is_away_says_how_much_is_lost
     assert telemetry.registry.get_sample_value("ryzanstein_router_store_lost_writes_total", {"cause": "stopped"}) == 2
 
 
-async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_redis: Any, until: Any) -> None:
-    redis, telemetry = await start_redis(), Telemetry()
+async def test_an_outage_is_reported_once_at_its_begin_and_once_at_its_end(start_redis: Any, until: Any) -> None:
+    redis, telemetry = await start_redis(), RouterTelemetry()
     store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await redis.kill()
@@ -322,8 +322,8 @@ async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_red
         await asyncio.sleep(0.5)
         await redis.start()
         await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
-    told = [entry["event"] for entry in logs if entry["log_level"] in ("info", "warning")]
-    assert told == ["session store fails, sessions are kept in memory", "session store works again"]
+    logged = [entry["event"] for entry in logs if entry["log_level"] in ("info", "warning")]
+    assert logged == ["session store fails, sessions are kept in memory", "session store works again"]
     assert {session.session_id for session in (await store.list()).sessions} == {session.session_id for session in made}
     await sessions.close()
 
@@ -331,7 +331,7 @@ async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(start_red
 async def test_turns_of_a_session_that_the_store_has_lost_are_counted_and_those_behind_them_are_written(
     start_redis: Any, until: Any
 ) -> None:
-    redis, telemetry = await start_redis(), Telemetry()
+    redis, telemetry = await start_redis(), RouterTelemetry()
     store = await RedisSessions.open(redis_client(redis.url), "test:", SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("gone", "m")
@@ -363,7 +363,7 @@ async def test_a_deletion_during_which_the_store_recovers_does_not_wait_for_the_
             await until(lambda: telemetry.store_outage._value.get() == 0)
             return await super().get(session_id)
 
-    bounds, telemetry = SessionBounds(), Telemetry()
+    bounds, telemetry = SessionBounds(), RouterTelemetry()
     store = Recovering(bounds, lambda number: None)
     sessions = ResilientSessions(store, bounds, OutagePolicy(wait_s=5.0), telemetry)
     await sessions.create("s", "m")
@@ -401,7 +401,7 @@ async def words(store: Any, session_id: str) -> list[str]:
 
 
 async def test_a_turn_waits_also_when_the_store_raises_what_nobody_expects(until: Any) -> None:
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     store = Odd(SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("s", "m")
@@ -419,7 +419,7 @@ async def test_a_turn_waits_also_when_the_store_raises_what_nobody_expects(until
 
 
 async def test_a_turn_that_can_never_be_written_is_given_up_and_those_behind_it_are_not(until: Any) -> None:
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     store = Odd(SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("s", "m")
@@ -435,7 +435,7 @@ async def test_a_turn_that_can_never_be_written_is_given_up_and_those_behind_it_
 
 
 async def test_a_router_that_stops_gives_up_only_what_cannot_be_written() -> None:
-    telemetry = Telemetry()
+    telemetry = RouterTelemetry()
     store = Odd(SessionBounds(), lambda count: None)
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("s", "m")
@@ -476,7 +476,7 @@ class Unreadable(SqliteSessions):
 async def test_what_another_router_wrote_into_the_file_is_not_answered_without(tmp_path: Path) -> None:
     bounds = SessionBounds()
     stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
-    one, other = [ResilientSessions(store, bounds, OutagePolicy(), Telemetry(), store.changes) for store in stores]
+    one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
     for session_id in ("both", "mine"):
         await one.create(session_id, "m")
         await one.append(session_id, said("one"), model="m", node_id="a", generation_id=f"1 {session_id}")
@@ -502,7 +502,7 @@ async def test_what_another_router_wrote_into_the_file_is_not_answered_without(t
 async def test_an_answer_of_a_session_that_changed_elsewhere_is_not_added_to_what_was_known(tmp_path: Path) -> None:
     bounds = SessionBounds()
     stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
-    one, other = [ResilientSessions(store, bounds, OutagePolicy(), Telemetry(), store.changes) for store in stores]
+    one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
     await one.create("s", "m")
     await other.append("s", said("theirs"), model="m", node_id="a", generation_id="1")
     await one.append("s", said("ours"), model="m", node_id="a", generation_id="2")

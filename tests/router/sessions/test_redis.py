@@ -80,7 +80,7 @@ async def test_a_server_that_may_evict_is_warned_of(start_redis: Any) -> None:
     await store.close()
 
 
-async def test_wrong_credentials_are_told_at_the_start_without_the_password(start_redis: Any) -> None:
+async def test_wrong_credentials_are_reported_at_the_start_without_the_password(start_redis: Any) -> None:
     redis = await start_redis(password="right")
     await (await opened(redis.url)).close()
     with pytest.raises(RyzansteinError) as failure:

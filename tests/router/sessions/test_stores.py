@@ -20,7 +20,7 @@ from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.storage.redis_client import redis_client
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 Opener = Callable[..., Awaitable[SessionStore]]
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
@@ -31,15 +31,15 @@ async def open_store(request: pytest.FixtureRequest, start_redis: Any, tmp_path:
     opened: list[SessionStore] = []
 
     async def open_store(evicted: list[int] | None = None, **bounds: int) -> SessionStore:
-        told = [] if evicted is None else evicted
+        gone = [] if evicted is None else evicted
         store: SessionStore
         if request.param == "memory":
-            store = MemorySessions(SessionBounds(**bounds), told.append)
+            store = MemorySessions(SessionBounds(**bounds), gone.append)
         elif request.param == "redis":
             client = redis_client((await start_redis()).url)
-            store = await RedisSessions.open(client, "test:", SessionBounds(**bounds), told.append)
+            store = await RedisSessions.open(client, "test:", SessionBounds(**bounds), gone.append)
         else:
-            store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(**bounds), told.append)
+            store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(**bounds), gone.append)
         opened.append(store)
         return store
 
@@ -132,7 +132,7 @@ async def test_a_session_that_would_be_too_long_is_refused(open_store: Opener, b
     assert (failure.value.code, failure.value.reason) == (Code.FAILED_PRECONDITION, "SESSION_FULL")
 
 
-async def test_above_the_bound_the_least_recently_used_session_is_evicted_and_told(open_store: Opener) -> None:
+async def test_above_the_bound_the_least_recently_used_session_is_evicted_and_counted(open_store: Opener) -> None:
     evicted: list[int] = []
     store = await open_store(evicted, max_sessions=2)
     await store.create("old", "m")
@@ -198,7 +198,7 @@ async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener) -> No
         asked.append(owner)
         return owner == "dead"
 
-    claimed = Claimed(store, "me", 60.0, is_gone, Telemetry().background)
+    claimed = Claimed(store, "me", 60.0, is_gone, RouterTelemetry().background)
     await claimed.claim("dead's", "h")
     await claimed.claim("mine, not given back", "h")
     await refused_as_busy(claimed.claim("living's", "h"))

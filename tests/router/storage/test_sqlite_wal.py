@@ -35,7 +35,7 @@ def test_a_file_is_opened_by_several_at_once(opened: Callable[[Path], sqlite3.Co
     assert [process.exitcode for process in processes] == [0] * _PROCESSES
 
 
-def test_a_file_that_stays_locked_is_told(tmp_path: Path) -> None:
+def test_a_file_that_stays_locked_is_reported(tmp_path: Path) -> None:
     holder, db = (sqlite3.connect(tmp_path / "held.db", timeout=0, isolation_level=None) for _ in range(2))
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):

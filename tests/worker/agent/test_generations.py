@@ -15,7 +15,7 @@ from ryzanstein.worker.agent.generations import RunningGenerations
 from ryzanstein.worker.agent.intake import group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATS = EngineStats(1, 0, 4, 0, 0, 0, 0, 0, 1)
@@ -33,7 +33,7 @@ class World:
     def __init__(self, model, tracing=None) -> None:
         self.model = model
         self.sent = []
-        self.running = RunningGenerations(self.sent.append, Telemetry(), tracing or Tracing("worker"))
+        self.running = RunningGenerations(self.sent.append, WorkerTelemetry(), tracing or Tracing("worker"))
         self.link = RouterLink("router-t", LinkBounds())
 
     async def open(self, group=1, known=None, **sampling):
@@ -73,7 +73,7 @@ async def test_the_engine_runs_what_was_not_finished_before(world):
     assert list((await world.frame()).index) == [1]
 
 
-async def test_after_a_stop_string_the_engine_is_told_and_later_tokens_are_dropped(world):
+async def test_after_a_stop_string_the_engine_learns_it_and_later_tokens_are_dropped(world):
     ids = world.ids("Hello there, my friend")
     await world.open(stop=("there",))
     for token_id in ids:
@@ -121,7 +121,7 @@ async def test_the_groups_failure_is_said_with_its_code(world):
 
 async def test_a_cancelled_handle_is_silent_and_the_engine_frees_it(world):
     await world.open(1)
-    world.running.on_step(msgspec.structs.replace(step(), let_in=[1]))
+    world.running.on_step(msgspec.structs.replace(step(), accepted=[1]))
     world.running.cancel(world.link, 1)
     world.running.cancel(world.link, 1)
     world.running.on_step(step([(1, 0, 5)], [ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]))
@@ -222,7 +222,7 @@ async def test_a_generation_is_accepted_when_the_engine_has_let_it_in_and_a_refu
     await world.open(1)
     await world.open(2)
     refused = GroupFailed(2, int(Code.RESOURCE_EXHAUSTED), "QUEUE_FULL", "full", {"bound": "8"}, 1.5)
-    world.running.on_step(msgspec.structs.replace(step(failed=[refused]), let_in=[1]))
+    world.running.on_step(msgspec.structs.replace(step(failed=[refused]), accepted=[1]))
     output = await world.frame()
     assert [accepted.handle for accepted in output.accepted] == [1]
     (failed,) = output.failed

@@ -80,9 +80,9 @@ async def test_of_several_models_at_once_the_node_serves_one_and_tells_each_call
         stub = WorkerServiceStub(channel)
         calls = [load(stub, name, demo_dir) for name in ("a", "b", "b", "c")]
         await leave(load(stub, "left", demo_dir), 0.05)
-        told = await asyncio.gather(*calls, return_exceptions=True)
+        reported = await asyncio.gather(*calls, return_exceptions=True)
         beat = await becomes(stub, lambda beat: beat.state == pb.NODE_STATE_READY)
-        for name, answer in zip(("a", "b", "b", "c"), told, strict=True):
+        for name, answer in zip(("a", "b", "b", "c"), reported, strict=True):
             if isinstance(answer, grpc.aio.AioRpcError):
                 assert "unloaded, or replaced" in (answer.details() or "")
             else:

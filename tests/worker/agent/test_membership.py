@@ -10,19 +10,19 @@ from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
-from ryzanstein.worker.agent.membership import Membership
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.agent.membership import NodeMembership
+from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
 class SmallOrchestrator(OrchestratorServiceServicer):
-    """Grants leases, answers each beat with `wish`, remembers what it heard."""
+    """Grants leases, answers each beat with `desired`, remembers what it heard."""
 
     def __init__(self) -> None:
         self.leases = 0
         self.nodes = []
         self.beats: asyncio.Queue = asyncio.Queue()
         self.left = []
-        self.wish = pb.HeartbeatResponse()
+        self.answer = pb.HeartbeatResponse()
 
     async def RegisterNode(self, request, context):
         self.leases += 1
@@ -36,7 +36,7 @@ class SmallOrchestrator(OrchestratorServiceServicer):
             if request.lease_id != f"lease-{self.leases}":
                 raise errors.not_found("lease", request.lease_id)
             self.beats.put_nowait(request)
-            yield self.wish
+            yield self.answer
 
     async def LeaveNode(self, request, context):
         self.left.append((request.node_id, request.lease_id))
@@ -50,7 +50,7 @@ class Member:
     """A node that has nothing to do."""
 
     def __init__(self) -> None:
-        self.wishes: asyncio.Queue = asyncio.Queue()
+        self.desired: asyncio.Queue = asyncio.Queue()
 
     def describe(self) -> Node:
         return Node("node-t", "127.0.0.1:7", "incarnation-t", 2, NodeState.READY, "demo")
@@ -58,12 +58,12 @@ class Member:
     def beat(self) -> Beat:
         return Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
 
-    def wish(self, deployment, *, drain):
-        self.wishes.put_nowait((deployment, drain))
+    def desire(self, deployment, *, drain):
+        self.desired.put_nowait((deployment, drain))
 
-    async def until(self, wish) -> None:
+    async def until(self, desired) -> None:
         async with asyncio.timeout(10):
-            while await self.wishes.get() != wish:
+            while await self.desired.get() != desired:
                 pass
 
 
@@ -85,8 +85,8 @@ async def orchestrator():
 @pytest.fixture
 async def member(orchestrator):
     member = Member()
-    member.telemetry = Telemetry()
-    member.membership = Membership(f"127.0.0.1:{orchestrator.server.port}", member, member.telemetry)
+    member.telemetry = WorkerTelemetry()
+    member.membership = NodeMembership(f"127.0.0.1:{orchestrator.server.port}", member, member.telemetry)
     task = asyncio.create_task(member.membership.run())
     yield member
     task.cancel()
@@ -102,7 +102,7 @@ async def test_a_node_registers_and_beats(orchestrator, member):
 
 async def test_what_the_orchestrator_wants_reaches_the_node(orchestrator, member):
     await member.until((None, False))
-    orchestrator.wish = pb.HeartbeatResponse(deployment=pb.Deployment(model="m", path="/m"), drain=True)
+    orchestrator.answer = pb.HeartbeatResponse(deployment=pb.Deployment(model="m", path="/m"), drain=True)
     await member.until((Deployment("m", "/m"), True))
 
 
@@ -149,7 +149,7 @@ async def test_leaving_gives_the_lease_back(orchestrator, member):
 
 
 async def test_leaving_a_dead_orchestrator_takes_no_time():
-    membership = Membership("127.0.0.1:1", Member(), Telemetry())
+    membership = NodeMembership("127.0.0.1:1", Member(), WorkerTelemetry())
     membership._lease_id = "lease-1"
     async with asyncio.timeout(3):
         await membership.leave()
@@ -161,13 +161,13 @@ async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrato
     node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)
     await beat_with(orchestrator, NodeState.READY, "demo")
     assert orchestrator.nodes[0].address == node.address
-    orchestrator.wish = pb.HeartbeatResponse(drain=True)
+    orchestrator.answer = pb.HeartbeatResponse(drain=True)
     await beat_with(orchestrator, NodeState.DRAINING, "demo")
-    orchestrator.wish = pb.HeartbeatResponse()
+    orchestrator.answer = pb.HeartbeatResponse()
     await beat_with(orchestrator, NodeState.READY, "demo")
-    orchestrator.wish = pb.HeartbeatResponse(deployment=pb.Deployment(model="renamed", path=str(demo_dir)))
+    orchestrator.answer = pb.HeartbeatResponse(deployment=pb.Deployment(model="renamed", path=str(demo_dir)))
     await beat_with(orchestrator, NodeState.READY, "renamed")
-    orchestrator.wish = pb.HeartbeatResponse()
+    orchestrator.answer = pb.HeartbeatResponse()
     await beat_with(orchestrator, NodeState.READY, "demo")
     node.process.terminate()
     assert await asyncio.to_thread(node.process.wait, 20) == 0
@@ -183,7 +183,7 @@ async def beat_with(orchestrator, state: NodeState, model: str) -> None:
 
 
 async def test_a_missing_orchestrator_is_asked_again_and_again():
-    membership = Membership("127.0.0.1:1", Member(), Telemetry())
+    membership = NodeMembership("127.0.0.1:1", Member(), WorkerTelemetry())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(membership.run(), 1.0)
     labels = {"cause": grpc.StatusCode.UNAVAILABLE.name.lower()}

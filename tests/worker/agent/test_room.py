@@ -15,9 +15,9 @@ from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 
 AT_ONCE, CHOICES = 5, 8
@@ -33,7 +33,7 @@ async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypa
     monkeypatch.setattr(intake, "tokenize", slowly)
     settings = WorkerSettings(_env_file=None, max_waiting=16, max_sequences=1)  # type: ignore[call-arg]
     ranks = SimulatedRanks(random.Random(1), RankProfile(start_s=0.01))
-    node = Node(settings, Telemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
+    node = NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)

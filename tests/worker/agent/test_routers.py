@@ -60,10 +60,10 @@ async def test_only_the_newest_beat_is_sent_and_after_the_output(link):
 async def test_only_the_newest_answer_to_a_beat_is_sent_and_before_everything_else(link):
     link.add_row(1, 0, 0, Token(1, "a"))
     link.beat(Beat(sequence=1))
-    link.heard(6)
-    link.heard(7)
+    link.acknowledge(6)
+    link.acknowledge(7)
     frames = link.frames()
-    assert (await next_frame(frames)).heard.sequence == 7
+    assert (await next_frame(frames)).ack.sequence == 7
     assert (await next_frame(frames)).HasField("output")
     assert (await next_frame(frames)).HasField("beat")
     with pytest.raises(TimeoutError):

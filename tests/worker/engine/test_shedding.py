@@ -100,7 +100,7 @@ def test_without_an_objective_the_wait_grows_to_the_bound_of_the_line(timed, gro
     assert max(arrivals.first_s.values()) > 5
 
 
-def test_few_are_refused_after_they_were_let_in(timed, group) -> None:
+def test_few_are_refused_after_they_were_accepted(timed, group) -> None:
     it = timed(ttft_objective_s=0.4)
     warm_up(it, group)
     arrivals = Arrivals(it, group, 3.0)
@@ -109,7 +109,7 @@ def test_few_are_refused_after_they_were_let_in(timed, group) -> None:
 
     def fail(number, error):
         nonlocal refused_late
-        refused_late += it.engine._groups._groups[number].let_in
+        refused_late += it.engine._groups._groups[number].accepted
         original(number, error)
 
     it.engine._groups.fail = fail
@@ -249,36 +249,36 @@ def test_prompts_are_cut_while_sequences_decode_so_that_their_tokens_are_in_time
     assert longest[0.018] <= 0.0185
 
 
-def test_what_was_let_in_by_another_node_is_not_refused(timed, group) -> None:
+def test_what_was_accepted_by_another_node_is_not_refused(timed, group) -> None:
     it = timed(ttft_objective_s=0.05)
     warm_up(it, group, 8)
     for number in range(1, 40):
-        it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER, let_in=True))
+        it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER, accepted_before=True))
     it.drain()
     assert not it.failed
 
 
-def test_each_group_is_let_in_when_it_begins_or_is_refused(timed, group) -> None:
+def test_each_group_is_accepted_when_it_begins_or_is_refused(timed, group) -> None:
     it = timed(ttft_objective_s=0.4)
     warm_up(it, group)
     for number in range(1, 60):
         it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER))
-    let_in = []
+    accepted = []
     while it.engine.has_work:
-        let_in += it.step().let_in
-    assert sorted(let_in + list(it.failed)) == list(range(1, 60))
+        accepted += it.step().accepted
+    assert sorted(accepted + list(it.failed)) == list(range(1, 60))
     assert len(it.failed) > 20
 
 
-def test_who_waits_for_long_is_told_that_it_may(timed, group) -> None:
+def test_who_waits_for_long_learns_that_it_may(timed, group) -> None:
     it = timed()
     warm_up(it, group)
     for number in range(60):
         it.engine.submit(group(number, [number] * 8, max_tokens=ANSWER))
-    told: dict[int, float] = {}
+    reported: dict[int, float] = {}
     began = it.time
     while it.engine.has_work:
-        told.update(dict.fromkeys(it.step().let_in, it.time - began))
-    assert len(told) == 60
-    assert max(told.values()) < 1.1
+        reported.update(dict.fromkeys(it.step().accepted, it.time - began))
+    assert len(reported) == 60
+    assert max(reported.values()) < 1.1
     assert it.time - began > 1.5, "the last of them waited for longer"

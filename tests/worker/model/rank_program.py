@@ -16,7 +16,7 @@ from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
-from ryzanstein.worker.model.collectives.waiting import Patience
+from ryzanstein.worker.model.collectives.waiting import WaitPolicy
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
@@ -44,7 +44,7 @@ class Recorder:
 def main() -> None:
     jobs_file, rank, size, segment_fd, out = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     torch.set_num_threads(1)
-    patience = Patience(spin_s=0.0, deadline_s=60.0)
+    patience = WaitPolicy(spin_s=0.0, deadline_s=60.0)
     recorder = Recorder()
     shm = open_collectives(GroupAddress("shm", segment_fd), rank, size, recorder, patience)
     gloo = open_collectives(GroupAddress("gloo", store_path=Path(f"{jobs_file}.store")), rank, size, Recorder(), patience)

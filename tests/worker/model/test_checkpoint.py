@@ -128,13 +128,13 @@ def test_an_index_cannot_lead_out_of_the_directory(model_dir: Path, refusal: Cal
     assert "files in the same directory" in refusal(model_dir)
 
 
-def test_too_little_memory_is_told_in_numbers(model_dir: Path, refusal: Callable[..., str]) -> None:
+def test_too_little_memory_is_reported_in_numbers(model_dir: Path, refusal: Callable[..., str]) -> None:
     message = refusal(model_dir, num_blocks=10**12)
     assert str(10**12 * 4 * 2 * 2 * 4 * 8 * 4) in message
     assert "bytes are free on cpu" in message
 
 
-def test_a_budget_below_one_block_is_told_in_numbers(model_dir: Path, refusal: Callable[..., str]) -> None:
+def test_a_budget_below_one_block_is_reported_in_numbers(model_dir: Path, refusal: Callable[..., str]) -> None:
     message = refusal(model_dir, num_blocks=None, kv_bytes=2047)
     assert message == "a KV cache of 2047 bytes per rank is smaller than one block of 2048 bytes"
 

@@ -13,7 +13,7 @@ import torch
 from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress, OutOfStep
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
-from ryzanstein.worker.model.collectives.waiting import Patience
+from ryzanstein.worker.model.collectives.waiting import WaitPolicy
 from ryzanstein.worker.model.segment import MAX_RANKS, segment_bytes, slot_offset
 
 
@@ -26,7 +26,7 @@ def segment_fd() -> Iterator[int]:
 
 
 def test_a_missing_peer_is_named_after_the_deadline(segment_fd: int) -> None:
-    patience = Patience(spin_s=0.0001, deadline_s=0.05)
+    patience = WaitPolicy(spin_s=0.0001, deadline_s=0.05)
     alone = open_collectives(GroupAddress("shm", segment_fd), 1, 2, NoProgress(), patience)
     with pytest.raises(CollectiveTimeout, match=r"all_reduce: rank 1 waits for 0: nothing for 0\.\d s"):
         alone.all_reduce(torch.zeros(3))
@@ -38,7 +38,7 @@ def test_a_rank_that_leaves_an_operation_out_is_found_before_anything_is_believe
     """Without the check rank 0 would gather what rank 1 had put there to be added up, and go on for ever."""
 
     def step(rank: int) -> str:
-        ranks = open_collectives(GroupAddress("shm", segment_fd), rank, 2, NoProgress(), Patience(deadline_s=5))
+        ranks = open_collectives(GroupAddress("shm", segment_fd), rank, 2, NoProgress(), WaitPolicy(deadline_s=5))
         try:
             for _ in range(1 if rank == forgetful else 2):
                 ranks.all_reduce(torch.ones(8))
@@ -54,7 +54,7 @@ def test_a_rank_that_leaves_an_operation_out_is_found_before_anything_is_believe
 
 def test_waiting_gives_the_core_away(segment_fd: int) -> None:
     """A rank that waits for half a second spends little of it computing."""
-    alone = open_collectives(GroupAddress("shm", segment_fd), 0, 2, NoProgress(), Patience(deadline_s=0.5))
+    alone = open_collectives(GroupAddress("shm", segment_fd), 0, 2, NoProgress(), WaitPolicy(deadline_s=0.5))
     before = os.times()
     with pytest.raises(CollectiveTimeout):
         alone.all_reduce(torch.zeros(3))

@@ -21,7 +21,7 @@ import pytest
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TextPrompt
 from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, ModelRefused
-from ryzanstein.worker.model.shapes import Shape
+from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -37,7 +37,7 @@ NUM_FUZZED = 120
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model_dir = tmp_path_factory.mktemp("sound")
-    synthesize(model_dir, Recipe("llama", Shape(32, 2, 4, 2, 48, 300), "float32", seed=0, num_files=1))
+    synthesize(model_dir, Recipe("llama", ModelShape(32, 2, 4, 2, 48, 300), "float32", seed=0, num_files=1))
     return model_dir
 
 

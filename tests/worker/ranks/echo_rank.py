@@ -50,10 +50,10 @@ def misbehave(model: str, agent: RankChannel) -> None:
 
 
 def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None:
-    step = heard = 0
+    step = taken = 0
     while True:
         for message in agent.wait():
-            heard += 1
+            taken += 1
             if isinstance(message, SubmitGroup):
                 for index in range(message.max_tokens):
                     step += 1
@@ -68,14 +68,14 @@ def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None
                     ended = [ChoiceEnd(message.group, 0, 2, 0)] if index == message.max_tokens - 1 else []
                     stats = EngineStats(1, 0, 0, 0, 0, 0, 0, 0, step)
                     duration = time.monotonic() - began
-                    agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration, heard=heard))
+                    agent.send(StepEvents(step, [message.group], [0], [index], {}, ended, [], stats, duration, taken=taken))
             else:
                 if isinstance(message, CheckRanks):
                     board.answer(message.number)
                     for peer in peers:
                         peer.send(Step(0, message.number))
                 stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, step)
-                agent.send(StepEvents(step, [], [], [], {}, [], [], stats, 0.0, heard=heard))
+                agent.send(StepEvents(step, [], [], [], {}, [], [], stats, 0.0, taken=taken))
 
 
 def follow(lead_channel: RankChannel, board: RankBoard) -> None:

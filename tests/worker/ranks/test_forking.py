@@ -239,7 +239,7 @@ async def test_an_end_of_its_own_is_no_dying(fork) -> None:
         assert not rank.process.dying.done()
 
 
-async def test_threads_before_a_fork_are_told(fork) -> None:
+async def test_threads_before_a_fork_are_reported(fork) -> None:
     with capture_logs() as lines:
         async with ForkServer(OBEDIENT, {"PREPARE": "thread"}) as server:
             await fork(server, 0)

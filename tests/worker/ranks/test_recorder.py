@@ -54,16 +54,16 @@ def test_so_many_steps_are_recorded_and_sent_once(rank: Rank) -> None:
     assert (trace.rank, trace.number, trace.error, multiplications(trace)) == (1, 7, "", 3)
 
 
-def test_a_wish_for_another_rank_or_for_none_gives_up_what_runs(rank: Rank) -> None:
-    for wish in (StartProfile(0, 5, 2), StartProfile(1, 0, 1)):
+def test_a_request_for_another_rank_or_for_none_gives_up_what_runs(rank: Rank) -> None:
+    for request in (StartProfile(0, 5, 2), StartProfile(1, 0, 1)):
         rank.recorder.start(StartProfile(1, 2, 1))
         rank.step()
-        rank.recorder.start(wish)
+        rank.recorder.start(request)
         rank.step(5)
     assert rank.sent == []
 
 
-def test_a_new_wish_takes_the_place_of_one_that_runs(rank: Rank) -> None:
+def test_a_new_request_takes_the_place_of_one_that_runs(rank: Rank) -> None:
     rank.recorder.start(StartProfile(1, 2, 1))
     rank.step()
     rank.recorder.start(StartProfile(1, 4, 2))

@@ -47,11 +47,11 @@ def assert_resumes_at_every_cut(model: TextModel, token_ids: list[int], stop: li
         assert [resumed.push(token_id) for token_id in token_ids[k:]] == outputs[k:]
         assert resumed.flush() == rest
         if token_ids[k:]:
-            told, after_all = ChoiceText(model), ChoiceText(model)
-            told.replay(token_ids[:k])
+            replayed, after_all = ChoiceText(model), ChoiceText(model)
+            replayed.replay(token_ids[:k])
             for token_id in token_ids[:k]:
                 after_all.push(token_id)
-            assert told.next_bytes(token_ids[k]) == after_all.next_bytes(token_ids[k])
+            assert replayed.next_bytes(token_ids[k]) == after_all.next_bytes(token_ids[k])
 
 
 async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:

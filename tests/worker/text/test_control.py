@@ -247,7 +247,7 @@ def test_no_way_of_a_template_with_texts_makes_them_a_control_token(
     assert [token_id for token_id in token_ids if token_id < len(SPELLED) + 1] == [1], "the template's own end and no other"
 
 
-def test_what_cannot_be_told_apart_is_refused(write_model: Callable[..., Path]) -> None:
+def test_what_cannot_be_distinguished_is_refused(write_model: Callable[..., Path]) -> None:
     template = "{{ messages[0].content | tojson(ensure_ascii=True) }}{{ messages[0].content | upper }}"
     model = TextModel.load(write_model("byte_level", tokenizer_config={"chat_template": template}))
     assert model.encode_chat(talk(["hi"]))

@@ -237,7 +237,7 @@ def test_special_tokens_that_only_the_configuration_knows_are_not_shown(write_mo
     assert model.decode(ids) == reference.decode(ids, skip_special_tokens=True) == "foxdog"
 
 
-def test_a_tokens_own_text_is_told_even_if_it_is_special_or_half_a_character(pair) -> None:
+def test_a_tokens_own_text_is_reported_even_if_it_is_special_or_half_a_character(pair) -> None:
     model = pair[0]
     assert model.token_text(1) == "</s>"
     assert model.token_text(model.vocab_size - 1) == ""

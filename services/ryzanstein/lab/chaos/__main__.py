@@ -20,9 +20,9 @@ import typer
 
 from ryzanstein.lab.chaos.campaign import Campaign, Order, Results
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, chosen
-from ryzanstein.lab.chaos.document import Campaign as Made
+from ryzanstein.lab.chaos.document import CampaignFacts as Made
 from ryzanstein.lab.chaos.document import document
-from ryzanstein.lab.chaos.network import Network, NetworkImpossibleError
+from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
 from ryzanstein.lab.chaos.report import page
 
 CLIENTS = 3
@@ -65,7 +65,7 @@ def _run(order: Order) -> tuple[Results, Made]:
     began = time.monotonic()
     with ExitStack() as stack:
         try:
-            network = stack.enter_context(Network())
+            network = stack.enter_context(HostNetwork())
         except NetworkImpossibleError as impossible:
             network = None
             _tell(f"NO NETWORK NAMESPACES, faults of the network are NOT RUN: {impossible}")

@@ -30,7 +30,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BudgetRow:
     """One fault of the table. `startup_s`: mean seconds by phase of a rank's restart. `misses`: targets missed, in words."""
 
     fault: Fault
@@ -62,7 +62,7 @@ class Row:
         return not self.misses
 
 
-def summed(fault: Fault, runs: Sequence[Observation]) -> Row:
+def summed(fault: Fault, runs: Sequence[Observation]) -> BudgetRow:
     """The row of a fault, judged."""
 
     def quantiles(take: Callable[[Observation], float | None]) -> Quantiles:
@@ -72,7 +72,7 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> Row:
         return sum(map(take, runs), Counter())
 
     return judged(
-        Row(
+        BudgetRow(
             fault,
             len(runs),
             detected_s=quantiles(lambda run: run.detected_s),
@@ -99,12 +99,12 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> Row:
     )
 
 
-def judged(row: Row) -> Row:
+def judged(row: BudgetRow) -> BudgetRow:
     """The row with its misses."""
     return replace(row, misses=tuple(_misses(row)))
 
 
-def _misses(row: Row) -> Iterable[str]:
+def _misses(row: BudgetRow) -> Iterable[str]:
     fault, bounds = row.fault, row.fault.bounds
     for count, what in ((row.lost, "tokens lost"), (row.repeated, "tokens repeated"), (row.changed, "answers changed")):
         if count:

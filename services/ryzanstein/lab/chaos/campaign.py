@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ryzanstein.cli.service_process import ServiceFailedError
-from ryzanstein.lab.chaos.budget import Row, summed
+from ryzanstein.lab.chaos.budget import BudgetRow, summed
 from ryzanstein.lab.chaos.catalog import by_layout
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.layouts import Layout
-from ryzanstein.lab.chaos.network import Network, NetworkImpossibleError
+from ryzanstein.lab.chaos.layouts import ClusterLayout
+from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
 from ryzanstein.lab.chaos.observation import Observation
 from ryzanstein.lab.chaos.series import Series
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage, staged
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 class Results:
     """`rows` in the order of the table; `not_run`: why, by name of the fault."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BudgetRow] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ class Campaign:
 
     order: Order
     tell: Tell
-    network: Network | None
+    network: HostNetwork | None
     results: Results = field(default_factory=Results)
     _seen: dict[str, list[Observation]] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Campaign:
             (fault, run) for fault in faults for run in range(len(self._seen.get(fault.name, ())), fault.runs(self.order.runs))
         ]
 
-    async def _on_a_stage(self, layout: Layout, faults: Sequence[Fault]) -> bool:
+    async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault]) -> bool:
         """Whether every run came about."""
         self.tell(f"{layout.name}: starts {layout}")
         try:

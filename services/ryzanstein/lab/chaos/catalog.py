@@ -7,7 +7,7 @@ from itertools import groupby
 
 from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.faults import connections, control, idle, late, nodes, ranks, requests, stores
-from ryzanstein.lab.chaos.layouts import Layout
+from ryzanstein.lab.chaos.layouts import ClusterLayout
 
 CATALOG: tuple[Fault, ...] = (
     *nodes.FAULTS,
@@ -33,7 +33,7 @@ def chosen(names: Sequence[str]) -> list[Fault]:
     return [fault for fault in CATALOG if not names or fault.name in names]
 
 
-def by_layout(faults: Sequence[Fault]) -> list[tuple[Layout, list[Fault]]]:
+def by_layout(faults: Sequence[Fault]) -> list[tuple[ClusterLayout, list[Fault]]]:
     """Faults that share a cluster, so that each is started once."""
     ordered = sorted(faults, key=lambda fault: fault.layout.name)
     return [(layout, list(group)) for layout, group in groupby(ordered, key=lambda fault: fault.layout)]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.transport import Request, Transport
 
 PATIENCE_S = 30.0
@@ -22,7 +22,7 @@ _LONGEST_BACKOFF_S = 1.0
 _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN, Code.INTERNAL)
 
 
-class Client:
+class LoadClient:
     """Reads one answer at a time. `stay_away` is how a client that went away is made to come back."""
 
     def __init__(self, transport: Transport, num_routers: int, rng: random.Random) -> None:
@@ -31,7 +31,7 @@ class Client:
         self._rng = rng
         self._away_s = 0.0
 
-    async def read(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+    async def read(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
         """Returns when the answer is complete or given up: then `reading.failure` says why."""
         failures, patience_until = 0, None
         while True:
@@ -46,7 +46,7 @@ class Client:
                 now = time.monotonic()
                 failures = 1 if reading.num_tokens > tokens else failures + 1
                 patience_until = now + PATIENCE_S if failures == 1 or patience_until is None else patience_until
-                reading.broke(self._told(error))
+                reading.broke(self._note(error))
                 if reading.complete:
                     return
                 if not self._may_go_on(reading, error) or now > patience_until:
@@ -63,7 +63,7 @@ class Client:
     async def close(self) -> None:
         await self._transport.leave()
 
-    def _told(self, error: RyzansteinError) -> str:
+    def _note(self, error: RyzansteinError) -> str:
         return (
             "went away"
             if self._away_s
@@ -72,7 +72,7 @@ class Client:
             else error.code.name
         )
 
-    def _may_go_on(self, reading: Reading, error: RyzansteinError) -> bool:
+    def _may_go_on(self, reading: AnswerReading, error: RyzansteinError) -> bool:
         lost_connection = error.code in _LOST_CONNECTION and error.reason == error.code.name
         if lost_connection or error.retry_after_s is not None:
             return True

@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 
-from ryzanstein.lab.chaos.budget import Quantiles, Row
+from ryzanstein.lab.chaos.budget import BudgetRow, Quantiles
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
+class CampaignFacts:
     """How the figures were made. `not_run`: faults that this machine does not allow, and why."""
 
     command: str
@@ -26,7 +26,7 @@ class Campaign:
     not_run: dict[str, str]
 
 
-def document(rows: Sequence[Row], campaign: Campaign) -> dict[str, Any]:
+def document(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> dict[str, Any]:
     """`faults` as `bench failover --json` promises them, with more beside."""
     return {"faults": [_fault(row) for row in rows], "machine": machine(), "campaign": asdict(campaign)}
 
@@ -49,7 +49,7 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _fault(row: Row) -> dict[str, Any]:
+def _fault(row: BudgetRow) -> dict[str, Any]:
     bounds = row.fault.bounds
     return {
         "fault": row.fault.name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.logs import LogLine
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, Samples
 
 CLIENT = "client"
@@ -24,7 +24,7 @@ class Moment:
 
     wall_s: float
     monotonic_s: float
-    struck: Mapping[Reading, int]
+    struck: Mapping[AnswerReading, int]
     victims: frozenset[str] = frozenset()
 
 

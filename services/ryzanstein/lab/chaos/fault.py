@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ryzanstein.lab.chaos.layouts import PLAIN, Layout
+from ryzanstein.lab.chaos.layouts import PLAIN, ClusterLayout
 from ryzanstein.lab.chaos.logs import LogLine
-from ryzanstein.lab.chaos.questions import Question
-from ryzanstein.lab.chaos.reading import Arrival, Reading
+from ryzanstein.lab.chaos.questions import LoadQuestion
+from ryzanstein.lab.chaos.reading import AnswerReading, TokenArrival
 from ryzanstein.lab.chaos.stage import Stage
 
 
@@ -31,7 +31,7 @@ class Resume(Enum):
     REJOINED = "rejoined"
     ANY = "any"
 
-    def holds(self, arrival: Arrival, victims: frozenset[str], calls_before: int) -> bool:
+    def holds(self, arrival: TokenArrival, victims: frozenset[str], calls_before: int) -> bool:
         match self:
             case Resume.MOVED:
                 return bool(arrival.node_id) and arrival.node_id not in victims
@@ -63,7 +63,7 @@ class Sign:
 class Victim:
     """Whom a strike hits. `reading` is the stream that was aimed at, `rng` decides what is left open."""
 
-    reading: Reading
+    reading: AnswerReading
     node_id: str
     router: str
     rng: random.Random
@@ -74,7 +74,7 @@ Strike = Callable[[Stage, Victim], AbstractAsyncContextManager[frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FaultBounds:
     """What a fault may take, in seconds; None: nothing is promised."""
 
     detected_s: float | None = None
@@ -98,10 +98,10 @@ class Fault:
     what: str
     strike: Strike
     signs: tuple[Sign, ...] = ()
-    layout: Layout = PLAIN
+    layout: ClusterLayout = PLAIN
     scope: Scope = Scope.NODE
     resumes: Resume = Resume.MOVED
-    bounds: Bounds = Bounds()
+    bounds: FaultBounds = FaultBounds()
     lasts_s: float = 0.0
     at_most_s: float = 30.0
     runs_divisor: int = 1
@@ -110,7 +110,7 @@ class Fault:
     healthy_left: bool = True
     in_turn: bool = False
     counts_beats: bool = False
-    beside: Callable[[int], Question] | None = None
+    beside: Callable[[int], LoadQuestion] | None = None
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
     in_flight_s: float = 0.0
     unwanted: tuple[Sign, ...] = ()

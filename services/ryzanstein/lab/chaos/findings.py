@@ -11,7 +11,7 @@ from ryzanstein.lab.chaos.evidence import Moment
 from ryzanstein.lab.chaos.fault import Fault, Scope, Victim
 from ryzanstein.lab.chaos.logs import LogLine
 from ryzanstein.lab.chaos.observation import Observation
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import Samples
 from ryzanstein.lab.chaos.stage import Stage
 
@@ -31,15 +31,15 @@ class Strike:
 
     kind: str
     moment: Moment
-    stuck: list[Reading]
+    stuck: list[AnswerReading]
     beats: int
     metrics: Mapping[str, Samples]
 
 
-def struck_by(scope: Scope, victim: Victim, under_way: Sequence[Reading]) -> dict[Reading, int]:
+def struck_by(scope: Scope, victim: Victim, under_way: Sequence[AnswerReading]) -> dict[AnswerReading, int]:
     """The streams that are hit, with how many calls each has made."""
 
-    def hit(reading: Reading) -> bool:
+    def hit(reading: AnswerReading) -> bool:
         match scope:
             case Scope.NODE:
                 return reading.node_id == victim.node_id
@@ -53,7 +53,7 @@ def struck_by(scope: Scope, victim: Victim, under_way: Sequence[Reading]) -> dic
     return {reading: reading.calls for reading in under_way if hit(reading)}
 
 
-def moment_of(stage: Stage, fault: Fault, struck: dict[Reading, int], victims: frozenset[str]) -> Moment:
+def moment_of(stage: Stage, fault: Fault, struck: dict[AnswerReading, int], victims: frozenset[str]) -> Moment:
     """Now that the fault is there: one on several nodes hits the streams of all of them, one on all those that began since."""
     under_way = stage.load.under_way
     if fault.scope is Scope.NODE:
@@ -87,7 +87,9 @@ def read(fault: Fault, run: int, strike: Strike, lines: Sequence[LogLine], usual
     )
 
 
-def judged(stage: Stage, seen: Observation, ended: Sequence[Reading], stuck: Sequence[Reading], within_s: float) -> Observation:
+def judged(
+    stage: Stage, seen: Observation, ended: Sequence[AnswerReading], stuck: Sequence[AnswerReading], within_s: float
+) -> Observation:
     """With what clients saw of answers that ended, and of those that did not end `within_s`."""
     for reading in stuck:
         reading.failure = reading.failure or f"not answered within {within_s:g} s"

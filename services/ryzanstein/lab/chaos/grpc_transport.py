@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.questions import Question
-from ryzanstein.lab.chaos.reading import Piece, Reading
+from ryzanstein.lab.chaos.questions import LoadQuestion
+from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
@@ -31,7 +31,7 @@ class GrpcTransport:
         self._router = -1
         self._left = False
 
-    async def follow(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+    async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
         """See `Transport.follow`."""
         self._left = False
         stub = inference_pb2_grpc.InferenceServiceStub(await self._open(reading.router))
@@ -66,14 +66,14 @@ class GrpcTransport:
         if channel is not None:
             await channel.close()
 
-    def _call(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, request: Request, reading: Reading) -> _Call:
+    def _call(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, request: Request, reading: AnswerReading) -> _Call:
         if not reading.generation_id:
             return stub.StreamChat(pb.StreamChatRequest(chat=_chat(request.question, request)), timeout=request.question.call_s)
         attach = pb.AttachGenerationRequest(generation_id=reading.generation_id, from_index=reading.next_index)
         return stub.AttachGeneration(attach, timeout=request.question.call_s)
 
 
-def _chat(question: Question, request: Request) -> pb.ChatRequest:
+def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:
     return pb.ChatRequest(
         messages=[pb.Message(role=pb.ROLE_USER, content=request.text)],
         sampling=pb.SamplingParams(**question.sampling),
@@ -82,7 +82,7 @@ def _chat(question: Question, request: Request) -> pb.ChatRequest:
     )
 
 
-def _take(event: pb.GenerationEvent, reading: Reading) -> None:
+def _take(event: pb.GenerationEvent, reading: AnswerReading) -> None:
     match event.WhichOneof("kind"):
         case "started":
             reading.generation_id = event.started.generation_id

@@ -12,7 +12,7 @@ from typing import Any
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.chaos.http_stream import HttpAnswer, HttpRequest, ServerSentEvent, send
-from ryzanstein.lab.chaos.reading import Piece, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 
 _CODES = {
@@ -36,7 +36,7 @@ class HttpTransport:
         self._answer: HttpAnswer | None = None
         self._cursor = ""
 
-    async def follow(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+    async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
         """See `Transport.follow`."""
         try:
             self._answer = await self._ask(request, reading)
@@ -61,7 +61,7 @@ class HttpTransport:
         if self._answer is not None:
             self._answer.close()
 
-    async def _ask(self, request: Request, reading: Reading) -> HttpAnswer:
+    async def _ask(self, request: Request, reading: AnswerReading) -> HttpAnswer:
         router = self._routers[reading.router]
         if reading.generation_id:
             path = f"/v1/generations/{_ID_PREFIX}{reading.generation_id}/events?include_usage=true"
@@ -72,7 +72,7 @@ class HttpTransport:
         body = json.dumps(_body(request)).encode()
         return await send(router.http_host, router.http_port, HttpRequest("POST", "/v1/chat/completions", headers, body))
 
-    def _take(self, event: ServerSentEvent, reading: Reading) -> None:
+    def _take(self, event: ServerSentEvent, reading: AnswerReading) -> None:
         if event.name == "error":
             raise _stream_error(json.loads(event.data)["error"])
         chunk = json.loads(event.data)
@@ -91,7 +91,7 @@ def next_index(event_id: str) -> dict[int, int]:
     return {int(choice): int(index) for choice, index in positions}
 
 
-def _take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], reading: Reading) -> None:
+def _take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], reading: AnswerReading) -> None:
     rows = (choice.get("logprobs") or {}).get("content") or []
     number = choice["index"]
     text = choice["delta"].get("content") or ""

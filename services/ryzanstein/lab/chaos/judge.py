@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.lab.chaos.reading import ChoiceRead, Reading
+from ryzanstein.lab.chaos.reading import AnswerReading, ChoiceRead
 
 LOGPROB_TOLERANCE = 1e-3
 
@@ -23,7 +23,7 @@ class Verdict:
         return not (self.lost or self.repeated or self.failed or self.differences)
 
 
-def judge(undisturbed: Reading, seen: Reading) -> Verdict:
+def judge(undisturbed: AnswerReading, seen: AnswerReading) -> Verdict:
     """The verdict on `seen`. Of an answer that failed only what did arrive is judged: the rest is a failure, not a loss."""
     failed = bool(seen.failure) or not seen.complete
     lost, differences = seen.num_lost, list[str]()
@@ -61,7 +61,7 @@ def _first_difference(expected: list[int | str], read: list[int | str]) -> int |
     return next((index for index, (left, right) in enumerate(pairs) if left != right), None)
 
 
-def _usage(undisturbed: Reading, seen: Reading) -> list[str]:
+def _usage(undisturbed: AnswerReading, seen: AnswerReading) -> list[str]:
     """Cached prompt tokens are left out: they say where an answer was computed."""
     expected = (undisturbed.prompt_tokens, undisturbed.completion_tokens)
     counted = (seen.prompt_tokens, seen.completion_tokens)

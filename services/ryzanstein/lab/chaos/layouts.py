@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterLayout:
     """`redis`: sessions and journal are in a Redis on a host of its own. `proxied`: routers reach each node through a delaying
     proxy on the node's host. `faked_clocks`: every service has a wall clock of its own. `saboteur`: ranks obey signals
     that make them skip a collective, compute NaN or take long. `step_s`: while a run lasts each step takes so much longer,
@@ -38,12 +38,12 @@ class Layout:
         return ", ".join([*parts, *(text for text, there in more if there)])
 
 
-PLAIN = Layout("plain")
-RANKS = Layout("ranks", nodes=2, tp=2, saboteur=True)
-ROUTERS = Layout("routers", routers=2, redis=True)
-DISTANT = Layout("distant", proxied=True)
-CLOCKS = Layout("clocks", faked_clocks=True)
-IDLE = Layout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
+PLAIN = ClusterLayout("plain")
+RANKS = ClusterLayout("ranks", nodes=2, tp=2, saboteur=True)
+ROUTERS = ClusterLayout("routers", routers=2, redis=True)
+DISTANT = ClusterLayout("distant", proxied=True)
+CLOCKS = ClusterLayout("clocks", faked_clocks=True)
+IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
 # A thousand tokens: a minute and more.
-LONG = Layout("long", step_s=0.064)
-ALONE = Layout("alone", nodes=1, tp=2, saboteur=True, step_s=0.076)
+LONG = ClusterLayout("long", step_s=0.064)
+ALONE = ClusterLayout("alone", nodes=1, tp=2, saboteur=True, step_s=0.076)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from ryzanstein.lab.chaos.client import Client
+from ryzanstein.lab.chaos.client import LoadClient
 from ryzanstein.lab.chaos.grpc_transport import GrpcTransport
 from ryzanstein.lab.chaos.http_transport import HttpTransport
-from ryzanstein.lab.chaos.questions import Question
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.questions import LoadQuestion
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 
 _POLL_S = 0.01
@@ -30,17 +30,19 @@ class Aim:
 
     kind: str
     after_tokens: int
-    fits: Callable[[Reading], bool]
-    hit: asyncio.Future[Reading]
+    fits: Callable[[AnswerReading], bool]
+    hit: asyncio.Future[AnswerReading]
 
-    def look(self, reading: Reading) -> None:
+    def look(self, reading: AnswerReading) -> None:
         if self.hit.done() or reading.num_tokens < self.after_tokens or reading.complete:
             return
         if self.kind in ("", reading.kind) and self.fits(reading):
             self.hit.set_result(reading)
 
 
-def next_question(questions: Sequence[Question], rng: random.Random, aimed_at: str, under_way: Sequence[Reading]) -> Question:
+def next_question(
+    questions: Sequence[LoadQuestion], rng: random.Random, aimed_at: str, under_way: Sequence[AnswerReading]
+) -> LoadQuestion:
     """What a client asks next: one of its mix; but what is aimed at, where it can and nobody does. A strike waits for that."""
     drawn = rng.choice(questions)  # also when it is not asked: the rest of the schedule stays
     if any(reading.kind == aimed_at for reading in under_way):
@@ -48,27 +50,29 @@ def next_question(questions: Sequence[Question], rng: random.Random, aimed_at: s
     return next((question for question in questions if question.kind == aimed_at), drawn)
 
 
-class Load:
+class ClientLoad:
     """`run` it as a task. Readings that ended pile up in `ended` until somebody takes them."""
 
-    def __init__(self, routers: Sequence[RouterAddress], questions: Sequence[Question], num_clients: int, seed: str) -> None:
+    def __init__(
+        self, routers: Sequence[RouterAddress], questions: Sequence[LoadQuestion], num_clients: int, seed: str
+    ) -> None:
         self._routers = routers
         self._http = [question for question in questions if question.http]
         self._grpc = [question for question in questions if not question.http]
         self._rng = random.Random(f"{seed}/clients")
         self._sessions = (f"chaos-{seed}-{number}" for number in count())
         self._aim: Aim | None = None
-        self._readers: dict[Reading, Client] = {}
+        self._readers: dict[AnswerReading, LoadClient] = {}
         self._changed = asyncio.Event()
         self.num_clients = num_clients
         self.width = 0
-        self.ended: list[Reading] = []
+        self.ended: list[AnswerReading] = []
 
     @property
-    def under_way(self) -> list[Reading]:
+    def under_way(self) -> list[AnswerReading]:
         return list(self._readers)
 
-    def client_of(self, reading: Reading) -> Client:
+    def client_of(self, reading: AnswerReading) -> LoadClient:
         """Who reads it now. KeyError: nobody any more."""
         return self._readers[reading]
 
@@ -78,7 +82,7 @@ class Load:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def take_ended(self) -> list[Reading]:
+    def take_ended(self) -> list[AnswerReading]:
         ended, self.ended = self.ended, []
         return ended
 
@@ -88,7 +92,7 @@ class Load:
             for number in range(self.num_clients):
                 clients.create_task(self._ask_on(number))
 
-    async def aim(self, kind: str, after_tokens: int, fits: Callable[[Reading], bool], timeout_s: float) -> Reading:
+    async def aim(self, kind: str, after_tokens: int, fits: Callable[[AnswerReading], bool], timeout_s: float) -> AnswerReading:
         """The reading that is in its middle now. TimeoutError: none came."""
         self._aim = Aim(kind, after_tokens, fits, asyncio.get_running_loop().create_future())
         try:
@@ -97,7 +101,7 @@ class Load:
         finally:
             self._aim = None
 
-    async def until_ended(self, readings: Sequence[Reading], timeout_s: float) -> bool:
+    async def until_ended(self, readings: Sequence[AnswerReading], timeout_s: float) -> bool:
         """Whether all of them end within the time."""
         deadline = time.monotonic() + timeout_s
         while any(reading in self._readers for reading in readings):
@@ -106,7 +110,7 @@ class Load:
             await asyncio.sleep(_POLL_S)
         return True
 
-    async def ask(self, question: Question, number: int = 0) -> list[Reading]:
+    async def ask(self, question: LoadQuestion, number: int = 0) -> list[AnswerReading]:
         """All turns of one question, once, outside of the mix."""
         client = self._client(question, random.Random(number))
         try:
@@ -131,12 +135,12 @@ class Load:
         finally:
             await client.close()
 
-    async def _converse(self, client: Client, question: Question, user: str, router: int) -> list[Reading]:
+    async def _converse(self, client: LoadClient, question: LoadQuestion, user: str, router: int) -> list[AnswerReading]:
         """A failed turn ends the conversation: what follows could not be right."""
         session_id = next(self._sessions) if question.in_session else ""
-        readings: list[Reading] = []
+        readings: list[AnswerReading] = []
         for turn in range(len(question.turns)):
-            reading = Reading(question.kind, turn, question.sampling.get("n", 1), router=router)
+            reading = AnswerReading(question.kind, turn, question.sampling.get("n", 1), router=router)
             readings.append(reading)
             self._readers[reading] = client
             try:
@@ -148,10 +152,10 @@ class Load:
                 break
         return readings
 
-    def _client(self, question: Question, rng: random.Random) -> Client:
+    def _client(self, question: LoadQuestion, rng: random.Random) -> LoadClient:
         transport = HttpTransport(self._routers) if question.http else GrpcTransport(self._routers)
-        return Client(transport, len(self._routers), rng)
+        return LoadClient(transport, len(self._routers), rng)
 
-    def _look(self, reading: Reading) -> None:
+    def _look(self, reading: AnswerReading) -> None:
         if self._aim is not None:
             self._aim.look(reading)

@@ -41,7 +41,7 @@ def program(name: str) -> str:
     return found
 
 
-class Network:
+class HostNetwork:
     """Open while in `with`. Whatever was begun is removed at the end, also after a failure."""
 
     def __init__(self) -> None:

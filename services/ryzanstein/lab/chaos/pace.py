@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-class Pace:
+class FastPace:
     """Steps take what they take at first. `file` is where ranks look before each step."""
 
     def __init__(self, file: Path) -> None:

@@ -12,9 +12,9 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.chaos.clocks import Clocks
 from ryzanstein.lab.chaos.delayed import DelayedNode
 from ryzanstein.lab.chaos.fast_clock import FastClock
-from ryzanstein.lab.chaos.layouts import Layout
-from ryzanstein.lab.chaos.network import Network
-from ryzanstein.lab.chaos.pace import Pace
+from ryzanstein.lab.chaos.layouts import ClusterLayout
+from ryzanstein.lab.chaos.network import HostNetwork
+from ryzanstein.lab.chaos.pace import FastPace
 from ryzanstein.lab.chaos.preloaded import INJECTION_DIR
 from ryzanstein.lab.chaos.redis_server import RedisServer
 from ryzanstein.lab.chaos.small_disk import SmallDisk
@@ -34,17 +34,17 @@ class Startable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrialPlan:
     """`delayed` by node id. `sessions`: directory of the routers' databases, on `disk`. None, empty: the layout has none."""
 
-    layout: Layout
-    network: Network | None
+    layout: ClusterLayout
+    network: HostNetwork | None
     spec: ClusterSpec
     redis: RedisServer | None
     delayed: dict[str, DelayedNode]
     clocks: Clocks | None
     fast_clock: FastClock | None
-    pace: Pace | None
+    pace: FastPace | None
     sessions: Path
     disk: SmallDisk | None
 
@@ -64,7 +64,7 @@ class Plan:
                 self.network.remove(name)
 
 
-def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
+def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) -> TrialPlan:
     """Makes the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
     state_dir, sessions = directory / "state", directory / "sessions"
     sessions.mkdir()
@@ -72,7 +72,7 @@ def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
     routers = [f"router-{i}" for i in range(layout.routers)]
     clocks = Clocks(directory / "clocks") if layout.faked_clocks else None
     fast_clock = FastClock(directory / "clocks") if layout.fast_clock else None
-    pace = Pace(directory / "pace") if layout.step_s else None
+    pace = FastPace(directory / "pace") if layout.step_s else None
     names = [ORCHESTRATOR, *nodes, *routers]
     hosts = {
         name: _host(network, f"{layout.name}-{name}", _environment(layout, name, clocks, fast_clock, pace)) for name in names
@@ -94,11 +94,11 @@ def plan(layout: Layout, network: Network | None, directory: Path) -> Plan:
         },
     )
     disk = SmallDisk(sessions) if network is not None else None
-    return Plan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk)
+    return TrialPlan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk)
 
 
 def _environment(
-    layout: Layout, name: str, clocks: Clocks | None, fast_clock: FastClock | None, pace: Pace | None
+    layout: ClusterLayout, name: str, clocks: Clocks | None, fast_clock: FastClock | None, pace: FastPace | None
 ) -> dict[str, str]:
     environment = clocks.environment(name) if clocks is not None else {}
     if fast_clock is not None:
@@ -110,7 +110,7 @@ def _environment(
     return environment
 
 
-def _host(network: Network | None, name: str, environment: dict[str, str]) -> Host:
+def _host(network: HostNetwork | None, name: str, environment: dict[str, str]) -> Host:
     """Without a network the environment still needs a command in front."""
     if network is not None:
         return network.add(name, **environment)

@@ -18,7 +18,7 @@ _CONNECT_S = 5.0
 
 
 @dataclass(slots=True)
-class Weather:
+class LineWeather:
     """How the line is now; connections look at it for every chunk."""
 
     delay_s: float = 0.0
@@ -37,10 +37,10 @@ class Weather:
                 raise ValueError(f"unknown command {command!r}")
 
 
-class Proxy:
+class ProxyProcess:
     """Serves until cancelled."""
 
-    def __init__(self, target: tuple[str, int], weather: Weather) -> None:
+    def __init__(self, target: tuple[str, int], weather: LineWeather) -> None:
         self._target = target
         self._weather = weather
 
@@ -93,8 +93,8 @@ class Proxy:
 
 async def run(listen: tuple[str, int], target: tuple[str, int]) -> None:
     """Until standard input ends."""
-    weather = Weather()
-    server = await Proxy(target, weather).serve(*listen)
+    weather = LineWeather()
+    server = await ProxyProcess(target, weather).serve(*listen)
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     print("ready", flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LoadQuestion:
     """One request. `turns` are what the user says in one session, one after the other; a single one without a session.
 
     `sampling` are fields of SamplingParams. `http`: asked over server-sent events instead of gRPC. `call_s`: how long the
@@ -32,9 +32,9 @@ class Question:
 _COUNT = "Count from 1 to 100."
 _GREEDY = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True, "logprobs": 2}
 
-QUESTIONS: tuple[Question, ...] = (
-    Question("greedy", (_COUNT,), _GREEDY),
-    Question(
+QUESTIONS: tuple[LoadQuestion, ...] = (
+    LoadQuestion("greedy", (_COUNT,), _GREEDY),
+    LoadQuestion(
         "sampled",
         ("Count from 1 to 60.",),
         {
@@ -50,26 +50,26 @@ QUESTIONS: tuple[Question, ...] = (
             "logprobs": 1,
         },
     ),
-    Question("n3", (_COUNT,), {"temperature": 0.7, "seed": 7, "n": 3, "max_tokens": 200, "ignore_eos": True}),
-    Question("stop", (_COUNT,), {"temperature": 0.0, "stop": ["88 89", "88, 89"]}),
-    Question(
+    LoadQuestion("n3", (_COUNT,), {"temperature": 0.7, "seed": 7, "n": 3, "max_tokens": 200, "ignore_eos": True}),
+    LoadQuestion("stop", (_COUNT,), {"temperature": 0.0, "stop": ["88 89", "88, 89"]}),
+    LoadQuestion(
         "session",
         ("Hello, my name is Zorvia.", "I live in Quenlo.", _COUNT, "What is my name?", "Where do I live?"),
         {"temperature": 0.0, "max_tokens": 200},
     ),
-    Question("sse", (_COUNT,), _GREEDY, http=True),
+    LoadQuestion("sse", (_COUNT,), _GREEDY, http=True),
 )
 
 _LONG_S = 300.0
 _LONG_GREEDY = {**_GREEDY, "max_tokens": 1000}
-LONG_QUESTIONS: tuple[Question, ...] = (
-    Question("long-greedy", (_COUNT,), _LONG_GREEDY, call_s=_LONG_S),
-    Question("long-sampled", (_COUNT,), {**_LONG_GREEDY, "temperature": 0.7, "top_p": 0.95, "seed": 12}, call_s=_LONG_S),
-    Question("long-sse", (_COUNT,), _LONG_GREEDY, http=True, call_s=_LONG_S),
+LONG_QUESTIONS: tuple[LoadQuestion, ...] = (
+    LoadQuestion("long-greedy", (_COUNT,), _LONG_GREEDY, call_s=_LONG_S),
+    LoadQuestion("long-sampled", (_COUNT,), {**_LONG_GREEDY, "temperature": 0.7, "top_p": 0.95, "seed": 12}, call_s=_LONG_S),
+    LoadQuestion("long-sse", (_COUNT,), _LONG_GREEDY, http=True, call_s=_LONG_S),
 )
 
 
-def long_prompt(number: int) -> Question:
+def long_prompt(number: int) -> LoadQuestion:
     """A prompt of many hundred tokens that no node has in its cache, so that it needs memory; another for each number."""
     words = f"I am number {number}. " + "I live in Quenlo and I have a dog called Biscuit. " * 90
-    return Question(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})
+    return LoadQuestion(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})

@@ -34,7 +34,7 @@ class ChoiceRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TokenArrival:
     """When tokens came (time.monotonic()), from which node (empty: the protocol does not say) and on which call."""
 
     at: float
@@ -43,7 +43,7 @@ class Arrival:
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class AnswerReading:
     """One answer. `num_choices` are expected. `troubles` is what the client saw besides tokens, in order."""
 
     kind: str
@@ -58,7 +58,7 @@ class Reading:
     num_repeated: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     broken_at: list[float] = field(default_factory=list)
     failure: str = ""
@@ -95,7 +95,7 @@ class Reading:
         self._next[piece.choice] = max(expected, piece.first_index + len(piece.tokens))
         self.node_id = piece.node_id or self.node_id
         if piece.tokens:
-            self.arrivals.append(Arrival(time.monotonic(), piece.node_id, self.calls))
+            self.arrivals.append(TokenArrival(time.monotonic(), piece.node_id, self.calls))
 
     def finished(self, choice: int, reason: str) -> None:
         """A choice that finishes again, otherwise than before, is a repetition too."""

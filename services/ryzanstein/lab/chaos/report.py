@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ryzanstein.lab.chaos.budget import MAX_FALSE_ALARM_SHARE, Quantiles, Row
-from ryzanstein.lab.chaos.document import Campaign, machine
+from ryzanstein.lab.chaos.budget import MAX_FALSE_ALARM_SHARE, BudgetRow, Quantiles
+from ryzanstein.lab.chaos.document import CampaignFacts, machine
 
 _MOST_SHOWN = 6
 _NEVER = "-"
 
 
-def page(rows: Sequence[Row], campaign: Campaign) -> str:
+def page(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
     """Markdown."""
     parts = (
         _head(rows, campaign),
@@ -26,7 +26,7 @@ def page(rows: Sequence[Row], campaign: Campaign) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(rows: Sequence[Row], campaign: Campaign) -> str:
+def _head(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
     about = machine()
     return f"""# The failure budget
 
@@ -50,7 +50,7 @@ Seconds below are p50 / p99 over the runs in which it happened, by nearest rank:
 run the slowest stream counts."""
 
 
-def _costs(rows: Sequence[Row]) -> str:
+def _costs(rows: Sequence[BudgetRow]) -> str:
     table = _table(
         ("fault", "what", "detected [target]", "re-routed after that", "first new token", "whole again", "runs"),
         (
@@ -76,7 +76,7 @@ serves and no breaker is open.
 {table}"""
 
 
-def _losses(rows: Sequence[Row]) -> str:
+def _losses(rows: Sequence[BudgetRow]) -> str:
     table = _table(
         ("fault", "answers", "tokens", "lost", "repeated", "changed", "failed", "what clients saw"),
         (
@@ -102,7 +102,7 @@ healthy node was left.
 {table}"""
 
 
-def _restarts(rows: Sequence[Row]) -> str:
+def _restarts(rows: Sequence[BudgetRow]) -> str:
     restarted = [row for row in rows if row.serving_s.count]
     if not restarted:
         return ""
@@ -127,7 +127,7 @@ old ranks and telling the agent.
 {table}"""
 
 
-def _alarms(rows: Sequence[Row]) -> str:
+def _alarms(rows: Sequence[BudgetRow]) -> str:
     counted = [row for row in rows if row.fault.counts_beats]
     if not counted:
         return ""
@@ -145,7 +145,7 @@ A node that was suspected or given up, for silence, deafness or a stall, though 
 {table}"""
 
 
-def _signs(rows: Sequence[Row]) -> str:
+def _signs(rows: Sequence[BudgetRow]) -> str:
     table = _table(
         ("fault", "detected by", "metrics that moved", "log lines that came"),
         (
@@ -165,7 +165,7 @@ Only what does not move and is not logged under the same load without a fault; w
 {table}"""
 
 
-def _misses(rows: Sequence[Row], campaign: Campaign) -> str:
+def _misses(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
     missed = [f"- `{row.fault.name}`: {'; '.join(row.misses)}" for row in rows if row.misses]
     missed += [f"  - {failure}" for row in rows if row.misses for failure in row.failures[:2]]
     not_run = [f"- `{name}`: not run here: {why}" for name, why in campaign.not_run.items()]

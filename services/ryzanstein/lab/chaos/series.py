@@ -19,7 +19,7 @@ from ryzanstein.lab.chaos.fault import Fault, Victim
 from ryzanstein.lab.chaos.findings import Strike, Usual
 from ryzanstein.lab.chaos.logs import LogLine
 from ryzanstein.lab.chaos.observation import Observation
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import moved
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
 
@@ -91,7 +91,7 @@ class Series:
     async def _aim(self, rng: random.Random) -> Victim:
         """The first answer that is old and has tokens to come."""
 
-        def fits(reading: Reading) -> bool:
+        def fits(reading: AnswerReading) -> bool:
             known = bool(reading.node_id)  # over HTTP nobody says which node answers
             return known and reading.age_s >= LATE_S and self._stage.tokens_left(reading) >= _LEFT
 
@@ -115,7 +115,7 @@ class Series:
         whole_s = time.monotonic() - lifted_at if whole else None
         return Strike(victim.reading.kind, moment, await self._over(moment.struck, last=last), 0, metrics), whole_s
 
-    async def _over(self, struck: Iterable[Reading], *, last: bool) -> list[Reading]:
+    async def _over(self, struck: Iterable[AnswerReading], *, last: bool) -> list[AnswerReading]:
         """Waits for the next one's time, or for the ends. Gives the streams that do not end."""
         load = self._stage.load
         if not last:
@@ -125,20 +125,20 @@ class Series:
         readings = load.under_way
         return [] if await load.until_ended(readings, _STREAM_S) else [each for each in readings if each in load.under_way]
 
-    def _judged(self, seen: Sequence[Struck], run: int, ended: Sequence[Reading]) -> list[Observation]:
+    def _judged(self, seen: Sequence[Struck], run: int, ended: Sequence[AnswerReading]) -> list[Observation]:
         return [self._observation(each, run, answers_of(seen, i, ended)) for i, each in enumerate(seen)]
 
-    def _observation(self, seen: Struck, run: int, ended: Sequence[Reading]) -> Observation:
+    def _observation(self, seen: Struck, run: int, ended: Sequence[AnswerReading]) -> Observation:
         read = findings.read(seen.fault, run, seen.strike, seen.lines, self._usual)
         read = replace(read, whole_s=seen.whole_s, metrics=findings.unusual(seen.growth, self._usual))
         return findings.judged(self._stage, read, ended, seen.strike.stuck, _STREAM_S)
 
 
-def answers_of(seen: Sequence[Struck], which: int, ended: Sequence[Reading]) -> list[Reading]:
+def answers_of(seen: Sequence[Struck], which: int, ended: Sequence[AnswerReading]) -> list[AnswerReading]:
     """An answer counts with every fault that hit it; one that failed with the last of them, and one that none hit with the
     last of all."""
 
-    def counts(reading: Reading) -> bool:
+    def counts(reading: AnswerReading) -> bool:
         hit = [i for i, each in enumerate(seen) if reading in each.strike.moment.struck] or [len(seen) - 1]
         return hit[-1] == which if reading.failure else which in hit
 

@@ -15,13 +15,13 @@ import grpc
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
 from ryzanstein.lab.chaos import judge
-from ryzanstein.lab.chaos.layouts import Layout
-from ryzanstein.lab.chaos.load import Load
+from ryzanstein.lab.chaos.layouts import ClusterLayout
+from ryzanstein.lab.chaos.load import ClientLoad
 from ryzanstein.lab.chaos.logs import LogReader
-from ryzanstein.lab.chaos.network import Network
-from ryzanstein.lab.chaos.plan import Plan, plan
-from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, Question
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.network import HostNetwork
+from ryzanstein.lab.chaos.plan import TrialPlan, plan
+from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, LoadQuestion
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
 from ryzanstein.v1 import worker_pb2 as worker
@@ -40,12 +40,12 @@ class LaboratoryError(Exception):
 class Stage:
     """What faults and runs work with. `undisturbed` are answers by (kind, turn). `struck_at`: wall and monotonic."""
 
-    plan: Plan
+    plan: TrialPlan
     cluster: LocalCluster
-    load: Load
+    load: ClientLoad
     logs: LogReader
     rank_pids: dict[str, list[int]] = field(default_factory=dict)
-    undisturbed: dict[tuple[str, int], Reading] = field(default_factory=dict)
+    undisturbed: dict[tuple[str, int], AnswerReading] = field(default_factory=dict)
     struck_at: tuple[float, float] = (0.0, 0.0)
 
     def strikes_now(self) -> None:
@@ -53,11 +53,11 @@ class Stage:
         self.struck_at = (time.time(), time.monotonic())
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ClusterLayout:
         return self.plan.layout
 
     @property
-    def network(self) -> Network:
+    def network(self) -> HostNetwork:
         """LaboratoryError: there is none on this machine."""
         if self.plan.network is None:
             raise LaboratoryError("this fault needs network namespaces")
@@ -70,10 +70,10 @@ class Stage:
     def address_of(self, name: str) -> str:
         return self.cluster.services[name].grpc_address.rpartition(":")[0]
 
-    def judge(self, reading: Reading) -> judge.Verdict:
+    def judge(self, reading: AnswerReading) -> judge.Verdict:
         return judge.judge(self.undisturbed[reading.kind, reading.turn], reading)
 
-    def tokens_left(self, reading: Reading) -> int:
+    def tokens_left(self, reading: AnswerReading) -> int:
         """How many the answer still has to bring."""
         return self.undisturbed[reading.kind, reading.turn].num_tokens - reading.num_tokens
 
@@ -93,7 +93,7 @@ class Stage:
         for question in _questions(self.layout):
             await self.learn(question)
 
-    async def learn(self, question: Question) -> None:
+    async def learn(self, question: LoadQuestion) -> None:
         """The undisturbed answer to a question. LaboratoryError: it failed, or differs when it is asked again."""
         if (question.kind, 0) not in self.undisturbed:
             first, second = await self.load.ask(question, 0), await self.load.ask(question, 1)
@@ -139,7 +139,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(layout: Layout, network: Network | None, num_clients: int, seed: str) -> AsyncIterator[Stage]:
+async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients: int, seed: str) -> AsyncIterator[Stage]:
     """A stage that answers alike whenever it is asked. On exit nothing of it is left. ServiceFailedError: it does not start."""
     async with AsyncExitStack() as stack:
         directory = Path(
@@ -154,7 +154,7 @@ async def staged(layout: Layout, network: Network | None, num_clients: int, seed
             child.start()
         # In this thread, which lives as long as the processes should; nothing else runs yet.
         cluster = stack.enter_context(LocalCluster(planned.spec))
-        load = Load(_routers(cluster), _questions(layout), num_clients, seed)
+        load = ClientLoad(_routers(cluster), _questions(layout), num_clients, seed)
         logs = LogReader({name: service.log_path for name, service in cluster.services.items()})
         stage = Stage(planned, cluster, load, logs)
         await stage.ask_undisturbed()
@@ -163,7 +163,7 @@ async def staged(layout: Layout, network: Network | None, num_clients: int, seed
         yield stage
 
 
-def _questions(layout: Layout) -> tuple[Question, ...]:
+def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
     return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 

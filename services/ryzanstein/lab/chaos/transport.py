@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ryzanstein.lab.chaos.questions import Question
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.questions import LoadQuestion
+from ryzanstein.lab.chaos.reading import AnswerReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RouterAddress:
 class Request:
     """One turn of a question, ready to be asked."""
 
-    question: Question
+    question: LoadQuestion
     turn: int
     session_id: str
     user: str
@@ -36,7 +36,7 @@ class Request:
 class Transport(Protocol):
     """One client's way to the routers."""
 
-    async def follow(self, request: Request, reading: Reading, progress: Callable[[], None]) -> None:
+    async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
         """Begins the generation, or attaches to it when the reading has its id; returns when the stream ends.
 
         Fills the reading and calls `progress` after each event. RyzansteinError: what the router said, or that the

@@ -13,7 +13,7 @@ from ryzanstein.lab.chaos.beats import BeatCounter
 from ryzanstein.lab.chaos.fault import Fault, Victim
 from ryzanstein.lab.chaos.findings import Strike, Usual
 from ryzanstein.lab.chaos.observation import Observation
-from ryzanstein.lab.chaos.reading import Reading
+from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import moved
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
 
@@ -86,7 +86,7 @@ class Trials:
         after = rng.randrange(_BEGUN, max(_BEGUN + 1, stage.longest(kind) - _LEFT))
         wanted = stage.cluster.node_ids[run % stage.layout.nodes] if fault.in_turn else ""
 
-        def fits(reading: Reading) -> bool:
+        def fits(reading: AnswerReading) -> bool:
             return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
 
         try:
@@ -95,7 +95,7 @@ class Trials:
             raise LaboratoryError(f"no stream of kind {kind} reached its token {after}") from None
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
 
-    def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[Reading]]]:
+    def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[AnswerReading]]]:
         """By several users, so that the victim is among the nodes that answer."""
         if fault.beside is None:
             return []

@@ -25,7 +25,7 @@ class ChoiceExpected:
     reason: int
 
 
-class Answer:
+class SeenAnswer:
     """Fed with events of whatever stream; `problems` are what must never be."""
 
     def __init__(self, num_choices: int) -> None:

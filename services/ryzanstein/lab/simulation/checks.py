@@ -30,7 +30,7 @@ FAILOVER_WAIT_S = 15.0
 MAX_VIOLATIONS = 10
 
 
-class Failure(Enum):
+class BrokenPromise(Enum):
     """Which promise was broken."""
 
     INDEX = "every index once"
@@ -54,7 +54,7 @@ class Violation:
     """A broken promise."""
 
     at: float
-    failure: Failure
+    failure: BrokenPromise
     what: str
     details: dict[str, Any]
 
@@ -79,7 +79,7 @@ class Checks:
         """When a node last could serve that every router must have found."""
         cluster.record.on_line.append(self._on_line)
 
-    def violated(self, failure: Failure, what: str, **details: object) -> None:
+    def violated(self, failure: BrokenPromise, what: str, **details: object) -> None:
         violation = Violation(self._now, failure, what, details)
         self.violations.append(violation)
         self._cluster.record.say("VIOLATION", promise=failure.value, what=what, **details)
@@ -107,11 +107,11 @@ class Checks:
         if fit:
             longest = max(fit, key=lambda name: fit[name])
             self.violated(
-                Failure.GAVE_UP, f"{error.reason} while {longest} could serve for {fit[longest]:.1f} s",
+                BrokenPromise.GAVE_UP, f"{error.reason} while {longest} could serve for {fit[longest]:.1f} s",
                 key=key, quiet_s=round(quiet_s, 1),
             )  # fmt: skip
         elif self._now - max(self._last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and _is_waited_for(error):
-            self.violated(Failure.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
+            self.violated(BrokenPromise.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
 
     async def run(self) -> None:
         while True:
@@ -152,23 +152,23 @@ class Checks:
     def _look_at_router(self, name: str, router: Any) -> None:
         running, bound = router.core.running, self._cluster.plan.max_running
         if running > bound:
-            self.violated(Failure.BOUND, f"{running} generations run, max_running is {bound}", router=name)
+            self.violated(BrokenPromise.BOUND, f"{running} generations run, max_running is {bound}", router=name)
         for service in self._cluster.nodes:
             breaker = router.links.breaker(service.name)
             if breaker is not None and breaker.state is BreakerState.OPEN and not self.is_struck(service.name):
-                self.violated(Failure.BLAME, f"{name} opened the breaker of {service.name}, which is well")
+                self.violated(BrokenPromise.BLAME, f"{name} opened the breaker of {service.name}, which is well")
 
     def _look_at_tasks(self, process: Process) -> None:
         for task, error in process.crashes:
             name = getattr(task.get_coro(), "__qualname__", "?")
-            self.violated(Failure.TASK, f"{name} ended with {error!r}, unseen", process=process.name)
+            self.violated(BrokenPromise.TASK, f"{name} ended with {error!r}, unseen", process=process.name)
         process.crashes.clear()
 
     def _on_line(self, line: Line) -> None:
         """What services say about each other."""
         service = line.process.partition(".")[0]
         if line.event == "ranks lost" and not self.is_struck(service):
-            self.violated(Failure.BLAME, f"{line.fields.get('reason')}", node=service)
+            self.violated(BrokenPromise.BLAME, f"{line.fields.get('reason')}", node=service)
         if line.event in _REACHED:
             self.reach(line.event)
 
@@ -180,7 +180,7 @@ class Checks:
         """After the calm: every service serves, every node is linked, nothing is left."""
         for service in self._cluster.services:
             if not service.alive and service.wanted:
-                self.violated(Failure.REST, f"{service.name} does not run")
+                self.violated(BrokenPromise.REST, f"{service.name} does not run")
         for service in self._cluster.nodes:
             self._require_at_rest(service)
         for service in self._cluster.routers:
@@ -191,30 +191,30 @@ class Checks:
         if node is None or not service.wanted:
             return
         if node.state is not NodeState.READY:
-            self.violated(Failure.REST, f"{service.name} is {node.state.name}: {node.host.reason}")
+            self.violated(BrokenPromise.REST, f"{service.name} is {node.state.name}: {node.host.reason}")
             return
         if len(node.running):
-            self.violated(Failure.LEFT, f"{len(node.running)} generations run on {service.name}")
+            self.violated(BrokenPromise.LEFT, f"{len(node.running)} generations run on {service.name}")
         if node.stats.running or node.stats.waiting:
-            self.violated(Failure.LEFT, f"{node.stats.running} sequences run in the engine of {service.name}")
+            self.violated(BrokenPromise.LEFT, f"{node.stats.running} sequences run in the engine of {service.name}")
         if node.stats.blocks_held:
-            self.violated(Failure.LEFT, f"{node.stats.blocks_held} blocks are held on {service.name}")
+            self.violated(BrokenPromise.LEFT, f"{node.stats.blocks_held} blocks are held on {service.name}")
         if unexpected := self._cluster.ranks[self._cluster.nodes.index(service)].unexpected:
-            self.violated(Failure.TASK, f"the engine of {service.name} raised {unexpected[0]}")
+            self.violated(BrokenPromise.TASK, f"the engine of {service.name} raised {unexpected[0]}")
 
     def _require_empty(self, service: Service) -> None:
         router = services.ROUTERS.get(service.process) if service.process is not None else None
         if router is None or not service.wanted:
             return
         if router.core.running:
-            self.violated(Failure.LEFT, f"{router.core.running} generations run on {service.name}")
+            self.violated(BrokenPromise.LEFT, f"{router.core.running} generations run on {service.name}")
         linked = set(router.links._nodes)
         for node in self._cluster.nodes:
             if node.wanted and node.name not in linked:
-                self.violated(Failure.REST, f"{service.name} has no link to {node.name}")
+                self.violated(BrokenPromise.REST, f"{service.name} has no link to {node.name}")
         for what, count in _left_in(router):
             if count:
-                self.violated(Failure.LEFT, f"{count} {what} on {service.name}")
+                self.violated(BrokenPromise.LEFT, f"{count} {what} on {service.name}")
 
     @property
     def _now(self) -> float:

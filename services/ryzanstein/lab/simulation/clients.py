@@ -18,8 +18,8 @@ import grpc
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, FinishReason, Message, Role, SamplingParams
 from ryzanstein.lab.simulation import services
-from ryzanstein.lab.simulation.answers import Answer, ChoiceExpected
-from ryzanstein.lab.simulation.checks import Checks, Failure
+from ryzanstein.lab.simulation.answers import ChoiceExpected, SeenAnswer
+from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.cluster import Cluster
 from ryzanstein.lab.simulation.plan import ClientPlan
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel, demo_text
@@ -41,7 +41,7 @@ _WORDS = ("red", "count", "name", "tea", "why", "again", "blue", "seven", "tell"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ClientQuestion:
     """One request. `deadline` is virtual time."""
 
     key: str
@@ -66,12 +66,12 @@ class Conversation:
 
     session_id: str
     history: tuple[Message, ...] = ()
-    doubtful: Question | None = None
+    doubtful: ClientQuestion | None = None
     given_up: bool = False
 
 
 @dataclass(slots=True)
-class Tally:
+class ClientTally:
     """How requests ended."""
 
     complete: int = 0
@@ -82,10 +82,10 @@ class Tally:
         self.by_outcome[outcome] = self.by_outcome.get(outcome, 0) + 1
 
 
-class Client:
+class SimulatedClient:
     """`run` it in a process of its own until the plan's time is over."""
 
-    def __init__(self, plan: ClientPlan, cluster: Cluster, checks: Checks, tally: Tally) -> None:
+    def __init__(self, plan: ClientPlan, cluster: Cluster, checks: Checks, tally: ClientTally) -> None:
         self.plan, self._cluster, self._checks, self._tally = plan, cluster, checks, tally
         self._rng = cluster.rng(f"client {plan.number}")
         self._asked = self._asking = 0
@@ -149,13 +149,13 @@ class Client:
             self.conversations.append(Conversation(f"s-{self.plan.number}-{self._asked}"))
         return self.conversations[-1]
 
-    def _question(self, rng: random.Random, conversation: Conversation | None) -> Question:
+    def _question(self, rng: random.Random, conversation: Conversation | None) -> ClientQuestion:
         least, most = self.plan.tokens
         max_tokens = min(round(least * (most / least) ** rng.random()), self._room)
         short = rng.random() < self.plan.short_deadline
         lasts_s = rng.uniform(0.05, 5.0) if short else self.plan.deadline_s
         said = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, 8)))),)
-        return Question(
+        return ClientQuestion(
             f"q-{self.plan.number}-{self._asked}",
             said,
             () if conversation is None else conversation.history,
@@ -188,7 +188,7 @@ class Client:
         differences = asking.answer.differences(self.expected(question))
         if not differences or conversation is None or conversation.doubtful is None:
             for difference in differences:
-                self._checks.violated(Failure.CHANGED, difference, key=question.key, sent=asking.sent)
+                self._checks.violated(BrokenPromise.CHANGED, difference, key=question.key, sent=asking.sent)
             return
         stored = await self.stored(conversation)
         history = () if stored is None else stored[: len(question.history) + 2]
@@ -196,14 +196,14 @@ class Client:
             self.check(conversation, history)
             self._checks.reach("answered behind a turn that was cut off")
             for difference in asking.answer.differences(self.expected(replace(question, history=history))):
-                self._checks.violated(Failure.CHANGED, difference, key=question.key, sent=asking.sent)
+                self._checks.violated(BrokenPromise.CHANGED, difference, key=question.key, sent=asking.sent)
             conversation.history = history
         elif stored is None or self._checks.is_struck(STORE):
             conversation.given_up = True
         else:
-            self._checks.violated(Failure.CHANGED, differences[0], key=question.key, stored=len(stored))
+            self._checks.violated(BrokenPromise.CHANGED, differences[0], key=question.key, stored=len(stored))
 
-    def expected(self, question: Question) -> list[ChoiceExpected]:
+    def expected(self, question: ClientQuestion) -> list[ChoiceExpected]:
         text = demo_text()
         prompt_ids = text.encode_prompt(ChatPrompt((*question.history, *question.messages)))
         answers = (
@@ -248,11 +248,11 @@ class Client:
                 return
         twice = len(stored) >= 4 and stored[-2] == stored[-4]
         self._checks.violated(
-            Failure.TURN, "a turn was stored twice" if twice else "the session is not what its client was told",
+            BrokenPromise.TURN, "a turn was stored twice" if twice else "the session is not what its client was told",
             session=conversation.session_id, known=len(known), stored=len(stored),
         )  # fmt: skip
 
-    def _is_turn(self, question: Question, turn: tuple[Message, ...]) -> bool:
+    def _is_turn(self, question: ClientQuestion, turn: tuple[Message, ...]) -> bool:
         """The question and its answer, in full or, where such turns are kept, what was shown of it."""
         said, answer = turn
         whole = self.expected(question)[0].text
@@ -289,15 +289,15 @@ _WIRE = {
 class _Asking:
     """One question until its answer, its error or its end."""
 
-    def __init__(self, client: Client, question: Question, rng: random.Random) -> None:
+    def __init__(self, client: SimulatedClient, question: ClientQuestion, rng: random.Random) -> None:
         self._client, self._rng = client, rng
         self._cluster, self._checks = client._cluster, client._checks
         self.question = question
-        self.answer = Answer(question.sampling.n)
+        self.answer = SeenAnswer(question.sampling.n)
         self._router = rng.randrange(len(self._cluster.routers))
         self._loop = asyncio.get_running_loop()
         self._connected_at = self._loop.time()
-        self._told_to_retry = ""
+        self._retry_reason = ""
         self._retries = self.sent = 0
         self._lost = False
         self._pause_s = _FIRST_PAUSE_S
@@ -312,7 +312,7 @@ class _Asking:
         while not outcome:
             outcome = await self._once()
         for problem in self.answer.problems:
-            self._checks.violated(Failure.INDEX, problem, key=self.question.key)
+            self._checks.violated(BrokenPromise.INDEX, problem, key=self.question.key)
         return outcome
 
     async def _once(self) -> str:
@@ -334,18 +334,20 @@ class _Asking:
         async with contextlib.aclosing(self._events(call)) as events:
             async for event in events:
                 self._connected_at = self._loop.time()
-                self._told_to_retry, self._retries, self._pause_s = "", 0, _FIRST_PAUSE_S
+                self._retry_reason, self._retries, self._pause_s = "", 0, _FIRST_PAUSE_S
                 self.answer.event(event, self._connected_at)
                 if (outcome := await self._had_enough(stub)) is not None:
                     call.cancel()
                     return outcome
         if not self.answer.complete:
             if not self._lost:
-                self._checks.violated(Failure.LOST, "the stream ended before its answer", key=self.question.key)
+                self._checks.violated(BrokenPromise.LOST, "the stream ended before its answer", key=self.question.key)
             return ""
         cancelled = [choice for choice in self.answer.choices if choice.reason == pb.FINISH_REASON_CANCELLED]
         if cancelled:
-            self._checks.violated(Failure.CANCELLED, "an answer that nobody cancelled was cancelled", key=self.question.key)
+            self._checks.violated(
+                BrokenPromise.CANCELLED, "an answer that nobody cancelled was cancelled", key=self.question.key
+            )
             return "cancelled"
         self._client._tally.complete += 1
         return "complete"
@@ -390,7 +392,7 @@ class _Asking:
         now = self._loop.time()
         if "DEADLINE" in error.reason:
             if error.retry_after_s is None and now < self.question.deadline - 1.0:
-                self._checks.violated(Failure.GAVE_UP, f"{error.reason} before the deadline", key=self.question.key)
+                self._checks.violated(BrokenPromise.GAVE_UP, f"{error.reason} before the deadline", key=self.question.key)
             return "deadline"
         if error.reason == failure.code().name and failure.code() in (
             grpc.StatusCode.UNAVAILABLE,
@@ -408,34 +410,34 @@ class _Asking:
         if error.reason == "GENERATION_NOT_FOUND":
             return await self._not_found()
         if error.reason == "JOURNAL_UNAVAILABLE" and not self._checks.is_struck(JOURNAL, _ODD_FOR_S):
-            self._checks.violated(Failure.RETRY, "JOURNAL_UNAVAILABLE while every disk is well", key=key)
+            self._checks.violated(BrokenPromise.RETRY, "JOURNAL_UNAVAILABLE while every disk is well", key=key)
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
             self._checks.gave_up(error, self.answer.progress_at or self._connected_at, key)
         if error.retry_after_s is not None:
-            self._told_to_retry = error.reason
+            self._retry_reason = error.reason
             self._retries += 1
             if error.code is not Code.RESOURCE_EXHAUSTED and self._retries > _MANY_RETRIES and self._checks.somebody_serves:
-                self._checks.violated(Failure.RETRY, f"{error.reason} said {self._retries} times to try again", key=key)
+                self._checks.violated(BrokenPromise.RETRY, f"{error.reason} said {self._retries} times to try again", key=key)
                 return "gave up"
             return await self._again(error.retry_after_s, move=False)
         if error.reason == "SESSION_FULL":
             return "session_full"
         if error.code is Code.INTERNAL and self._checks.is_struck(STORE, _ODD_FOR_S):
             return "internal"  # as it should: the store raised what nobody expects
-        self._checks.violated(Failure.BLAMED, f"{error.reason}: {error.message}", key=key, at=round(now, 3))
+        self._checks.violated(BrokenPromise.BLAMED, f"{error.reason}: {error.message}", key=key, at=round(now, 3))
         return error.reason.lower()
 
     async def _not_found(self) -> str:
         """Within its window a generation is found, wherever it is asked for."""
         away_s = self._loop.time() - self._connected_at
-        if self._told_to_retry:
+        if self._retry_reason:
             self._checks.violated(
-                Failure.RETRY, f"{self._told_to_retry} said to try again; then it was not found", key=self.question.key
+                BrokenPromise.RETRY, f"{self._retry_reason} said to try again; then it was not found", key=self.question.key
             )
         elif away_s < _WINDOW_S and self._cluster.plan.session_store != "memory":
-            self._checks.violated(Failure.LOST, f"not found {away_s:.1f} s after it was read", key=self.question.key)
+            self._checks.violated(BrokenPromise.LOST, f"not found {away_s:.1f} s after it was read", key=self.question.key)
         return "not_found"
 
     async def _again(self, pause_s: float, *, move: bool) -> str:

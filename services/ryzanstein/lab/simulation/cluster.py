@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.loop import SimulatedLoop
-from ryzanstein.lab.simulation.network import Network
-from ryzanstein.lab.simulation.plan import NodePlan, Plan
-from ryzanstein.lab.simulation.process import Machine, Process
+from ryzanstein.lab.simulation.network import SimulatedNetwork
+from ryzanstein.lab.simulation.plan import NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.process import Process, SimulatedMachine
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
-from ryzanstein.lab.simulation.record import Record
+from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
@@ -37,7 +37,7 @@ class Service:
         self.name = name
         self.kind = name.rpartition("-")[0] or name
         self.address = f"{name}:{_GRPC[self.kind]}"
-        self.machine = Machine(name)
+        self.machine = SimulatedMachine(name)
         self.starts = 0
         self.wanted = True
         self.process: Process | None = None
@@ -68,7 +68,9 @@ class Service:
 class Cluster:
     """`start` it within the loop. `on_end` is told of every process that has ended."""
 
-    def __init__(self, plan: Plan, loop: SimulatedLoop, network: Network, record: Record, directory: Path) -> None:
+    def __init__(
+        self, plan: SimulationPlan, loop: SimulatedLoop, network: SimulatedNetwork, record: SimulationRecord, directory: Path
+    ) -> None:
         self.plan, self.loop, self.network, self.record = plan, loop, network, record
         self.directory = directory
         self.stopping = False
@@ -107,8 +109,8 @@ class Cluster:
         services.forget(process)
         if service in self.nodes:
             self.ranks[self.nodes.index(service)].agent_died()
-        for told in self.on_end:
-            told(service, process)
+        for notify in self.on_end:
+            notify(service, process)
 
     def _orchestrator(self) -> Coroutine[Any, Any, None]:
         settings = _settings(

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.simulation.clock import real_monotonic
-from ryzanstein.lab.simulation.plan import Plan, plan
+from ryzanstein.lab.simulation.plan import SimulationPlan, plan
 from ryzanstein.lab.simulation.record import dump
-from ryzanstein.lab.simulation.simulation import Outcome, simulate
+from ryzanstein.lab.simulation.simulation import SimulationOutcome, simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset(map(_whole(0, 10**9), filter(None, text.split(","))))
 
 
-def _smaller(outcome: Outcome) -> Outcome:
+def _smaller(outcome: SimulationOutcome) -> SimulationOutcome:
     """The same promise broken with fewer faults and clients, in halves and then one by one."""
     promise = outcome.violations[0].failure
     for part in ("faults", "clients"):
@@ -106,7 +106,7 @@ def _smaller(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _describe(planned: Plan) -> None:
+def _describe(planned: SimulationPlan) -> None:
     for name, value in vars_of(planned).items():
         if isinstance(value, tuple) and value and not isinstance(value[0], tuple):
             print(f"{name}:")
@@ -116,11 +116,11 @@ def _describe(planned: Plan) -> None:
             print(f"{name}: {value}")
 
 
-def vars_of(planned: Plan) -> dict[str, object]:
-    return {name: getattr(planned, name) for name in Plan.__dataclass_fields__}
+def vars_of(planned: SimulationPlan) -> dict[str, object]:
+    return {name: getattr(planned, name) for name in SimulationPlan.__dataclass_fields__}
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: SimulationOutcome) -> None:
     tally = outcome.tally
     print(
         f"seed {outcome.plan.seed}: {outcome.simulated_s:.0f} s simulated in {outcome.processor_s:.1f} s of processor time"
@@ -176,7 +176,7 @@ def _sum_up(results: list[dict[str, Any]], failing: list[int], first: int) -> No
     print(f"violations in {len(failing)} seeds: {' '.join(map(str, failing))}" if failing else "no violation")
 
 
-def document(outcome: Outcome) -> dict[str, object]:
+def document(outcome: SimulationOutcome) -> dict[str, object]:
     """One seed's result."""
     return {
         "seed": outcome.plan.seed,
@@ -192,5 +192,5 @@ def document(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _document(outcomes: list[Outcome]) -> dict[str, object]:
+def _document(outcomes: list[SimulationOutcome]) -> dict[str, object]:
     return {"results": [document(outcome) for outcome in outcomes]}

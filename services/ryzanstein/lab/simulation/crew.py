@@ -78,7 +78,7 @@ class Crew:
         self.wiring = SimulatedWiring(spec, context)
         self.ranks: list[SimulatedRank] = []
         self._inbox: list[AgentMessage] = []
-        self._heard = 0
+        self._taken = 0
         self._engine: Engine | None = None
         self._executor: ScriptedExecutor | None = None
         self._executions: deque[Execution] = deque()
@@ -309,7 +309,7 @@ class Crew:
             self._failed(error)
             return
         self._executions.extend(self._executor.take())
-        self._events = msgspec.structs.replace(events, heard=self._heard)
+        self._events = msgspec.structs.replace(events, taken=self._taken)
         if not self._executions and self._engine.has_work:
             self._on_unexpected("the engine has work and runs nothing")
             self.crash(0, "the engine has work and runs nothing")
@@ -322,7 +322,7 @@ class Crew:
         self.crash(0, text, unsound=isinstance(error, RanksUnsound))
 
     def _take(self, engine: Engine, message: AgentMessage) -> None:
-        self._heard += 1
+        self._taken += 1
         match message:
             case SubmitGroup():
                 engine.submit(message)
@@ -417,12 +417,12 @@ class Crew:
 
     # The profiler.
 
-    def _start_recording(self, wish: StartProfile) -> None:
+    def _start_recording(self, request: StartProfile) -> None:
         """Between two steps. What was being recorded is given up."""
-        self._recorded = rank = self._living(wish.rank) if wish.steps else None
+        self._recorded = rank = self._living(request.rank) if request.steps else None
         if rank is not None:
             start_s = self._profile.profiler_again_s if rank.profiled else self._profile.profiler_s
-            self._recording, self._steps_to_record, rank.profiled = wish.number, wish.steps, True
+            self._recording, self._steps_to_record, rank.profiled = request.number, request.steps, True
             self._be_busy(rank, start_s, self._stop_being_busy, rank)
 
     def _deliver(self) -> None:

@@ -24,7 +24,7 @@ _CALLBACKS_PER_US = 1000
 _COMPACT_FROM = 4096
 
 
-class Owner(Protocol):
+class CallbackOwner(Protocol):
     """Whoever callbacks belong to: a simulated process."""
 
     exception_handler: Any
@@ -45,7 +45,7 @@ class Owner(Protocol):
     def add_task(self, task: asyncio.Task[Any]) -> None: ...
 
 
-OWNER: ContextVar[Owner | None] = ContextVar("simulated_process", default=None)
+OWNER: ContextVar[CallbackOwner | None] = ContextVar("simulated_process", default=None)
 
 
 class DeadlockError(Exception):
@@ -66,7 +66,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._sequence = 0
         self._cancelled_timers = 0
-        self._generators: dict[int, Owner | None] = {}
+        self._generators: dict[int, CallbackOwner | None] = {}
         self.callbacks = 0
         """How many have run."""
 
@@ -176,7 +176,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         else:
             super().call_exception_handler(context)
 
-    def _owner(self, what: str) -> Owner:
+    def _owner(self, what: str) -> CallbackOwner:
         owner = OWNER.get()
         if owner is None:
             raise RuntimeError(f"{what} outside of a simulated process")

@@ -40,7 +40,7 @@ class Listener(Protocol):
 
     process: Process
 
-    def accept(self, connection: Connection) -> None: ...
+    def accept(self, connection: SimulatedConnection) -> None: ...
 
 
 class End(Protocol):
@@ -49,7 +49,7 @@ class End(Protocol):
     def connection_lost(self, why: str) -> None: ...
 
 
-class Network:
+class SimulatedNetwork:
     """Addresses, paths and connections."""
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, weather: Weather) -> None:
@@ -58,10 +58,10 @@ class Network:
         self._rng = rng
         self._listeners: dict[str, Listener] = {}
         self._cut: set[tuple[str, str]] = set()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[SimulatedConnection, None] = {}
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[SimulatedConnection]:
         return list(self._connections)
 
     def listen(self, address: str, listener: Listener) -> None:
@@ -100,32 +100,36 @@ class Network:
             delay_s += weather.spike_s * self._rng.random()
         return delay_s
 
-    def connect(self, client: Process, address: str, client_end: End, told: Callable[[Connection | None], None]) -> None:
+    def connect(
+        self, client: Process, address: str, client_end: End, done: Callable[[SimulatedConnection | None], None]
+    ) -> None:
         """`told` gets the connection, or None: refused, or nobody answered in time."""
-        self._try(client, address, client_end, told, self.loop.time() + CONNECT_TIMEOUT_S)
+        self._try(client, address, client_end, done, self.loop.time() + CONNECT_TIMEOUT_S)
 
-    def _try(self, client: Process, address: str, end: End, told: Callable[[Connection | None], None], until: float) -> None:
+    def _try(
+        self, client: Process, address: str, end: End, done: Callable[[SimulatedConnection | None], None], until: float
+    ) -> None:
         host = address.rpartition(":")[0]
         source = client.machine.name
         if not (self.reaches(source, host) and self.reaches(host, source)):
             if self.loop.time() >= until:
-                told(None)
+                done(None)
             else:
-                client.call_later(_LOOK_S, self._try, client, address, end, told, until)
+                client.call_later(_LOOK_S, self._try, client, address, end, done, until)
             return
-        client.call_later(2 * self.delay_s(), self._arrive, client, address, end, told)
+        client.call_later(2 * self.delay_s(), self._arrive, client, address, end, done)
 
-    def _arrive(self, client: Process, address: str, end: End, told: Callable[[Connection | None], None]) -> None:
+    def _arrive(self, client: Process, address: str, end: End, done: Callable[[SimulatedConnection | None], None]) -> None:
         listener = self._listeners.get(address)
         if listener is None or not listener.process.alive:
-            told(None)
+            done(None)
             return
-        connection = Connection(self, client, listener.process, end)
+        connection = SimulatedConnection(self, client, listener.process, end)
         self._connections[connection] = None
         listener.accept(connection)
-        told(connection)
+        done(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: SimulatedConnection) -> None:
         self._connections.pop(connection, None)
 
     def process_ended(self, process: Process, *, silently: bool = False) -> None:
@@ -134,7 +138,7 @@ class Network:
             if process in (connection.client, connection.server):
                 connection.end_of(process, silently=silently)
 
-    def reset(self, connection: Connection) -> None:
+    def reset(self, connection: SimulatedConnection) -> None:
         """Somebody on the way ends it."""
         connection.lost("connection reset")
 
@@ -142,7 +146,7 @@ class Network:
 class Direction:
     """What one process sends to the other on a connection."""
 
-    def __init__(self, network: Network, source: Process, target: Process) -> None:
+    def __init__(self, network: SimulatedNetwork, source: Process, target: Process) -> None:
         self._network = network
         self.source, self.target = source, target
         self._arrives_at = 0.0
@@ -178,10 +182,10 @@ class Direction:
         self.target.call_later(self._arrives_at - now, receive, *args)
 
 
-class Connection:
+class SimulatedConnection:
     """A TCP connection, HTTP/2's. `server_end` is set by the listener that accepts it."""
 
-    def __init__(self, network: Network, client: Process, server: Process, client_end: End) -> None:
+    def __init__(self, network: SimulatedNetwork, client: Process, server: Process, client_end: End) -> None:
         self.client, self.server = client, server
         self.to_server = Direction(network, client, server)
         self.to_client = Direction(network, server, client)

@@ -50,7 +50,7 @@ ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RE
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """`target` numbers a node or a router, `rank` a rank, `toward` the other end of a path. Times in seconds."""
 
     number: int
@@ -94,7 +94,7 @@ class ClientPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """See the module. `calm_s` follows `duration_s`: nothing strikes any more, and everything must come to rest."""
 
     seed: int
@@ -113,12 +113,12 @@ class Plan:
     idle: tuple[tuple[float, float], ...]
     """From when to when no client asks anything."""
     clients: tuple[ClientPlan, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[PlannedFault, ...]
     unread_grace_s: float = 5.0
     unread_turns: str = "keep"
     calm_s: float = 90.0
 
-    def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> Plan:
+    def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> SimulationPlan:
         """The same with some faults and clients left out."""
         return replace(
             self,
@@ -127,7 +127,7 @@ class Plan:
         )
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int) -> SimulationPlan:
     """Everything that the seed decides before the simulation begins."""
     rng = random.Random(f"plan {seed}")
     kinds = [kind for kind in Kind if rng.random() < 0.3]
@@ -141,7 +141,7 @@ def plan(seed: int) -> Plan:
         kinds = [kind for kind in kinds if kind not in (Kind.KILL_ROUTER, Kind.RESTART_ROUTER)]
     faults = _faults(rng, kinds, duration_s, num_nodes, num_routers)
     faults += _hiccups(rng, idle, len(faults), num_nodes)
-    return Plan(
+    return SimulationPlan(
         seed=seed,
         duration_s=duration_s,
         nodes=_nodes(rng, num_nodes),
@@ -191,7 +191,9 @@ def _idle(rng: random.Random, duration_s: float) -> tuple[tuple[float, float], .
     return tuple(span for span in spans if span[1] > span[0])
 
 
-def _faults(rng: random.Random, kinds: list[Kind], duration_s: float, num_nodes: int, num_routers: int) -> tuple[Fault, ...]:
+def _faults(
+    rng: random.Random, kinds: list[Kind], duration_s: float, num_nodes: int, num_routers: int
+) -> tuple[PlannedFault, ...]:
     if not kinds:
         return ()
     faults, at, number = [], rng.uniform(5.0, 30.0), 0
@@ -199,17 +201,21 @@ def _faults(rng: random.Random, kinds: list[Kind], duration_s: float, num_nodes:
     while at < duration_s and number < 200:
         kind = rng.choice(kinds)
         target = rng.randrange(num_routers if kind in ROUTER_FAULTS else num_nodes)
-        faults.append(Fault(number, kind, round(at, 3), _lasts(rng, kind), target, rng.randrange(4), _toward(rng, num_routers)))
+        faults.append(
+            PlannedFault(number, kind, round(at, 3), _lasts(rng, kind), target, rng.randrange(4), _toward(rng, num_routers))
+        )
         number += 1
         # In heaps: several at once, then a long time nothing.
         at += rng.expovariate(1 / pace_s) if rng.random() < 0.8 else rng.uniform(0.1, 0.3) * duration_s
     return tuple(faults)
 
 
-def _hiccups(rng: random.Random, idle: tuple[tuple[float, float], ...], number: int, num_nodes: int) -> tuple[Fault, ...]:
+def _hiccups(
+    rng: random.Random, idle: tuple[tuple[float, float], ...], number: int, num_nodes: int
+) -> tuple[PlannedFault, ...]:
     """The first steps after a long pause take a rank longer: its caches are cold."""
     hiccups = (
-        Fault(number + place, Kind.HICCUP, round(ends - 0.5, 3), 3.0, rng.randrange(num_nodes), rng.randrange(4))
+        PlannedFault(number + place, Kind.HICCUP, round(ends - 0.5, 3), 3.0, rng.randrange(num_nodes), rng.randrange(4))
         for place, (_, ends) in enumerate(idle)
     )
     return tuple(hiccup for hiccup in hiccups if rng.random() < 0.7)

@@ -27,7 +27,7 @@ class State(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Machine:
+class SimulatedMachine:
     """A host: a wall clock, and a disk that can be slow, full or broken."""
 
     name: str
@@ -49,7 +49,7 @@ class _Thread:
 class Process:
     """`start` it once. It ends when its main coroutine does, or by `kill`; `ended` resolves to what it ended with."""
 
-    def __init__(self, name: str, machine: Machine, loop: SimulatedLoop, rng: random.Random) -> None:
+    def __init__(self, name: str, machine: SimulatedMachine, loop: SimulatedLoop, rng: random.Random) -> None:
         self.name = name
         self.machine = machine
         self.state = State.RUNS
@@ -206,8 +206,8 @@ class Process:
         self._signals.clear()
         if not self.ended.done():
             self.ended.set_result(error)
-        for told in self.on_end:
-            told()
+        for notify in self.on_end:
+            notify()
         self._context.run(self._bury)
 
     def _bury(self) -> None:

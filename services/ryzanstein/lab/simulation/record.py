@@ -36,7 +36,7 @@ class Line:
         return f"{self.at:12.6f} {self.process or '-':>14} {self.level:>7} {self.event}  {fields}"[:600]
 
 
-class Record:
+class SimulationRecord:
     """`on_line` are called with every line of a service."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Record:
         name = owner.name
         line = Line(CLOCK.now, name, level, str(event.pop("event", "")), dict(event))
         self._add(line)
-        for told in self.on_line:
-            told(line)
+        for notify in self.on_line:
+            notify(line)
         raise structlog.DropEvent
 
     def _add(self, line: Line) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from ryzanstein.lab.simulation.loop import OWNER
-from ryzanstein.lab.simulation.network import Connection, Network
+from ryzanstein.lab.simulation.network import SimulatedConnection, SimulatedNetwork
 from ryzanstein.lab.simulation.process import Process
 
 WINDOW_BYTES = 4 * 2**20
@@ -38,7 +38,7 @@ def rewritten(sender: Process, message: Any) -> Any:
     return sender.rewrite(message) if sender.rewrite is not None else message
 
 
-class Stream:
+class SimulatedStream:
     """Messages that have arrived on one side of a call and were not read yet."""
 
     def __init__(self) -> None:
@@ -90,13 +90,13 @@ class Window:
 class Channel:
     """A client's channel: one connection at a time, made when it is needed."""
 
-    def __init__(self, network: Network, address: str, options: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, network: SimulatedNetwork, address: str, options: Sequence[tuple[str, Any]]) -> None:
         self.process = process()
         self._network = network
         self._address = address
         self._attempts = _attempts(options)
-        self._connection: Connection | None = None
-        self._connecting: list[asyncio.Future[Connection | None]] = []
+        self._connection: SimulatedConnection | None = None
+        self._connecting: list[asyncio.Future[SimulatedConnection | None]] = []
         self._calls: dict[ClientCall, None] = {}
         self._closed = False
 
@@ -132,7 +132,7 @@ class Channel:
         for call in list(self._calls):
             call.finish(grpc.StatusCode.UNAVAILABLE, why)
 
-    async def connection(self) -> Connection | None:
+    async def connection(self) -> SimulatedConnection | None:
         """The open one, or a new one; None: nobody is there. Tried again as the channel's retry policy says."""
         for attempt in range(self._attempts):
             if attempt:
@@ -143,16 +143,16 @@ class Channel:
                 return connection
         return None
 
-    async def _connect(self) -> Connection | None:
+    async def _connect(self) -> SimulatedConnection | None:
         if self._connection is not None and self._connection.alive:
             return self._connection
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[SimulatedConnection | None] = asyncio.get_running_loop().create_future()
         self._connecting.append(waiter)
         if len(self._connecting) == 1:
             self._network.connect(self.process, self._address, self, self._connected)
         return await waiter
 
-    def _connected(self, connection: Connection | None) -> None:
+    def _connected(self, connection: SimulatedConnection | None) -> None:
         waiting, self._connecting = self._connecting, []
         if self._closed and connection is not None:
             connection.end_of(self.process, silently=False)
@@ -215,14 +215,14 @@ class ClientCall:
         loop = asyncio.get_running_loop()
         self._channel, self._method, self._unary = channel, method, unary
         self._encode, self._decode = codec
-        self._responses = Stream()
+        self._responses = SimulatedStream()
         self._responses.on_read = self._on_read
         self._window = Window()
         self._initial: asyncio.Future[Metadata] = loop.create_future()
         self._opened: asyncio.Future[ServerCall | None] = loop.create_future()
         self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
         self._server: ServerCall | None = None
-        self._connection: Connection | None = None
+        self._connection: SimulatedConnection | None = None
         self._metadata = metadata
         self._deadline = None if timeout is None else loop.time() + timeout
         self._timer = None if timeout is None else loop.call_later(max(0.0, timeout), self._late)
@@ -398,7 +398,7 @@ class ClientCall:
 class Server:
     """What `grpc.aio.server` makes."""
 
-    def __init__(self, network: Network, interceptors: Sequence[Any]) -> None:
+    def __init__(self, network: SimulatedNetwork, interceptors: Sequence[Any]) -> None:
         self.process = process()
         self._network = network
         self._interceptors = interceptors
@@ -449,7 +449,7 @@ class Server:
         for session in list(self.sessions):
             session.close()
 
-    def accept(self, connection: Connection) -> None:
+    def accept(self, connection: SimulatedConnection) -> None:
         """Of `network.Listener`."""
         connection.server_end = session = _Session(self, connection)
         self.sessions[session] = None
@@ -483,7 +483,7 @@ def _intercepted(interceptor: Any, continuation: Callable[[Any], Any]) -> Callab
 class _Session:
     """The server's end of a connection."""
 
-    def __init__(self, server: Server, connection: Connection) -> None:
+    def __init__(self, server: Server, connection: SimulatedConnection) -> None:
         self.server = server
         self.connection = connection
 
@@ -513,7 +513,7 @@ class ServerCall:
     def __init__(
         self,
         client: ClientCall,
-        connection: Connection,
+        connection: SimulatedConnection,
         session: _Session,
         details: _Details,
         left_s: float | None,
@@ -524,7 +524,7 @@ class ServerCall:
         self._details = details
         self._left_s = left_s
         self._deadline: float | None = None
-        self._requests = Stream()
+        self._requests = SimulatedStream()
         self._requests.on_read = self._on_read
         self._unread = 0
         self._task: asyncio.Task[None] | None = None
@@ -670,7 +670,7 @@ class ServerCall:
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 
 
-def install(network: Network) -> None:
+def install(network: SimulatedNetwork) -> None:
     """From now on `grpc.aio` makes simulated channels and servers."""
     aio: Any = grpc.aio
     aio.insecure_channel = lambda address, options=(), **_: Channel(network, address, options or ())

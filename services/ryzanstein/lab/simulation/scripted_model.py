@@ -34,7 +34,7 @@ def extended(digest: int, value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScriptedAnswer:
     """One choice as a client must see it: `texts` are parallel to `tokens`."""
 
     tokens: tuple[SampledToken, ...]
@@ -84,7 +84,7 @@ class ScriptedModel:
         context_length: int,
         text: TextModel | None = None,
         choice: int = 0,
-    ) -> Answer:
+    ) -> ScriptedAnswer:
         """What an undisturbed node with this context answers: a pure function that shares no code with engine or cache."""
         text = text or demo_text()
         said = ChoiceText(text, sampling.stop)
@@ -100,7 +100,7 @@ class ScriptedModel:
             texts.append(part + said.flush() if last and not stopped else part)
             if last or stopped:
                 break
-        return Answer(tuple(tokens), tuple(texts), FinishReason.STOP if ends or stopped else FinishReason.LENGTH)
+        return ScriptedAnswer(tuple(tokens), tuple(texts), FinishReason.STOP if ends or stopped else FinishReason.LENGTH)
 
     def _tokens(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, choice: int, stops: Collection[int]

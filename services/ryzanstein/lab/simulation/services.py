@@ -24,16 +24,16 @@ from ryzanstein.router.assembly import Router, assembled
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker import __main__ as worker
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 ROUTERS: dict[Process, Router] = {}
 """The inside of each router that runs, for what the checks look at."""
-NODES: dict[Process, Node] = {}
+NODES: dict[Process, NodeAgent] = {}
 """The inside of each agent that runs."""
 RANKS: dict[Process, SimulatedRanks] = {}
 """What an agent forks its ranks from."""
@@ -113,10 +113,10 @@ async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         yield made
 
 
-class _KnownNode(Node):
+class _KnownNode(NodeAgent):
     """A node that the checks can find."""
 
-    def __init__(self, settings: WorkerSettings, telemetry: Telemetry, tracing: Tracing, templates: ChatRenderer) -> None:
+    def __init__(self, settings: WorkerSettings, telemetry: WorkerTelemetry, tracing: Tracing, templates: ChatRenderer) -> None:
         super().__init__(settings, telemetry, tracing, templates, new_rank_server=RANKS[_process()].new_server)
         NODES[_process()] = self
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.simulation import clock, rpc, services
-from ryzanstein.lab.simulation.checks import Checks, Failure, Violation
-from ryzanstein.lab.simulation.clients import Client, Tally
+from ryzanstein.lab.simulation.checks import BrokenPromise, Checks, Violation
+from ryzanstein.lab.simulation.clients import ClientTally, SimulatedClient
 from ryzanstein.lab.simulation.cluster import Cluster
 from ryzanstein.lab.simulation.loop import DeadlockError, LivelockError, SimulatedLoop, run
-from ryzanstein.lab.simulation.network import Network, Weather
-from ryzanstein.lab.simulation.plan import Plan
-from ryzanstein.lab.simulation.process import Machine, Process, State
-from ryzanstein.lab.simulation.record import Record
+from ryzanstein.lab.simulation.network import SimulatedNetwork, Weather
+from ryzanstein.lab.simulation.plan import SimulationPlan
+from ryzanstein.lab.simulation.process import Process, SimulatedMachine, State
+from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.strikes import Strikes
 from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
 
@@ -35,21 +35,21 @@ _SHM = Path("/dev/shm")
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """What a simulation showed. `digest`: the same for every run of the same plan."""
 
-    plan: Plan
+    plan: SimulationPlan
     violations: list[Violation]
     reached: dict[str, int]
-    tally: Tally
+    tally: ClientTally
     simulated_s: float
     processor_s: float
     callbacks: int
     digest: str
-    record: Record = field(repr=False)
+    record: SimulationRecord = field(repr=False)
 
 
-def simulate(plan: Plan) -> Outcome:
+def simulate(plan: SimulationPlan) -> SimulationOutcome:
     """Runs a plan. Only in a process in which `clock.install` came before everything else."""
     clock.seed(plan.seed)
     began = time.process_time()
@@ -66,9 +66,9 @@ def simulate(plan: Plan) -> Outcome:
         try:
             run(loop, world.live())
         except (DeadlockError, LivelockError) as error:  # of the loop, not of any task
-            world.checks.violated(Failure.REST, str(error))
+            world.checks.violated(BrokenPromise.REST, str(error))
             world.end()
-        return Outcome(
+        return SimulationOutcome(
             plan,
             world.checks.violations,
             dict(world.checks.reached),
@@ -88,12 +88,12 @@ def simulate(plan: Plan) -> Outcome:
 class _World:
     """Everything of one simulation."""
 
-    def __init__(self, plan: Plan, loop: SimulatedLoop, directory: Path) -> None:
+    def __init__(self, plan: SimulationPlan, loop: SimulatedLoop, directory: Path) -> None:
         self.plan, self._loop = plan, loop
-        self.record = Record()
+        self.record = SimulationRecord()
         self.record.install()
-        self.tally = Tally()
-        network = Network(loop, _rng(plan, "network"), Weather(plan.latency_s, plan.latency_s))
+        self.tally = ClientTally()
+        network = SimulatedNetwork(loop, _rng(plan, "network"), Weather(plan.latency_s, plan.latency_s))
         rpc.install(network)
         services.install()
         services.look_seldom(plan.seldom)
@@ -123,7 +123,7 @@ class _World:
         else:
             Restarts(cluster)
         striking = self._process("strikes", Strikes(cluster, checks).run())
-        clients = [Client(plan, cluster, checks, self.tally) for plan in self.plan.clients]
+        clients = [SimulatedClient(plan, cluster, checks, self.tally) for plan in self.plan.clients]
         asking = [self._process(f"client-{client.plan.number}", client.run()) for client in clients]
         for process in (*asking, striking):
             self._look_at(process.name, await process.ended)
@@ -138,7 +138,7 @@ class _World:
                 task.result()
             task.cancel()
 
-    async def _last_look(self, clients: list[Client]) -> None:
+    async def _last_look(self, clients: list[SimulatedClient]) -> None:
         """Each session has each turn once."""
         for client in clients:
             for conversation in client.conversations[-20:]:
@@ -153,7 +153,7 @@ class _World:
             raise RuntimeError(f"{name} of the simulator failed") from error
 
     def _process(self, name: str, main: Coroutine[Any, Any, None]) -> Process:
-        process = Process(name, Machine(name), self._loop, _rng(self.plan, name))
+        process = Process(name, SimulatedMachine(name), self._loop, _rng(self.plan, name))
         process.on_end.append(lambda: self._cluster.network.process_ended(process))
         process.start(main)
         return process
@@ -177,7 +177,7 @@ class _World:
         if task is not None and task.get_coro().cr_frame is None:
             return  # of a process that was killed
         error = context.get("exception")
-        self.checks.violated(Failure.TASK, f"{context.get('message')}: {error!r}"[:300])
+        self.checks.violated(BrokenPromise.TASK, f"{context.get('message')}: {error!r}"[:300])
 
 
 def _unraisable(raised: Any) -> None:
@@ -193,7 +193,7 @@ def _wall_offset_s() -> float:
     return owner.machine.wall_offset_s if isinstance(owner, Process) else 0.0
 
 
-def _rng(plan: Plan, name: str) -> Any:
+def _rng(plan: SimulationPlan, name: str) -> Any:
     import random
 
     return random.Random(f"{plan.seed} {name}")

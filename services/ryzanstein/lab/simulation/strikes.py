@@ -12,7 +12,7 @@ import grpc
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
-from ryzanstein.lab.simulation.plan import Fault
+from ryzanstein.lab.simulation.plan import PlannedFault
 from ryzanstein.lab.simulation.process import DISK_S
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -41,25 +41,25 @@ class Strikes:
             self._mending.append(loop.create_task(self._strike(fault)))
         await asyncio.gather(*self._mending)
 
-    async def _strike(self, fault: Fault) -> None:
+    async def _strike(self, fault: PlannedFault) -> None:
         self._cluster.record.say("STRIKE", kind=fault.kind.value, number=fault.number, target=fault.target, rank=fault.rank)
         self._checks.reach(f"fault {fault.kind.value}")
         await getattr(self, f"_{fault.kind.value}")(fault)
         self._cluster.record.say("MENDED", kind=fault.kind.value, number=fault.number)
 
-    def _node(self, fault: Fault) -> Service:
+    def _node(self, fault: PlannedFault) -> Service:
         return self._cluster.nodes[fault.target % len(self._cluster.nodes)]
 
-    def _router(self, fault: Fault) -> Service:
+    def _router(self, fault: PlannedFault) -> Service:
         return self._cluster.routers[fault.target % len(self._cluster.routers)]
 
-    def _ranks(self, fault: Fault) -> Any:
+    def _ranks(self, fault: PlannedFault) -> Any:
         return self._cluster.ranks[fault.target % len(self._cluster.nodes)]
 
-    def _rank(self, fault: Fault) -> int:
+    def _rank(self, fault: PlannedFault) -> int:
         return fault.rank % self._cluster.plan.nodes[fault.target % len(self._cluster.nodes)].tp
 
-    def _held_against(self, fault: Fault, *services: Service) -> None:
+    def _held_against(self, fault: PlannedFault, *services: Service) -> None:
         for service in services:
             self._checks.struck(service.name, fault.lasts_s)
 
@@ -70,7 +70,7 @@ class Strikes:
         if service.process is not None:
             service.process.kill()
 
-    async def _freeze(self, fault: Fault, *services: Service) -> None:
+    async def _freeze(self, fault: PlannedFault, *services: Service) -> None:
         self._held_against(fault, *services)
         processes = [service.process for service in services if service.process is not None]
         for process in processes:
@@ -79,77 +79,77 @@ class Strikes:
         for process in processes:
             process.thaw()
 
-    async def _kill_node(self, fault: Fault) -> None:
+    async def _kill_node(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         await self._kill(self._node(fault))
 
-    async def _freeze_node(self, fault: Fault) -> None:
+    async def _freeze_node(self, fault: PlannedFault) -> None:
         await self._freeze(fault, self._node(fault))
 
-    async def _freeze_all_nodes(self, fault: Fault) -> None:
+    async def _freeze_all_nodes(self, fault: PlannedFault) -> None:
         await self._freeze(fault, *self._cluster.nodes)
 
-    async def _kill_router(self, fault: Fault) -> None:
+    async def _kill_router(self, fault: PlannedFault) -> None:
         await self._kill(self._router(fault))
 
-    async def _restart_router(self, fault: Fault) -> None:
+    async def _restart_router(self, fault: PlannedFault) -> None:
         if (process := self._router(fault).process) is not None:
             process.signal(15)
 
-    async def _freeze_router(self, fault: Fault) -> None:
+    async def _freeze_router(self, fault: PlannedFault) -> None:
         await self._freeze_unblamed(fault, self._router(fault))
 
-    async def _hold_router(self, fault: Fault) -> None:
+    async def _hold_router(self, fault: PlannedFault) -> None:
         """Its loop is held up: shorter than a freeze, and nobody else need notice."""
         await self._freeze_unblamed(fault, self._router(fault))
 
-    async def _freeze_unblamed(self, fault: Fault, service: Service) -> None:
+    async def _freeze_unblamed(self, fault: PlannedFault, service: Service) -> None:
         if (process := service.process) is not None:
             self._checks.struck(JOURNAL, fault.lasts_s)  # whoever slept finds that the time for an answer is over
             process.freeze()
             await asyncio.sleep(fault.lasts_s)
             process.thaw()
 
-    async def _kill_orchestrator(self, fault: Fault) -> None:
+    async def _kill_orchestrator(self, fault: PlannedFault) -> None:
         await self._kill(self._cluster.orchestrator)
 
-    async def _freeze_orchestrator(self, fault: Fault) -> None:
+    async def _freeze_orchestrator(self, fault: PlannedFault) -> None:
         await self._freeze(fault, self._cluster.orchestrator)
 
     # Ranks.
 
-    async def _kill_rank(self, fault: Fault) -> None:
+    async def _kill_rank(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         self._ranks(fault).kill(self._rank(fault))
 
-    async def _kill_a_rank_of_each_node(self, fault: Fault) -> None:
+    async def _kill_a_rank_of_each_node(self, fault: PlannedFault) -> None:
         self._held_against(fault, *self._cluster.nodes)
         for ranks, node in zip(self._cluster.ranks, self._cluster.plan.nodes, strict=True):
             ranks.kill(fault.rank % node.tp)
 
-    async def _stop_rank(self, fault: Fault) -> None:
+    async def _stop_rank(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.stop(rank)
         await asyncio.sleep(fault.lasts_s)
         ranks.resume(rank)
 
-    async def _crash_rank(self, fault: Fault) -> None:
+    async def _crash_rank(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         self._ranks(fault).crash(self._rank(fault), "a fault of the simulator")
 
-    async def _hang_rank(self, fault: Fault) -> None:
+    async def _hang_rank(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         self._ranks(fault).hang(self._rank(fault))
 
-    async def _slow_rank(self, fault: Fault) -> None:
+    async def _slow_rank(self, fault: PlannedFault) -> None:
         self._held_against(fault, self._node(fault))
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.slow(rank, 20.0)
         await asyncio.sleep(fault.lasts_s)
         ranks.slow(rank, 1.0)
 
-    async def _hiccup(self, fault: Fault) -> None:
+    async def _hiccup(self, fault: PlannedFault) -> None:
         """Slow for a moment: no fault, and nobody is to act on it."""
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.slow(rank, 8.0)
@@ -158,7 +158,7 @@ class Strikes:
 
     # What operators and other versions do.
 
-    async def _drain_node(self, fault: Fault) -> None:
+    async def _drain_node(self, fault: PlannedFault) -> None:
         node = self._node(fault)
         self._held_against(fault, node)
         await self._ask_orchestrator("DrainNode", orchestrator.DrainNodeRequest(node_id=node.name))
@@ -175,7 +175,7 @@ class Strikes:
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(1.0)
 
-    async def _newer_node(self, fault: Fault) -> None:
+    async def _newer_node(self, fault: PlannedFault) -> None:
         """For a while a node says that it is in a state which this version does not know."""
         node = self._node(fault)
         self._held_against(fault, node)
@@ -184,7 +184,7 @@ class Strikes:
             await asyncio.sleep(fault.lasts_s)
             process.rewrite = None
 
-    async def _load_cancelled(self, fault: Fault) -> None:
+    async def _load_cancelled(self, fault: PlannedFault) -> None:
         """An operator loads the model again and does not wait for it."""
         node = self._node(fault)
         self._held_against(fault, node)
@@ -197,16 +197,16 @@ class Strikes:
 
     # The network.
 
-    async def _cut_one_way(self, fault: Fault) -> None:
+    async def _cut_one_way(self, fault: PlannedFault) -> None:
         node = self._node(fault)
         pair = (node.name, fault.toward) if fault.rank % 2 else (fault.toward, node.name)
         await self._cut(fault, [pair])
 
-    async def _cut_both_ways(self, fault: Fault) -> None:
+    async def _cut_both_ways(self, fault: PlannedFault) -> None:
         node = self._node(fault)
         await self._cut(fault, [(node.name, fault.toward), (fault.toward, node.name)])
 
-    async def _cut(self, fault: Fault, pairs: Sequence[tuple[str, str]]) -> None:
+    async def _cut(self, fault: PlannedFault, pairs: Sequence[tuple[str, str]]) -> None:
         if fault.toward != ORCHESTRATOR:
             self._held_against(fault, self._node(fault))
         for pair in pairs:
@@ -215,7 +215,7 @@ class Strikes:
         for pair in pairs:
             self._cluster.network.heal(*pair)
 
-    async def _reset(self, fault: Fault) -> None:
+    async def _reset(self, fault: PlannedFault) -> None:
         """Something on the way resets every connection between a node and another service."""
         node = self._node(fault)
         self._held_against(fault, node)
@@ -223,7 +223,7 @@ class Strikes:
             if {connection.client.machine.name, connection.server.machine.name} == {node.name, fault.toward}:
                 self._cluster.network.reset(connection)
 
-    async def _latency(self, fault: Fault) -> None:
+    async def _latency(self, fault: PlannedFault) -> None:
         weather = self._cluster.network.weather
         weather.spike_share, weather.spike_s = 0.01, 0.05
         await asyncio.sleep(fault.lasts_s)
@@ -231,29 +231,29 @@ class Strikes:
 
     # Machines.
 
-    async def _clock_jump(self, fault: Fault) -> None:
+    async def _clock_jump(self, fault: PlannedFault) -> None:
         for service in (self._node(fault), self._router(fault)):
             service.machine.wall_offset_s += fault.lasts_s
 
-    async def _store_fails(self, fault: Fault) -> None:
+    async def _store_fails(self, fault: PlannedFault) -> None:
         await self._disk(fault, lambda: sqlite3.OperationalError("disk I/O error"))
 
-    async def _store_full(self, fault: Fault) -> None:
+    async def _store_full(self, fault: PlannedFault) -> None:
         await self._disk(fault, lambda: sqlite3.OperationalError("database or disk is full"))
 
-    async def _store_odd(self, fault: Fault) -> None:
+    async def _store_odd(self, fault: PlannedFault) -> None:
         """What no store is expected to raise: requests that need it are answered with INTERNAL."""
         self._checks.struck(STORE, fault.lasts_s)
         await self._disk(fault, lambda: ValueError("unexpected: the store's library has a bug"))
 
-    async def _disk(self, fault: Fault, make: Callable[[], Exception]) -> None:
+    async def _disk(self, fault: PlannedFault, make: Callable[[], Exception]) -> None:
         self._checks.struck(JOURNAL, fault.lasts_s)
         machine = self._router(fault).machine
         machine.disk_error = make
         await asyncio.sleep(fault.lasts_s)
         machine.disk_error = None
 
-    async def _store_slow(self, fault: Fault) -> None:
+    async def _store_slow(self, fault: PlannedFault) -> None:
         self._checks.struck(JOURNAL, fault.lasts_s)
         machine = self._router(fault).machine
         machine.disk_delay_s = SLOW_DISK_S

@@ -4,27 +4,27 @@ Every router comes to the same order from the same key and members, without a sh
 """
 
 from ryzanstein.router.choose.affinity import Affinity, affinity
-from ryzanstein.router.choose.balance import Thresholds
+from ryzanstein.router.choose.balance import ImbalanceThresholds
 from ryzanstein.router.choose.chooser import Chooser
-from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, Outcome, Ranking
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Ranking
 from ryzanstein.router.choose.node_view import NodeView, is_usable
-from ryzanstein.router.choose.policies import Bounds, PolicyChoice, PolicyName
+from ryzanstein.router.choose.policies import PolicyBounds, PolicyChoice, PolicyName
 from ryzanstein.router.choose.recent_load import Imbalance
 from ryzanstein.router.choose.rendezvous import ranked
 
 __all__ = [
     "Affinity",
     "BalanceSettings",
-    "Bounds",
     "ChoiceObserver",
+    "ChoiceOutcome",
     "Chooser",
     "Imbalance",
+    "ImbalanceThresholds",
     "NodeView",
-    "Outcome",
+    "PolicyBounds",
     "PolicyChoice",
     "PolicyName",
     "Ranking",
-    "Thresholds",
     "affinity",
     "is_usable",
     "ranked",

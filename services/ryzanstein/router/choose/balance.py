@@ -17,7 +17,7 @@ from ryzanstein.router.choose.recent_load import Imbalance
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class ImbalanceThresholds:
     """Ratios beyond chance: from `alarm` on there is an alarm, until it is below `calm`; at `switch` affinity becomes bounded,
     until it would have been below `calm` for `calm_s` seconds. `floor`: requests a node in the window from which on there
     is a judgement."""
@@ -32,7 +32,7 @@ class Thresholds:
 class Balance:
     """`judge` now and then; `alarm` and `skewed` are the state."""
 
-    def __init__(self, thresholds: Thresholds, clock: Callable[[], float]) -> None:
+    def __init__(self, thresholds: ImbalanceThresholds, clock: Callable[[], float]) -> None:
         self._thresholds = thresholds
         self._clock = clock
         self._calm_since: float | None = None

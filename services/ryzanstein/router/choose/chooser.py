@@ -28,14 +28,14 @@ class Chooser:
         self._clock = clock
         self._models: dict[str, ModelRouting] = {}
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         """What the request wants to stay near, under its model's policy."""
-        return self._routing(request.model).policy.wish(request)
+        return self._routing(request.model).policy.affinity_of(request)
 
-    def rank(self, nodes: Sequence[NodeView], model: str, wish: Affinity, excluded: Collection[str] = ()) -> Ranking:
+    def rank(self, nodes: Sequence[NodeView], model: str, affinity: Affinity, excluded: Collection[str] = ()) -> Ranking:
         """The primary, its backup, and the rest; nobody when no node can take the request. `excluded` have failed it, or run it
         already. It may be asked any number of times: only `place` counts."""
-        return self._routing(model).rank(wish, [node for node in nodes if node.model == model], excluded)
+        return self._routing(model).rank(affinity, [node for node in nodes if node.model == model], excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
         """The request was given to this node of the ranking."""

@@ -18,14 +18,14 @@ IsFull = Callable[[NodeView], bool]
 class Limit(Protocol):
     """Says which nodes a request should not go to, whatever it prefers."""
 
-    def exceeded(self, wish: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull: ...
+    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoLimit:
     """No node is ever too full."""
 
-    def exceeded(self, wish: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
         return lambda node: False
 
 
@@ -38,8 +38,8 @@ class QueueLimit:
     queue_bound: int
     share_factor: float = 1.25
 
-    def exceeded(self, wish: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
-        if wish.sticky:
+    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+        if affinity.sticky:
             return lambda node: node.waiting > self.queue_bound
         total = 1 + sum(node.sequences for node in nodes)
         share = math.ceil(self.share_factor * total / max(1, len(nodes)))
@@ -62,17 +62,17 @@ class RecentLimit:
     load_bound: float
     floor: int
 
-    def exceeded(self, wish: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
         share = recent.share(nodes)
         loads = dict(zip((node.node_id for node in nodes), recent.values(nodes), strict=True))
 
         def is_full(node: NodeView) -> bool:
             load = loads[node.node_id]
             excess = load / (share * node.capacity) - 1.0 if load else -1.0
-            at_home = wish.home == node.node_id
+            at_home = affinity.home == node.node_id
             if load < self.floor or excess < 0.0 or (at_home and not node.sequences):
                 return False
-            return excess >= (self.load_bound - 1.0) * (1.0 if at_home else tie_breaker(weight(wish.key, node.node_id)))
+            return excess >= (self.load_bound - 1.0) * (1.0 if at_home else tie_breaker(weight(affinity.key, node.node_id)))
 
         return is_full
 
@@ -83,6 +83,6 @@ class AnyLimit:
 
     limits: tuple[Limit, ...]
 
-    def exceeded(self, wish: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
-        tests = [limit.exceeded(wish, nodes, recent) for limit in self.limits]
+    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+        tests = [limit.exceeded(affinity, nodes, recent) for limit in self.limits]
         return lambda node: any(is_full(node) for is_full in tests)

@@ -37,10 +37,10 @@ def _parts(prompt: Prompt) -> tuple[bytes, bytes]:
     """The system prompt, and all that comes after it."""
     match prompt:
         case ChatPrompt(messages):
-            told = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
+            system = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
             # No lengths in front: a document with another question after it must begin alike.
             texts = [f"{message.role.value}\x1f{message.content}\x1e" for message in messages]
-            return "".join(texts[: len(told)]).encode(), "".join(texts[len(told) :]).encode()
+            return "".join(texts[: len(system)]).encode(), "".join(texts[len(system) :]).encode()
         case TextPrompt(text):
             return b"", b"text:" + text.encode()
         case TokenPrompt(token_ids):

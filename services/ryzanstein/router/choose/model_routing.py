@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ryzanstein.router.choose.affinity import Affinity
-from ryzanstein.router.choose.balance import Balance, Thresholds
+from ryzanstein.router.choose.balance import Balance, ImbalanceThresholds
 from ryzanstein.router.choose.node_view import NodeView, is_usable
 from ryzanstein.router.choose.policies import PolicyChoice, PolicyName
 from ryzanstein.router.choose.policy import pick
@@ -21,7 +21,7 @@ from ryzanstein.router.choose.recent_load import Imbalance, RecentLoad
 _JUDGED_EVERY_S = 1.0
 
 
-class Outcome(StrEnum):
+class ChoiceOutcome(StrEnum):
     """Why a request went where it went: to the node of its key, to another that answered its session last, or elsewhere
     because that one was too full, could not take it (draining, suspected, its breaker open, no link), or had just failed
     it. `BALANCED`: the policy gives keys no node."""
@@ -37,7 +37,7 @@ class Outcome(StrEnum):
 class ChoiceObserver(Protocol):
     """Hears of choices. Must neither block nor raise."""
 
-    def chosen(self, model: str, policy: PolicyName, outcome: Outcome) -> None: ...
+    def chosen(self, model: str, policy: PolicyName, outcome: ChoiceOutcome) -> None: ...
 
     def judged(self, model: str, placed: Imbalance, alarm: bool) -> None: ...
 
@@ -51,7 +51,7 @@ class BalanceSettings:
     """`window_s`: how far back load is looked at."""
 
     window_s: float = 900.0
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    thresholds: ImbalanceThresholds = field(default_factory=ImbalanceThresholds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Ranking:
 
     model: str
     node_ids: tuple[str, ...]
-    wish: Affinity
+    affinity: Affinity
     excluded: Collection[str]
     ranked: tuple[str, ...]
     usable: Sequence[NodeView]
@@ -93,21 +93,21 @@ class ModelRouting:
         self._clock = clock
         self._judge_at = clock() + _JUDGED_EVERY_S
 
-    def rank(self, wish: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
+    def rank(self, affinity: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
         """Without a node id when nobody can take it."""
         usable = [node for node in members if is_usable(node, self._model)]
         for load in (self._placed, self._wanted):
             load.see(members, usable)
         able = {node.node_id for node in usable}
-        ranked = self.policy.rank(wish, members if self.policy.keyed else usable)
+        ranked = self.policy.rank(affinity, members if self.policy.keyed else usable)
         takers = [node for node in ranked if node.node_id in able and node.node_id not in excluded]
-        ordered = tuple(node.node_id for node in pick(self.policy, wish, takers, self._placed))
-        return Ranking(self._model, ordered, wish, excluded, tuple(node.node_id for node in ranked), usable)
+        ordered = tuple(node.node_id for node in pick(self.policy, affinity, takers, self._placed))
+        return Ranking(self._model, ordered, affinity, excluded, tuple(node.node_id for node in ranked), usable)
 
     def place(self, ranking: Ranking, chosen: str) -> None:
         """A node of the ranking was given the request."""
         self._placed.placed(chosen)
-        self.policy.placed(ranking.wish, chosen)
+        self.policy.placed(ranking.affinity, chosen)
         if not ranking.excluded:
             self._wanted.placed(self._wanted_node(ranking, chosen))
         self._observer.chosen(self._model, self.name, self._outcome(ranking, chosen))
@@ -120,17 +120,17 @@ class ModelRouting:
         able = ranking.able
         return next(node_id for node_id in ranking.ranked if node_id in able)
 
-    def _outcome(self, ranking: Ranking, chosen: str) -> Outcome:
+    def _outcome(self, ranking: Ranking, chosen: str) -> ChoiceOutcome:
         primary = ranking.ranked[0]
         if not self.policy.keyed:
-            return Outcome.BALANCED
+            return ChoiceOutcome.BALANCED
         if chosen == primary:
-            return Outcome.PRIMARY
-        if self.policy.homing and chosen == ranking.wish.home:
-            return Outcome.HOME
+            return ChoiceOutcome.PRIMARY
+        if self.policy.homing and chosen == ranking.affinity.home:
+            return ChoiceOutcome.HOME
         if primary in ranking.excluded:
-            return Outcome.EXCLUDED
-        return Outcome.OVERFLOWED if primary in ranking.able else Outcome.UNUSABLE
+            return ChoiceOutcome.EXCLUDED
+        return ChoiceOutcome.OVERFLOWED if primary in ranking.able else ChoiceOutcome.UNUSABLE
 
     def _judge(self, usable: Sequence[NodeView]) -> None:
         if self._clock() < self._judge_at:

@@ -15,7 +15,7 @@ PolicyName = Literal["affinity", "bounded", "weighted", "prefix", "least_loaded"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PolicyBounds:
     """What the policies keep to: `queue_bound` sequences may wait on a session's node; within the window a node may carry
     `load_bound` times its fair share once it has had `bound_floor` requests; `prefix_entries` beginnings are remembered a
     model."""
@@ -32,7 +32,7 @@ class PolicyChoice:
 
     default: PolicyName = "affinity"
     by_model: Mapping[str, PolicyName] = field(default_factory=dict)
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: PolicyBounds = field(default_factory=PolicyBounds)
     first_turn: int = 0
 
     def name(self, model: str) -> PolicyName:

@@ -37,25 +37,25 @@ class Policy(Protocol):
     @property
     def limit(self) -> Limit: ...
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         """What the request wants to stay near."""
         ...
 
-    def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
+    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
         """All these nodes, the one that suits the request best first; of a session's home it knows nothing."""
         ...
 
-    def placed(self, wish: Affinity, node_id: str) -> None:
+    def placed(self, affinity: Affinity, node_id: str) -> None:
         """The request was given to this node."""
         ...
 
 
-def pick(policy: Policy, wish: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
+def pick(policy: Policy, affinity: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
     """First the two nodes of the ranking that are not too full, the request's and its backup, then the others as they are
     ranked. When all are full, the one that has least to do for its size is first."""
     if policy.homing:
-        ranked = sorted(ranked, key=lambda node: node.node_id != wish.home)
-    is_full = policy.limit.exceeded(wish, ranked, recent)
+        ranked = sorted(ranked, key=lambda node: node.node_id != affinity.home)
+    is_full = policy.limit.exceeded(affinity, ranked, recent)
     free = list(islice((node for node in ranked if not is_full(node)), 2))
     if not free:
         return sorted(ranked, key=lambda node: node.relative_load)
@@ -83,13 +83,13 @@ class Sticky:
     homing: bool = False
     keyed: bool = True
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        return sorted(nodes, key=lambda node: (self.score(wish.key, node), node.node_id), reverse=True)
+    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
+        return sorted(nodes, key=lambda node: (self.score(affinity.key, node), node.node_id), reverse=True)
 
-    def placed(self, wish: Affinity, node_id: str) -> None:
+    def placed(self, affinity: Affinity, node_id: str) -> None:
         """Nothing is remembered."""
 
 
@@ -103,13 +103,13 @@ class LeastLoaded:
     homing: bool = False
     keyed: bool = False
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        return sorted(nodes, key=lambda node: (node.relative_load, -weight(wish.key, node.node_id), node.node_id))
+    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
+        return sorted(nodes, key=lambda node: (node.relative_load, -weight(affinity.key, node.node_id), node.node_id))
 
-    def placed(self, wish: Affinity, node_id: str) -> None:
+    def placed(self, affinity: Affinity, node_id: str) -> None:
         """Nothing is remembered: what was placed shows in the load."""
 
 
@@ -123,13 +123,13 @@ class RoundRobin:
     homing: bool = False
     keyed: bool = False
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
+    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
         ordered = sorted(nodes, key=lambda node: node.node_id)
         first = self.turn % max(1, len(ordered))
         return ordered[first:] + ordered[:first]
 
-    def placed(self, wish: Affinity, node_id: str) -> None:
+    def placed(self, affinity: Affinity, node_id: str) -> None:
         self.turn += 1

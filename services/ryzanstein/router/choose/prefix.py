@@ -53,13 +53,13 @@ class Prefix:
         self._by_key = Sticky(name, rendezvous, limit)
         self._index = PrefixIndex(max_entries)
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         return Affinity(beginning(request.prompt), True, marks(request.prompt))
 
-    def rank(self, wish: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        ranked = self._by_key.rank(wish, nodes)
-        depth = {node_id: depth for depth, node_id in enumerate(self._index.find(wish.marks))}
+    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
+        ranked = self._by_key.rank(affinity, nodes)
+        depth = {node_id: depth for depth, node_id in enumerate(self._index.find(affinity.marks))}
         return sorted(ranked, key=lambda node: depth.get(node.node_id, len(depth)))
 
-    def placed(self, wish: Affinity, node_id: str) -> None:
-        self._index.put(wish.marks, node_id)
+    def placed(self, affinity: Affinity, node_id: str) -> None:
+        self._index.put(affinity.marks, node_id)

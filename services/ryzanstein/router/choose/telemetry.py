@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from ryzanstein.router.choose import Imbalance, Outcome, PolicyName
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.choose import ChoiceOutcome, Imbalance, PolicyName
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -13,12 +13,12 @@ log = structlog.get_logger(__name__)
 class ChoiceTelemetry:
     """Implements `ryzanstein.router.choose.ChoiceObserver`."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: RouterTelemetry) -> None:
         self._telemetry = telemetry
         self._alarmed: set[str] = set()
         self._policies: dict[str, PolicyName] = {}
 
-    def chosen(self, model: str, policy: PolicyName, outcome: Outcome) -> None:
+    def chosen(self, model: str, policy: PolicyName, outcome: ChoiceOutcome) -> None:
         self._telemetry.choices.labels(model, policy, outcome).inc()
         if model not in self._policies:
             self._rule(model, policy)

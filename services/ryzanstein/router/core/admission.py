@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8
 
@@ -64,7 +64,7 @@ class Place:
 class Admission:
     """Checks requests against limits, and counts what has a place, by tenant."""
 
-    def __init__(self, limits: Limits, telemetry: Telemetry) -> None:
+    def __init__(self, limits: Limits, telemetry: RouterTelemetry) -> None:
         self._limits = limits
         self._telemetry = telemetry
         self._places: Counter[str] = Counter()

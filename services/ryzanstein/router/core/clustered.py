@@ -19,13 +19,13 @@ from ryzanstein import errors
 from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
 from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
-from ryzanstein.router.core.local import RouterCore
+from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.peers import RESTARTED, OwnerLostError, Peers, moved
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner, Record
+from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, JournalUnavailableError, Owner
 from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
-from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import JournalRecorder
 from ryzanstein.router.nodes.served import ServedModel
 
@@ -45,12 +45,12 @@ class _Lost:
     cause: str
 
 
-class JournalledCore:
+class ClusteredCore:
     """Implements `ryzanstein.router.core.core.Core`. `start` it when the gRPC face listens."""
 
     def __init__(
         self,
-        core: RouterCore,
+        core: LocalCore,
         journal: Journal,
         *,
         recorder: JournalRecorder,
@@ -58,7 +58,7 @@ class JournalledCore:
         owner_id: str,
         lease_s: float,
         metrics: JournalMetrics,
-        outage: Outage,
+        outage: JournalOutage,
         background: Background,
     ) -> None:
         self._core = core
@@ -141,7 +141,7 @@ class JournalledCore:
         await self._core.leave(generation_id)
 
     async def interrupt(self, generation_id: str, owner_id: str) -> bool:
-        """For another router, which means the owner with this id: see `RouterCore.interrupt`."""
+        """For another router, which means the owner with this id: see `LocalCore.interrupt`."""
         if owner_id != self._owner.owner_id:
             raise moved(generation_id)
         return await self._core.interrupt(generation_id)
@@ -238,7 +238,7 @@ class JournalledCore:
         )
         return generation
 
-    async def _taken(self, generation_id: str, head: Head) -> Record | None:
+    async def _taken(self, generation_id: str, head: Head) -> JournalRecord | None:
         return await self._asked(generation_id, self._journal.take(generation_id, head.epoch, self._owner))
 
     async def _asked(self, generation_id: str, answer: Awaitable[_Answer]) -> _Answer:

@@ -26,17 +26,17 @@ from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.failover.runner import Runner
 from ryzanstein.router.generations.cursor import follow
 from ryzanstein.router.generations.generation import Generation, paused
-from ryzanstein.router.generations.idempotency import KeyRing, SharedKeys, UnsharedKeys
+from ryzanstein.router.generations.idempotency import IdempotencyKeys, SharedKeys, UnsharedKeys
 from ryzanstein.router.generations.recorder import Recorder, Unrecorded
-from ryzanstein.router.generations.retained import Generations, ReadingWindow, UnreadTurns
+from ryzanstein.router.generations.retained import ReadingWindow, RetainedGenerations, UnreadTurns
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore
-from ryzanstein.router.journal.journal import Record
-from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.journal.journal import JournalRecord
+from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.nodes.token_count import count_prompt_tokens
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn, Turns
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.tracing import Tracing, traceparent
 
 log = structlog.get_logger(__name__)
@@ -46,11 +46,11 @@ Life = Coroutine[None, None, RyzansteinError | None]
 _INTERRUPT_WAIT_S = 2.0
 
 
-class Interrupter(Protocol):
+class OtherRouters(Protocol):
     """The other routers."""
 
     async def interrupt(self, owner_id: str, generation_id: str) -> bool:
-        """See `RouterCore.interrupt`. False also when that router does not answer."""
+        """See `LocalCore.interrupt`. False also when that router does not answer."""
         ...
 
 
@@ -79,21 +79,21 @@ class CorePolicy:
     hedges: HedgePolicy = field(default_factory=HedgePolicy)
 
 
-class RouterCore:
+class LocalCore:
     """Implements `Core` for this router's own generations. `close` cancels what still runs here; with a recorder that keeps it
     another router may go on."""
 
     def __init__(
         self,
-        links: Links,
+        links: Roster,
         turns: Turns,
         policy: CorePolicy,
-        telemetry: Telemetry,
+        telemetry: RouterTelemetry,
         tracing: Tracing,
         *,
         recorder: Recorder | None = None,
         keys: SharedKeys | None = None,
-        others: Interrupter | None = None,
+        others: OtherRouters | None = None,
     ) -> None:
         self._links = links
         self._turns = turns
@@ -102,9 +102,9 @@ class RouterCore:
         self._tracing = tracing
         self._admission = Admission(policy.limits, telemetry)
         self._recorder = recorder if recorder is not None else Unrecorded()
-        self._keys = KeyRing(keys if keys is not None else UnsharedKeys(), telemetry)
+        self._keys = IdempotencyKeys(keys if keys is not None else UnsharedKeys(), telemetry)
         self._others = others
-        self._generations = Generations(
+        self._generations = RetainedGenerations(
             ReadingWindow(policy.unread_grace_s, policy.reattach_window_s, policy.max_retained_tokens),
             self._pause,
             self._abandon,
@@ -251,7 +251,7 @@ class RouterCore:
         """Room for a generation that is to be adopted. QUEUE_FULL when this router runs as many as it may."""
         return self._admission.enter_unnamed()
 
-    async def adopt(self, generation_id: str, record: Record, place: Place) -> Generation:
+    async def adopt(self, generation_id: str, record: JournalRecord, place: Place) -> Generation:
         """Goes on with a generation that another router had, where the record ends. The place is its own from then on."""
         request, new_messages = decode_request(record.request)
         settled, was_paused = has_settled(record.batches), has_paused(record.batches)

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.core.clustered import JournalledCore
-from ryzanstein.router.core.local import RouterCore
+from ryzanstein.router.core.clustered import ClusteredCore
+from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.peers import Peers
 from ryzanstein.router.journal.journal import Journal
 from ryzanstein.router.journal.keys import JournalKeys
-from ryzanstein.router.journal.metrics import JournalMetrics, Outage
-from ryzanstein.router.journal.recorder import JournalRecorder, Pace
+from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
+from ryzanstein.router.journal.recorder import FlushPace, JournalRecorder
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,19 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
 
 
 def journalled_core(
-    opened: OpenJournal, settings: RouterSettings, owner_id: str, telemetry: Telemetry, make_core: Callable[..., RouterCore]
-) -> JournalledCore:
+    opened: OpenJournal,
+    settings: RouterSettings,
+    owner_id: str,
+    telemetry: RouterTelemetry,
+    make_core: Callable[..., LocalCore],
+) -> ClusteredCore:
     """`make_core` takes the `recorder`, the `keys` and the `others`."""
     metrics = JournalMetrics(telemetry.registry)
-    outage = Outage(metrics)
+    outage = JournalOutage(metrics)
     recorder = JournalRecorder(
-        opened.journal, Pace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
+        opened.journal, FlushPace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
     )
-    return JournalledCore(
+    return ClusteredCore(
         make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage), others=opened.peers),
         opened.journal,
         recorder=recorder,

@@ -13,11 +13,11 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.token_log import GapError, Row
+from ryzanstein.router.generations.token_log import AppendResult, GapError
 from ryzanstein.router.nodes.breaker import Blame, blame
 from ryzanstein.router.nodes.connection import PROTOCOL
-from ryzanstein.router.nodes.roster import Placement
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.nodes.roster import AttemptPlacement
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -86,12 +86,12 @@ class AttemptRun:
         generation: Generation,
         attempt: int,
         node_id: str,
-        telemetry: Telemetry,
+        telemetry: RouterTelemetry,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
         self.attempt = attempt
         self.node_id = node_id
-        self.placement: Placement | None = None
+        self.placement: AttemptPlacement | None = None
         self.on_submitted: Callable[[float], None] | None = None
         self._generation = generation
         self._log = generation.log
@@ -121,10 +121,10 @@ class AttemptRun:
         except GapError as gap:
             self._broke_protocol(gap)
             return False
-        if row is not Row.NEW:
+        if row is not AppendResult.NEW:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
             return False
-        self._generation.brought()
+        self._generation.token_added()
         self._quiet_since = self._generation.last_token_at
         self._works()
         return True
@@ -147,7 +147,7 @@ class AttemptRun:
         except GapError as gap:
             self._broke_protocol(gap)
             return
-        if row is Row.NEW:
+        if row is AppendResult.NEW:
             self._works()
             self._generation.end_choice(choice, cached_prompt_tokens)
             if self._log.complete:
@@ -173,7 +173,7 @@ class AttemptRun:
         self._tell(Lost(self, cause, at))
 
     @property
-    def let_in(self) -> bool:
+    def was_accepted(self) -> bool:
         """Its node has let it in."""
         return self._prompt_tokens is not None
 

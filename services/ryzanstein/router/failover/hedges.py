@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 # A node that is late now may be punctual at its next beat.
 _SOON_S = 0.05
@@ -33,7 +33,7 @@ class _Waiter:
 class HedgeBudget:
     """The hedges of one router. `take` one, `give` it back; who was refused may `wait`."""
 
-    def __init__(self, policy: HedgePolicy, running: Callable[[], int], telemetry: Telemetry) -> None:
+    def __init__(self, policy: HedgePolicy, running: Callable[[], int], telemetry: RouterTelemetry) -> None:
         self._policy = policy
         self._running = running
         self._telemetry = telemetry
@@ -58,11 +58,11 @@ class HedgeBudget:
         self._tell()
 
     def _tell(self) -> None:
-        told = 0
-        while self._waiting and told < self.room:
+        notified = 0
+        while self._waiting and notified < self.room:
             waiter = self._waiting.pop(next(iter(self._waiting)))
             if waiter.wanted():
-                told += 1
+                notified += 1
                 waiter.again()
 
     def wait(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:

@@ -16,8 +16,8 @@ from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_F
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.link import UNLOADED
-from ryzanstein.router.nodes.roster import Links
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.router.telemetry import RouterTelemetry
 
 # While no node can take a generation it looks again this often, besides at every change of a node: a breaker that
 # becomes half-open is no event. A node that failed or refused it is left alone for at least as long,
@@ -42,16 +42,16 @@ class RunnerPolicy:
     patience: Patience = field(default_factory=Patience)
 
 
-class Placing:
+class NodePlacement:
     """Of one generation."""
 
-    def __init__(self, generation: Generation, links: Links, policy: RunnerPolicy, telemetry: Telemetry) -> None:
+    def __init__(self, generation: Generation, links: Roster, policy: RunnerPolicy, telemetry: RouterTelemetry) -> None:
         self._generation = generation
         self._model = generation.request.model
         self._links = links
         self._policy = policy
         self._telemetry = telemetry
-        self._wish = links.wish(generation.request)
+        self._affinity = links.affinity_of(generation.request)
         self._excluded: dict[str, float] = {}  # until when, monotonic seconds; longer while there are others
         self._barred: set[str] = set()
         self._refused_by: set[str] = set()
@@ -103,10 +103,10 @@ class Placing:
         """How far the request may be what the attempt ended of."""
         if lost.run.fruitful or lost.cause in _BLAMELESS or self._links.awake.lately_paused:
             return 0.0
-        return _STRIKE if lost.run.let_in or lost.error is not None else _HALF_STRIKE
+        return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
-        self._ranking = self._links.rank(self._model, self._wish, {*excluded, *self._excluded, *self._barred})
+        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred})
         return self._ranking.node_ids
 
     async def _wait(self, lost: Lost | None) -> str:

@@ -30,11 +30,11 @@ from ryzanstein.router.failover.attempt import (
     Worked,
 )
 from ryzanstein.router.failover.hedges import HedgeBudget
-from ryzanstein.router.failover.placement import Placing, RunnerPolicy
+from ryzanstein.router.failover.placement import NodePlacement, RunnerPolicy
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.connection import PROTOCOL
-from ryzanstein.router.nodes.roster import Links
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -56,12 +56,12 @@ class Runner:
     """Runs one generation. `run` it once, as a task; cancelling it cancels the generation on its nodes."""
 
     def __init__(
-        self, generation: Generation, links: Links, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: Telemetry
+        self, generation: Generation, links: Roster, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: RouterTelemetry
     ) -> None:
         self._generation = generation
         self._links = links
         self._patience = policy.patience
-        self._placing = Placing(generation, links, policy, telemetry)
+        self._placing = NodePlacement(generation, links, policy, telemetry)
         self._hedges = hedges
         self._racing = False
         self._telemetry = telemetry
@@ -207,8 +207,8 @@ class Runner:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)
         self._runs[run] = reroute
         generation.log.admit(number)
-        let_in = generation.started is not None
-        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, let_in)
+        accepted_before = generation.started is not None
+        attempt = Attempt(generation.generation_id, number, generation.request, generation.log.progress, accepted_before)
         run.placement = self._links.start(node_id, attempt, run)
 
     def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:

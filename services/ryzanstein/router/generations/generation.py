@@ -85,7 +85,7 @@ class Generation:
             self._observer.generation_started(self)
             self.wake()
 
-    def brought(self) -> None:
+    def token_added(self) -> None:
         """The log has a new token."""
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:

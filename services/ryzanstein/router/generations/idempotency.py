@@ -14,7 +14,7 @@ from typing import Protocol
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 _LOOK_S = 0.05
 
@@ -60,10 +60,10 @@ class _Holding:
     decided: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class KeyRing:
+class IdempotencyKeys:
     """The keys of this router's generations. As many at most as there are generations that enter, run or can be read."""
 
-    def __init__(self, shared: SharedKeys, telemetry: Telemetry) -> None:
+    def __init__(self, shared: SharedKeys, telemetry: RouterTelemetry) -> None:
         self._shared = shared
         self._telemetry = telemetry
         self._holdings: dict[str, _Holding] = {}

@@ -17,7 +17,7 @@ from ryzanstein import errors
 from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.wakes import Wakes
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 UnreadTurns = Literal["keep", "drop"]
 """What a session gets of an answer that is ended because nobody reads it: what was shown of it, or nothing."""
@@ -33,7 +33,7 @@ class ReadingWindow:
     max_retained_tokens: int
 
 
-class Generations:
+class RetainedGenerations:
     """Generations by id. `pause` is called with one that nobody has read for the grace, `abandon` with one that nobody came
     back to, which is to be dropped when it has ended, `on_forgotten` with each that is dropped."""
 
@@ -43,7 +43,7 @@ class Generations:
         pause: Callable[[Generation], None],
         abandon: Callable[[Generation], None],
         on_forgotten: Callable[[Generation], None],
-        telemetry: Telemetry,
+        telemetry: RouterTelemetry,
         *,
         awake: AwakeClock,
     ) -> None:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from ryzanstein.generation import ChoiceProgress, FinishReason, Token
 
 
-class Row(IntEnum):
+class AppendResult(IntEnum):
     """What became of a row."""
 
     NEW = 0
@@ -96,35 +96,35 @@ class TokenLog:
         """Whatever still comes is dropped, until another attempt is admitted."""
         self._live = frozenset()
 
-    def append(self, attempt: int, choice: int, index: int, token: Token, node_id: str) -> Row:
+    def append(self, attempt: int, choice: int, index: int, token: Token, node_id: str) -> AppendResult:
         """Takes a row if it is the next of its choice. Raises GapError for one that is later, or for an unknown choice."""
         if attempt not in self._live:
-            return Row.FENCED
+            return AppendResult.FENCED
         if choice >= len(self.choices):
             raise GapError(f"choice {choice} of {len(self.choices)}")
         row = self.choices[choice]
         if index < len(row.tokens):
-            return Row.DUPLICATE
+            return AppendResult.DUPLICATE
         if index > len(row.tokens):
             raise GapError(f"choice {choice}: index {index} after {len(row.tokens)} tokens")
         if row.reason is not None:
-            return Row.DUPLICATE
+            return AppendResult.DUPLICATE
         self._win(attempt)
         row.append(token, node_id)
         self.num_tokens += 1
-        return Row.NEW
+        return AppendResult.NEW
 
-    def finish(self, attempt: int, choice: int, reason: FinishReason) -> Row:
+    def finish(self, attempt: int, choice: int, reason: FinishReason) -> AppendResult:
         """Ends a choice, once. Raises GapError for an unknown choice."""
         if attempt not in self._live:
-            return Row.FENCED
+            return AppendResult.FENCED
         if choice >= len(self.choices):
             raise GapError(f"choice {choice} of {len(self.choices)}")
         if self.choices[choice].reason is not None:
-            return Row.DUPLICATE
+            return AppendResult.DUPLICATE
         self._win(attempt)
         self._end(self.choices[choice], reason)
-        return Row.NEW
+        return AppendResult.NEW
 
     def cancel(self) -> list[int]:
         """Ends every choice that still runs as CANCELLED and fences off all attempts. Returns those choices."""

@@ -36,7 +36,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JournalRecord:
     """All that is known of a generation. Batches may overlap, see `JournalBatch`."""
 
     epoch: int
@@ -64,7 +64,7 @@ class KeyClaim:
     begun: bool = False
 
 
-class Outcome(Enum):
+class AppendOutcome(Enum):
     """What became of an append."""
 
     WRITTEN = "written"
@@ -78,7 +78,7 @@ class Journal(Protocol):
     """Keeps generations until they expire: a retention after the last append. No method blocks the event loop; each raises
     `JournalUnavailableError`."""
 
-    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         """One outcome for each append. Repeating a write that may have happened is harmless."""
         ...
 
@@ -90,7 +90,7 @@ class Journal(Protocol):
         """None: unknown or expired."""
         ...
 
-    async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+    async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         """The generation with epoch + 1, its new owner's. None: its epoch is not `epoch` any more, or it is gone."""
         ...
 

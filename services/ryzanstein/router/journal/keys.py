@@ -8,7 +8,7 @@ from ryzanstein import errors
 from ryzanstein.generation import RequestKey
 from ryzanstein.router.generations.idempotency import KeyHolder
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
-from ryzanstein.router.journal.metrics import Outage
+from ryzanstein.router.journal.metrics import JournalOutage
 
 _WAIT_S = 1.0
 
@@ -16,7 +16,7 @@ _WAIT_S = 1.0
 class JournalKeys:
     """Implements `SharedKeys`. What cannot be asked and written in time is refused: another router may have the key."""
 
-    def __init__(self, journal: Journal, retention_s: float, outage: Outage) -> None:
+    def __init__(self, journal: Journal, retention_s: float, outage: JournalOutage) -> None:
         """`retention_s`: how long a generation's entry outlives its last append."""
         self._journal = journal
         self._retention_s = retention_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, Owner
-from ryzanstein.router.journal.metrics import Outage
+from ryzanstein.router.journal.metrics import JournalOutage
 
 LEASE_KEEPER = "journal_lease"
 _RETRY_S = 0.25
 
 
-async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: Outage) -> None:
+async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: JournalOutage) -> None:
     """Renews three times in the length of a lease, until cancelled."""
     while True:
         try:

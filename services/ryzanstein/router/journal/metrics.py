@@ -35,7 +35,7 @@ class JournalMetrics:
         self.up.set(1)
 
 
-class Outage:
+class JournalOutage:
     """Whether the store answers, and whether those who use it work; says so once when that stops and once when it is
     back.
 

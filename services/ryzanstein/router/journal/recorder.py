@@ -20,8 +20,8 @@ from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
-from ryzanstein.router.journal.journal import Append, Journal, JournalUnavailableError, Outcome, Owner
-from ryzanstein.router.journal.metrics import JournalMetrics, Outage
+from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, Owner
+from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ _LONGEST_BACKOFF_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class FlushPace:
     """`flush_s`: how far the journal lags behind. `retention_s`: how long an entry outlives the last append."""
 
     flush_s: float
@@ -55,7 +55,9 @@ class _Entry:
 class JournalRecorder:
     """Implements `Recorder`. `start` it when the owner's address is known, `close` it in the end."""
 
-    def __init__(self, journal: Journal, pace: Pace, metrics: JournalMetrics, outage: Outage, background: Background) -> None:
+    def __init__(
+        self, journal: Journal, pace: FlushPace, metrics: JournalMetrics, outage: JournalOutage, background: Background
+    ) -> None:
         self._journal = journal
         self._pace = pace
         self._metrics = metrics
@@ -246,13 +248,13 @@ class JournalRecorder:
         for entry in self._entries.values():
             entry.suspect = True
 
-    def _conclude(self, entry: _Entry, outcome: Outcome) -> None:
+    def _conclude(self, entry: _Entry, outcome: AppendOutcome) -> None:
         generation_id = entry.writer.generation.generation_id
         if self._entries.get(generation_id) is not entry:
             return
-        if outcome is Outcome.WRITTEN:
+        if outcome is AppendOutcome.WRITTEN:
             self._written(generation_id, entry)
-        elif outcome is Outcome.MISSING and not self._overslept(entry):
+        elif outcome is AppendOutcome.MISSING and not self._overslept(entry):
             # The store has lost it: all of it again.
             entry.opened = False
             entry.writer.rewind()

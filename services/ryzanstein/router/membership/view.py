@@ -17,7 +17,7 @@ import structlog
 
 from ryzanstein.cluster import Node
 from ryzanstein.router.membership.cache import ViewCache
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -29,7 +29,7 @@ FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 
 
-class Membership(Protocol):
+class ViewObserver(Protocol):
     """Where the view goes."""
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
@@ -37,7 +37,7 @@ class Membership(Protocol):
         ...
 
 
-class GapError(Exception):
+class ChangeMissedError(Exception):
     """A version is missing: the view must be taken anew."""
 
 
@@ -60,7 +60,7 @@ class View:
 
     def _change(self, delta: orchestrator.ClusterDelta) -> None:
         if not self.epoch or delta.version != self.version + 1:
-            raise GapError(f"version {delta.version} after {self.version}")
+            raise ChangeMissedError(f"version {delta.version} after {self.version}")
         self.version = delta.version
         match delta.WhichOneof("change"):
             case "node":
@@ -78,10 +78,10 @@ class View:
 
 
 class ClusterView:
-    """Keeps a `Membership` told. `run` it as a task when there is an orchestrator; `start` it in any case."""
+    """Keeps a `ViewObserver` told. `run` it as a task when there is an orchestrator; `start` it in any case."""
 
     def __init__(
-        self, router_id: str, fixed: Collection[str], membership: Membership, cache: ViewCache, telemetry: Telemetry
+        self, router_id: str, fixed: Collection[str], membership: ViewObserver, cache: ViewCache, telemetry: RouterTelemetry
     ) -> None:
         self._router_id = router_id
         self._fixed = frozenset(fixed)
@@ -89,7 +89,7 @@ class ClusterView:
         self._cache = cache
         self._telemetry = telemetry
         self._view = View()
-        self._told: tuple[frozenset[str], frozenset[str]] | None = None
+        self._notified: tuple[frozenset[str], frozenset[str]] | None = None
 
     async def start(self) -> None:
         """Tells what is known before anyone was asked."""
@@ -118,7 +118,7 @@ class ClusterView:
                 await self._changed()
         except grpc.aio.AioRpcError as error:
             log.debug("orchestrator gone", code=error.code().name)
-        except GapError as gap:
+        except ChangeMissedError as gap:
             log.warning("view has a gap", what=str(gap))
         return came
 
@@ -134,8 +134,8 @@ class ClusterView:
 
     def _tell(self, addresses: frozenset[str], draining: frozenset[str]) -> bool:
         """False when that is no news: most deltas only change a load."""
-        if (addresses, draining) == self._told:
+        if (addresses, draining) == self._notified:
             return False
         self._membership.follow(addresses, draining)
-        self._told = addresses, draining
+        self._notified = addresses, draining
         return True

@@ -47,35 +47,35 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens)
-    brought = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
+    num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for end in output.finished:
         if (sink := sinks.get(end.handle)) is not None:
             sink.finished(end.choice, FinishReason(end.reason), end.cached_prompt_tokens)
     for failed in output.failed:
         if (sink := sinks.get(failed.handle)) is not None:
             sink.failed(_error(failed), failed.node_fault)
-    return brought
+    return num_new
 
 
 def _deliver_tokens(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
-    find, brought = sinks.get, 0
+    find, num_new = sinks.get, 0
     columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
     for handle, choice, index, token_id, text in columns:
         if (sink := find(handle)) is not None:
-            brought += sink.token(choice, index, Token(token_id, text))
-    return brought
+            num_new += sink.token(choice, index, Token(token_id, text))
+    return num_new
 
 
 def _deliver_with_logprobs(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
-    brought = 0
+    num_new = 0
     logprobs = dict(zip(output.logprob_row, output.logprobs, strict=True))
     columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
     for row, (handle, choice, index, token_id, text) in enumerate(columns):
         if (sink := sinks.get(handle)) is not None:
             wire = logprobs.get(row)
             logprobs_of_row = None if wire is None else logprobs_from_wire(wire)
-            brought += sink.token(choice, index, Token(token_id, text, logprobs_of_row))
-    return brought
+            num_new += sink.token(choice, index, Token(token_id, text, logprobs_of_row))
+    return num_new
 
 
 _RETRY_AFTER_S = {Code.RESOURCE_EXHAUSTED: 1.0, Code.UNAVAILABLE: 1.0}

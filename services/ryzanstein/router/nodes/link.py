@@ -20,8 +20,8 @@ from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.generation import Attempt
 from ryzanstein.router.nodes.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.frames import AttemptSink, deliver
-from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, Thresholds
-from ryzanstein.router.nodes.suspicion import Level, Watch
+from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
+from ryzanstein.router.nodes.suspicion import Level, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire import beat_from_wire, submit_now
@@ -55,7 +55,7 @@ class LinkObserver(Protocol):
 
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
 
-    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+    def link_progressed(self, link: NodeLink, num_tokens: int) -> None:
         """A frame had so many new tokens."""
         ...
 
@@ -63,7 +63,9 @@ class LinkObserver(Protocol):
 class NodeLink:
     """The link to one address. `run` it as a task; cancelling that task closes the link."""
 
-    def __init__(self, address: str, router_id: str, thresholds: Thresholds, observer: LinkObserver, awake: AwakeClock) -> None:
+    def __init__(
+        self, address: str, router_id: str, thresholds: PhiThresholds, observer: LinkObserver, awake: AwakeClock
+    ) -> None:
         self.address = address
         self.node_id = ""
         self.beat = Beat()
@@ -78,7 +80,7 @@ class NodeLink:
         self._observer = observer
         self._awake = awake
         self._connection: Connection | None = None
-        self._watch: Watch | None = None
+        self._watch: SuspicionWatch | None = None
         self._sinks: dict[int, AttemptSink] = {}
         self._last_handle = 0
 
@@ -172,7 +174,7 @@ class NodeLink:
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self._connection = connection
-        self._watch = Watch(self._thresholds, self._on_level, self._awake, _intervals(hello))
+        self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
         self.beat = beat_from_wire(hello.beat)
         self._remember_context()
@@ -201,11 +203,11 @@ class NodeLink:
         if frame.HasField("output"):
             if self._watch is not None:
                 self._watch.frame()
-            self._observer.link_brought(self, deliver(frame.output, self._sinks))
+            self._observer.link_progressed(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
             self._on_beat(beat_from_wire(frame.beat))
-        elif frame.HasField("heard") and self._watch is not None:
-            self._watch.answered(frame.heard.sequence)
+        elif frame.HasField("ack") and self._watch is not None:
+            self._watch.answered(frame.ack.sequence)
 
     def _remember_context(self) -> None:
         """A node without ranks does not know what they can hold."""

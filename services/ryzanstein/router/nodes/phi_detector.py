@@ -27,7 +27,7 @@ _STANDARD = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class PhiThresholds:
     """When silence becomes suspicion (the backup starts) and death (the link is given up).
 
     `jitter_s` is the least standard deviation that is assumed: no node is punctual on a busy machine. `grace_s` is waited
@@ -96,7 +96,7 @@ class Intervals:
 class BeatDetector:
     """Judges one link's silence. All times come from one monotonic clock in seconds."""
 
-    def __init__(self, thresholds: Thresholds, now: float, intervals: BeatIntervals | None = None) -> None:
+    def __init__(self, thresholds: PhiThresholds, now: float, intervals: BeatIntervals | None = None) -> None:
         expected = intervals or BeatIntervals()
         self._thresholds = thresholds
         self._rates = {
@@ -138,7 +138,7 @@ class Echoes:
     monotonic clock in seconds.
     """
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: PhiThresholds) -> None:
         self._thresholds = thresholds
         # There and back: two processes each way that may have to wait for a core.
         self._round_trips = Intervals(ROUND_TRIP_S, 2 * thresholds.jitter_s)
@@ -202,7 +202,7 @@ class Echoes:
 class Progress:
     """Judges whether pending work moves. The node's own watchdog does too; this one holds when that one is stuck."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: PhiThresholds) -> None:
         self._thresholds = thresholds
         self._step = -1
         self._moved_at: float | None = None

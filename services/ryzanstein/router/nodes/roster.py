@@ -20,10 +20,10 @@ from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_us
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.frames import AttemptSink
 from ryzanstein.router.nodes.link import CLOSED, NodeLink
-from ryzanstein.router.nodes.phi_detector import Thresholds
+from ryzanstein.router.nodes.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport, RecentLosses
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ _MAX_TENANTS = 4096  # whose newest begun attempt a link remembers
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class AttemptPlacement:
     """An attempt on a node."""
 
     link: NodeLink
@@ -60,11 +60,11 @@ class Placement:
         self.link.release(self.handle)
 
 
-class Links:
+class Roster:
     """The links of a router. `follow` membership; `close` in the end."""
 
     def __init__(
-        self, router_id: str, thresholds: Thresholds, chooser: Chooser, telemetry: Telemetry, awake: AwakeClock
+        self, router_id: str, thresholds: PhiThresholds, chooser: Chooser, telemetry: RouterTelemetry, awake: AwakeClock
     ) -> None:
         self.router_id = router_id
         self.awake = awake
@@ -168,13 +168,13 @@ class Links:
         """Oldest first."""
         return self._losses.all
 
-    def wish(self, request: GenerationRequest) -> Affinity:
+    def affinity_of(self, request: GenerationRequest) -> Affinity:
         """What the request wants to stay near."""
-        return self._chooser.wish(request)
+        return self._chooser.affinity_of(request)
 
-    def rank(self, model: str, wish: Affinity, excluded: Collection[str]) -> Ranking:
+    def rank(self, model: str, affinity: Affinity, excluded: Collection[str]) -> Ranking:
         """The nodes that could take it, the best first. A member without a link counts too: a key still belongs to it."""
-        return self._chooser.rank([self._view(link) for link in self._nodes.values()], model, wish, excluded)
+        return self._chooser.rank([self._view(link) for link in self._nodes.values()], model, affinity, excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
         """The node is given an attempt now."""
@@ -213,12 +213,12 @@ class Links:
             if ready and wanted and self._breakers[node_id].state is not BreakerState.OPEN:
                 yield link
 
-    def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> Placement:
+    def start(self, node_id: str, attempt: Attempt, sink: AttemptSink) -> AttemptPlacement:
         """Sends an attempt to a node of the last snapshot."""
         link = self._nodes[node_id]
         self._breakers[node_id].sent()
         handle = link.submit(attempt, sink)
-        return Placement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
+        return AttemptPlacement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
 
     def punctual(self, node_id: str) -> bool:
         """Its last sign is no older than usual."""
@@ -318,7 +318,7 @@ class Links:
     def link_suspected(self, link: NodeLink, cause: str) -> None:
         self._telemetry.suspicions.labels(link.node_id, cause).inc()
 
-    def link_brought(self, link: NodeLink, num_tokens: int) -> None:
+    def link_progressed(self, link: NodeLink, num_tokens: int) -> None:
         self._telemetry.tokens.labels(link.beat.model, link.node_id).inc(num_tokens)
 
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.cluster import Beat
-from ryzanstein.router.nodes.phi_detector import BeatDetector, BeatIntervals, Echoes, Progress, Thresholds
+from ryzanstein.router.nodes.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
 
 SILENCE = "silence"
 STALL = "stall"
@@ -30,7 +30,7 @@ class Level(IntEnum):
     DEAD = 2
 
 
-class Watch:
+class SuspicionWatch:
     """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it.
 
     Silence is measured in time in which this router ran.
@@ -38,7 +38,7 @@ class Watch:
 
     def __init__(
         self,
-        thresholds: Thresholds,
+        thresholds: PhiThresholds,
         on_level: Callable[[Level, str], None],
         awake: AwakeClock,
         intervals: BeatIntervals | None = None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire import message_to_wire
 
 TIMEOUT_S = 10.0
 
 
-async def count_prompt_tokens(links: Links, model: str, prompt: Prompt) -> int:
+async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
     """Tokens with the template. NO_NODES when no ready node serves the model, otherwise the node's own error."""
     request = worker.CountPromptTokensRequest(model=model)
     match prompt:

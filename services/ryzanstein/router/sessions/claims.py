@@ -78,7 +78,7 @@ class LocalClaims:
         if held is not None and (held.generation_id, held.owner) == (generation_id, owner):
             del self._claims[session_id]
 
-    def told(self, session_id: str, generation_id: str) -> None:
+    def turn_stored(self, session_id: str, generation_id: str) -> None:
         """The generation's turn is stored, whoever stored it."""
         held = self._claims.get(session_id)
         if held is not None and held.generation_id == generation_id:

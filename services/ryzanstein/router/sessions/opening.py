@@ -16,7 +16,7 @@ from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_url import address
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ def session_bounds(settings: RouterSettings) -> SessionBounds:
 
 
 @contextlib.asynccontextmanager
-async def open_sessions(settings: RouterSettings, telemetry: Telemetry) -> AsyncIterator[SessionStore]:
+async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
     """OSError, sqlite3.Error, FAILED_PRECONDITION: the store is there and cannot be used. A Redis that is away may come."""
     if settings.session_store == "redis":
         async with _open_redis(settings, telemetry) as sessions:
@@ -46,7 +46,7 @@ async def open_sessions(settings: RouterSettings, telemetry: Telemetry) -> Async
 
 
 @contextlib.asynccontextmanager
-async def _open_redis(settings: RouterSettings, telemetry: Telemetry) -> AsyncIterator[SessionStore]:
+async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
     try:
         # An optional dependency: only who uses it has it installed.
         from ryzanstein.router.sessions.stores.redis import RedisSessions
@@ -74,7 +74,7 @@ async def _open_redis(settings: RouterSettings, telemetry: Telemetry) -> AsyncIt
 
 
 def _resilient(
-    store: SessionStore, settings: RouterSettings, telemetry: Telemetry, changes: Changes | None = None
+    store: SessionStore, settings: RouterSettings, telemetry: RouterTelemetry, changes: Changes | None = None
 ) -> ResilientSessions:
     policy = OutagePolicy(
         settings.store_wait_s,

@@ -15,7 +15,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStore
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +96,7 @@ class Turn:
 class Turns:
     """The sessions in which this router says something."""
 
-    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: Telemetry, claimed: Claimed) -> None:
+    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: RouterTelemetry, claimed: Claimed) -> None:
         self.store = store
         self.telemetry = telemetry
         self.claimed = claimed

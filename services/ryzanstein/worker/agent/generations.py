@@ -20,7 +20,7 @@ from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs, T
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.choice import ChoiceText
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -74,7 +74,9 @@ class RunningGeneration:
 class RunningGenerations:
     """Groups by number, from submit to the last choice's end. `idle` is set while there is none."""
 
-    def __init__(self, send: Callable[[CancelGroup | FinishChoice], None], telemetry: Telemetry, tracing: Tracing) -> None:
+    def __init__(
+        self, send: Callable[[CancelGroup | FinishChoice], None], telemetry: WorkerTelemetry, tracing: Tracing
+    ) -> None:
         self._send = send
         self._telemetry = telemetry
         self._tracing = tracing
@@ -122,7 +124,7 @@ class RunningGenerations:
 
     def on_step(self, events: StepEvents) -> None:
         """One step's tokens, ends and failures, to their links."""
-        self._accept_all(events.let_in)
+        self._accept_all(events.accepted)
         ends = {(end.group, end.choice): end for end in events.ended}
         links: dict[int, RouterLink] = {}
         for row, (group, choice, token_id) in enumerate(zip(events.groups, events.choices, events.token_ids, strict=True)):
@@ -202,11 +204,11 @@ class RunningGenerations:
         if not generation.first_token_s:
             self._accept(generation)
             self._first_token(generation)
-        told = None if logprobs is None else _logprobs(token_id, logprobs, choice.text, generation.model)
+        entry = None if logprobs is None else _logprobs(token_id, logprobs, choice.text, generation.model)
         text, choice.stopped = choice.text.push(token_id)
         if last and not choice.stopped:
             text += choice.text.flush()
-        token = Token(token_id, text, told)
+        token = Token(token_id, text, entry)
         generation.link.add_row(generation.handle, number, choice.next_index, token)
         choice.next_index += 1
         if choice.stopped and not last:

@@ -75,7 +75,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         deadline=_monotonic(request.deadline),
         priority=request.priority,
         tenant=request.tenant,
-        let_in=attempt.let_in,
+        accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
     )
 

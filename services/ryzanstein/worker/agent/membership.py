@@ -18,7 +18,7 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire import beat_to_wire, deployment_from_wire, node_to_wire
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -27,22 +27,22 @@ _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 
 
-class Member(Protocol):
+class MembershipObserver(Protocol):
     """The node as the cluster sees it. Called in the loop; must not block."""
 
     def describe(self) -> Node: ...
 
     def beat(self) -> Beat: ...
 
-    def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
+    def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
         """What the orchestrator wants of this node; said again with every answer."""
         ...
 
 
-class Membership:
+class NodeMembership:
     """`run` as a task that is started again when it fails; `leave` when the node stops by itself."""
 
-    def __init__(self, address: str, member: Member, telemetry: Telemetry) -> None:
+    def __init__(self, address: str, member: MembershipObserver, telemetry: WorkerTelemetry) -> None:
         self._address = address
         self._member = member
         self._telemetry = telemetry
@@ -101,7 +101,7 @@ class Membership:
                 async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
                     answer = await anext(answers)
                 deployment = deployment_from_wire(answer.deployment) if answer.HasField("deployment") else None
-                self._member.wish(deployment, drain=answer.drain)
+                self._member.desire(deployment, drain=answer.drain)
         except StopAsyncIteration:
             return
         finally:

@@ -25,7 +25,7 @@ from ryzanstein.worker.ranks.messages import RankReady
 from ryzanstein.worker.ranks.recovery import Recovery, Rung
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.ranks.supervisor import Supervisor
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -75,7 +75,7 @@ class ModelHost:
         self,
         settings: WorkerSettings,
         events: GroupEvents,
-        telemetry: Telemetry,
+        telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],

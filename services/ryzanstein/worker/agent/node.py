@@ -32,7 +32,7 @@ from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupEvents
 from ryzanstein.worker.ranks.recovery import Rung
 from ryzanstein.worker.ranks.source import NewRankServer
-from ryzanstein.worker.telemetry import NO_STATS, Telemetry
+from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -51,13 +51,13 @@ class Health(Protocol):
     async def set_started(self) -> None: ...
 
 
-class Node:
+class NodeAgent:
     """One per agent. `drains` holds the reasons for which new generations are refused; empty: none."""
 
     def __init__(
         self,
         settings: WorkerSettings,
-        telemetry: Telemetry,
+        telemetry: WorkerTelemetry,
         tracing: Tracing,
         templates: ChatRenderer,
         *,

@@ -13,7 +13,7 @@ from ryzanstein.cluster import MODEL_CHANGES, Beat, Deployment
 from ryzanstein.cluster import Node as NodeDescription
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.model_host import MODEL_REPLACED, ModelChoice
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ _OPERATOR, _ORCHESTRATOR = "an operator asked", "the orchestrator asked"
 class Operations:
     """One per agent, beside its node. `started_with` is what it serves unless the orchestrator deploys something else."""
 
-    def __init__(self, node: Node, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
+    def __init__(self, node: NodeAgent, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
         self._node = node
         self._started_with = started_with
         self._address = address
@@ -130,13 +130,13 @@ class Operations:
     def beat(self) -> Beat:
         return self._node.beat()
 
-    def wish(self, deployment: Deployment | None, *, drain: bool) -> None:
+    def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
         """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model.
 
         Only a change of its mind changes the model: said again, it does not undo what an operator did meanwhile.
         """
         if drain != (_ORCHESTRATOR in self._node.drains):
-            log.info("drain wish", drain=drain)
+            log.info("drain requested", drain=drain)
             (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
             self._node.changed()
         switching = self._switch is not None and not self._switch.done()

@@ -44,7 +44,7 @@ class RouterLink:
         self._rows = 0
         self._bytes = 0
         self._beat: Beat | None = None
-        self._heard = 0
+        self._to_acknowledge = 0
         self._error: RyzansteinError | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -106,9 +106,9 @@ class RouterLink:
         self._beat = beat
         self._changed.set()
 
-    def heard(self, sequence: int) -> None:
+    def acknowledge(self, sequence: int) -> None:
         """A beat of the router was read. Replaces an answer that is not sent yet."""
-        self._heard = sequence
+        self._to_acknowledge = sequence
         self._changed.set()
 
     def close(self, error: RyzansteinError | None = None) -> None:
@@ -123,9 +123,9 @@ class RouterLink:
         while not self._closed:
             await self._changed.wait()
             self._changed.clear()
-            if self._heard:
-                sequence, self._heard = self._heard, 0
-                yield worker.ConnectResponse(heard=worker.RouterBeatHeard(sequence=sequence))
+            if self._to_acknowledge:
+                sequence, self._to_acknowledge = self._to_acknowledge, 0
+                yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
             if self._rows:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:

@@ -19,7 +19,7 @@ from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire import attempt_from_wire, beat_to_wire, messages_from_wire, name_from_wire, timestamp
 from ryzanstein.worker.agent.inbox import ReadAhead
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.node import Node
+from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.ranks.board import RankProgress
@@ -33,7 +33,7 @@ _BEATS_MISSED = 4
 class WorkerServicer(WorkerServiceServicer):
     """A thin adapter."""
 
-    def __init__(self, node: Node, operations: Operations) -> None:
+    def __init__(self, node: NodeAgent, operations: Operations) -> None:
         self._node = node
         self._operations = operations
 
@@ -79,7 +79,7 @@ class WorkerServicer(WorkerServiceServicer):
                     if not request.HasField("beat"):
                         await ahead.put(request)
                     elif request.beat.sequence:
-                        link.heard(request.beat.sequence)
+                        link.acknowledge(request.beat.sequence)
             except TimeoutError:
                 text = f"nothing came from router {link.router_id} for {silence_s:g} s"
                 raise errors.unavailable("ROUTER_SILENT", text) from None

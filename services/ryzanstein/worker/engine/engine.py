@@ -15,8 +15,8 @@ from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.outcome import Outcome
-from ryzanstein.worker.engine.pace import Pace
+from ryzanstein.worker.engine.outcome import StepOutcome
+from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
@@ -42,9 +42,9 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._timer = timer
-        self._pace = Pace()
+        self._pace = StepPace()
         self._scheduler = Scheduler(settings, self._pace)
-        self._outcome = Outcome()
+        self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
         self._thrift = Thrift(settings.token_budget)
         self._probe = Probe(executor)

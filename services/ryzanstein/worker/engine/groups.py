@@ -12,8 +12,8 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.engine.outcome import Outcome
-from ryzanstein.worker.engine.pace import Pace
+from ryzanstein.worker.engine.outcome import StepOutcome
+from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -26,7 +26,7 @@ ANNOUNCE_AFTER_S = 1.0
 class Groups:
     """Every group from submit to its last choice's end."""
 
-    def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: Outcome, pace: Pace) -> None:
+    def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: StepOutcome, pace: StepPace) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._outcome = outcome
@@ -132,7 +132,7 @@ class Groups:
             if group.fresh and now - group.arrived < ANNOUNCE_AFTER_S:
                 waiting.append(group)
             elif self._groups.get(group.id) is group:
-                self._outcome.add_let_in(group.id)
+                self._outcome.add_accepted(group.id)
         self._joined = [group for group in waiting if self._groups.get(group.id) is group]
 
     def _open_group(self, message: SubmitGroup, now: float) -> Group:

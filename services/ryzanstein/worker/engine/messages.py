@@ -28,7 +28,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
-    let_in: bool = False  # by a node before this one: it is not refused for coming late
+    accepted_before: bool = False  # by a node before this one: it is not refused for coming late
     traceparent: str = ""
 
 
@@ -99,8 +99,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
     """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
 
-    `let_in` are the groups that began to run, or to wait in earnest: a refusal comes before it, with few exceptions.
-    `heard`: how many of the agent's messages have been taken so far; each is followed by a step's events, with or without work.
+    `accepted` are the groups that began to run, or to wait in earnest: a refusal comes before it, with few exceptions.
+    `taken`: how many of the agent's messages have been taken so far; each is followed by a step's events, with or without work.
     """
 
     step: int
@@ -112,5 +112,5 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     failed: list[GroupFailed]
     stats: EngineStats
     step_s: float
-    let_in: list[int] = []
-    heard: int = 0
+    accepted: list[int] = []
+    taken: int = 0

@@ -9,7 +9,7 @@ from ryzanstein.worker.engine.plan import SampledToken
 from ryzanstein.worker.engine.sequence import Sequence
 
 
-class Outcome:
+class StepOutcome:
     """Filled until `take`."""
 
     def __init__(self) -> None:
@@ -17,10 +17,10 @@ class Outcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed or self._let_in)
+        return not (self._groups or self._ended or self._failed or self._accepted)
 
-    def add_let_in(self, group: int) -> None:
-        self._let_in.append(group)
+    def add_accepted(self, group: int) -> None:
+        self._accepted.append(group)
 
     def add_token(self, sequence: Sequence, token: SampledToken) -> None:
         if token.logprob is not None:
@@ -48,7 +48,7 @@ class Outcome:
             self._failed,
             stats,
             step_s,
-            self._let_in,
+            self._accepted,
         )
         self._clear()
         return events
@@ -60,4 +60,4 @@ class Outcome:
         self._logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = {}
         self._ended: list[ChoiceEnd] = []
         self._failed: list[GroupFailed] = []
-        self._let_in: list[int] = []
+        self._accepted: list[int] = []

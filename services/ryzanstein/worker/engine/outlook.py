@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT, PREFILL_WEIGHT
-from ryzanstein.worker.engine.pace import Pace
+from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Sequence
 
@@ -29,7 +29,7 @@ class Wait:
 class Outlook:
     """A view of the line at one moment; the line must not change while `waits` is read."""
 
-    def __init__(self, scheduler: Scheduler, pace: Pace) -> None:
+    def __init__(self, scheduler: Scheduler, pace: StepPace) -> None:
         self._scheduler = scheduler
         self._pace = pace
         self._room = scheduler.prefill_room
@@ -72,7 +72,7 @@ class Outlook:
         return self._pace.step_s * (self._free_in[i] + rounds * self._pace.mean_length)
 
 
-def _free_in(scheduler: Scheduler, pace: Pace) -> list[float]:
+def _free_in(scheduler: Scheduler, pace: StepPace) -> list[float]:
     """Steps until the first, second, ... of the places becomes free.
 
     Between two extremes, by how irregular lengths are: a sequence of the usual length ends when that is reached; one that

@@ -12,7 +12,7 @@ _LEAST_STEPS = 8  # fewer say little: caches and allocators are cold
 _LEAST_CHUNK = 16
 
 
-class Pace:
+class StepPace:
     """Fed by the engine after every step and every end."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.tally import Tally
+from ryzanstein.worker.engine.tally import TokenTally
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -49,8 +49,8 @@ class SampleRow(msgspec.Struct):
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     banned_ids: Sequence[int] = ()
-    seen: Tally | None = None
-    said: Tally | None = None
+    seen: TokenTally | None = None
+    said: TokenTally | None = None
 
 
 def needs_full_logits(row: SampleRow) -> bool:

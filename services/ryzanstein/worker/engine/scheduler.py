@@ -12,7 +12,7 @@ from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.pace import Pace
+from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.prefix import PrefixCache
 from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
@@ -29,7 +29,7 @@ class Scheduler:
     from the prefix cache.
     """
 
-    def __init__(self, settings: EngineSettings, pace: Pace) -> None:
+    def __init__(self, settings: EngineSettings, pace: StepPace) -> None:
         self._settings = settings
         self._pace = pace
         self.pool = BlockPool(settings.num_blocks)

@@ -18,18 +18,18 @@ Order = tuple[int, int]
 class Group:
     """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks.
 
-    `account` is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was let in; `let_in`: it
+    `account` is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was let in; `accepted`: it
     was told that it may wait. `arrived` is Unix seconds, `arrival` a number.
     """
 
     __slots__ = (
+        "accepted",
         "account",
         "arrival",
         "arrived",
         "followers",
         "fresh",
         "id",
-        "let_in",
         "live",
         "message",
         "num_prompt",
@@ -43,8 +43,8 @@ class Group:
         self.arrival = arrival
         self.arrived = arrived
         self.account = account
-        self.fresh = not (message.let_in or any(message.generated))
-        self.let_in = False
+        self.fresh = not (message.accepted_before or any(message.generated))
+        self.accepted = False
         self.priority = message.priority
         self.num_prompt = len(message.prompt_ids)
         self.stop_ids = frozenset(message.stop_token_ids)

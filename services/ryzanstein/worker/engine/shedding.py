@@ -14,7 +14,7 @@ import math
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.outlook import Outlook, Wait
-from ryzanstein.worker.engine.pace import Pace
+from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Group
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -28,7 +28,7 @@ LEAST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 class Shedding:
     """`late` says who must go."""
 
-    def __init__(self, settings: EngineSettings, scheduler: Scheduler, pace: Pace) -> None:
+    def __init__(self, settings: EngineSettings, scheduler: Scheduler, pace: StepPace) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._pace = pace
@@ -76,10 +76,10 @@ class Shedding:
         if wait.finish_s > left_s:
             return errors.deadline_unreachable(wait.finish_s, left_s, _bounded(wait.finish_s - left_s))
         expected_s = now - group.arrived + wait.first_token_s
-        allowed_s = self._objective_s * (1.0 if group.let_in else HEADROOM)
+        allowed_s = self._objective_s * (1.0 if group.accepted else HEADROOM)
         if expected_s > allowed_s:
             return errors.too_busy(expected_s, self._objective_s, _bounded(expected_s - allowed_s))
-        group.let_in = True
+        group.accepted = True
         return None
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 
-class Tally:
+class TokenTally:
     """Counts the tokens of `before` and of `growing`, to which others append. Ids outside the vocabulary are passed over."""
 
     __slots__ = ("_counts", "_growing", "_ids", "_num", "_place", "_taken", "_vocab_size")

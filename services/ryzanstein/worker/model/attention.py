@@ -53,7 +53,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AttentionBatch:
     """Several sequences with one new token each, in one padded call. `rows_S` is None when they are the whole step.
 
     `slots_N` are read: every key of the padded batch, or where it is staged what the staging place does not have yet. Padding
@@ -75,7 +75,7 @@ class Paged:
     keys: PagedKeys
 
 
-Segment = Span | Batch | Paged
+Segment = Span | AttentionBatch | Paged
 
 
 def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
@@ -83,7 +83,7 @@ def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scorin
     for segment in segments:
         if isinstance(segment, Paged):
             segment.kernels.attend(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
-        elif isinstance(segment, Batch):
+        elif isinstance(segment, AttentionBatch):
             _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
         else:
             _attend_span(q_TKGD, pages_NC, segment, scoring, out_TKGD)
@@ -107,7 +107,7 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring,
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 
-def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, scoring: Scoring, out_TKGD: Tensor) -> None:
+def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch, scoring: Scoring, out_TKGD: Tensor) -> None:
     k_SKPD, v_SKPD = _batch_keys_values(q_TKGD, pages_NC, batch)
     if batch.rows_S is None:
         out_TKGD.copy_(_attention(q_TKGD, k_SKPD, v_SKPD, batch.mask, scoring))
@@ -116,7 +116,7 @@ def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch, scoring: Scori
     out_TKGD.index_copy_(0, batch.rows_S, _attention(q_SKGD, k_SKPD, v_SKPD, batch.mask, scoring))
 
 
-def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
     read_NC = pages_NC.index_select(0, batch.slots_N)
     lengths = batch.num_sequences, batch.mask.shape[-1]
     if batch.staged is None:

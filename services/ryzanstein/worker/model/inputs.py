@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import Batch, Paged, Segment, Span, Staged
+from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Span, Staged
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
-from ryzanstein.worker.model.staging import Placement, Staging
+from ryzanstein.worker.model.staging import StagedSequence, Staging
 
 # Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
 # the call that it costs of its own against the copy. Threads share the copy, not the calls.
@@ -176,7 +176,7 @@ class InputBuilder:
             return hidden_nL.triu_(own + 1)
         return hidden_nL.triu(own + 1).add_(hidden_nL.tril_(own - keys.window))
 
-    def _batch(self, keys: _Keys, together: Integers, staging: Staging | None) -> Batch:
+    def _batch(self, keys: _Keys, together: Integers, staging: Staging | None) -> AttentionBatch:
         length_S1, begin_S1 = keys.length_S[together, None], keys.begin_S[together, None]
         position_SP = begin_S1 + np.arange((length_S1 - begin_S1).max())
         absent_SP = position_SP >= length_S1
@@ -184,7 +184,7 @@ class InputBuilder:
         mask_S11P = mask_S11P.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None]
         whole_step = len(together) == len(keys.table_SB)
         slots_N, staged = self._to_read(keys, together, position_SP, staging)
-        return Batch(
+        return AttentionBatch(
             rows_S=None if whole_step else self._tensor(keys.first_S[together]),
             num_sequences=len(together),
             slots_N=self._tensor(slots_N),
@@ -207,7 +207,7 @@ class InputBuilder:
         to_S = place.first_slot + np.arange(len(together)) * place.stride + length_S - 1
         return self._slots(keys.table_SB, together, length_S - 1), self._staged(place, to_S)
 
-    def _staged(self, place: Placement, to_N: Integers) -> Staged:
+    def _staged(self, place: StagedSequence, to_N: Integers) -> Staged:
         return Staged(place.first_slot, place.stride, self._tensor(to_N))
 
     def _padded_slots(self, keys: _Keys, together: Integers, position_SP: Integers) -> Integers:

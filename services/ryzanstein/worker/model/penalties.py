@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.engine.tally import Tally
+from ryzanstein.worker.engine.tally import TokenTally
 
 
 def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
@@ -61,15 +61,15 @@ def _presence_and_frequency(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Non
         logits_SV.view(-1).scatter_(0, index_J, values_J - _joined(penalties, logits_SV))
 
 
-def _seen(row: SampleRow, vocab_size: int) -> Tally:
+def _seen(row: SampleRow, vocab_size: int) -> TokenTally:
     if row.seen is None:
-        row.seen = Tally(row.prompt_ids, row.generated_ids, vocab_size)
+        row.seen = TokenTally(row.prompt_ids, row.generated_ids, vocab_size)
     return row.seen
 
 
-def _said(row: SampleRow, vocab_size: int) -> Tally:
+def _said(row: SampleRow, vocab_size: int) -> TokenTally:
     if row.said is None:
-        row.said = Tally((), row.generated_ids, vocab_size)
+        row.said = TokenTally((), row.generated_ids, vocab_size)
     return row.said
 
 

@@ -12,7 +12,7 @@ _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The numbers of a decoder with an untied head."""
 
     hidden_size: int
@@ -31,14 +31,14 @@ class Shape:
         return self.num_layers * layer + self.hidden_size * (2 * self.vocab_size + 1)
 
 
-PRESETS: Mapping[str, Shape] = {
-    "S": Shape(288, 6, 6, 6, 768, 4096),
-    "L": Shape(1024, 16, 16, 4, 2816, 32000),
-    "M": Shape(2048, 22, 32, 4, 5632, 32000),
+PRESETS: Mapping[str, ModelShape] = {
+    "S": ModelShape(288, 6, 6, 6, 768, 4096),
+    "L": ModelShape(1024, 16, 16, 4, 2816, 32000),
+    "M": ModelShape(2048, 22, 32, 4, 5632, 32000),
 }
 
 
-def shape_of(preset: str | None, params: str | None) -> Shape:
+def shape_of(preset: str | None, params: str | None) -> ModelShape:
     """The preset of that name, else a shape of about `params` parameters ("25M", "1.1B"). Raises ValueError."""
     if preset is not None:
         if preset not in PRESETS:
@@ -47,7 +47,7 @@ def shape_of(preset: str | None, params: str | None) -> Shape:
     return usual_shape(_count(params or ""))
 
 
-def usual_shape(num_parameters: float) -> Shape:
+def usual_shape(num_parameters: float) -> ModelShape:
     """The closest of the shapes that people train: heads of 64, a layer for about every 80 of width, MLP 8/3 of the width."""
     vocab_size = 32000 if num_parameters >= 30e6 else 4096
     candidates = [
@@ -63,11 +63,11 @@ def _depths(num_heads: int) -> range:
     return range(max(2, middle * 3 // 4), middle * 5 // 4 + 1)
 
 
-def _shape(num_heads: int, num_layers: int, vocab_size: int) -> Shape:
+def _shape(num_heads: int, num_layers: int, vocab_size: int) -> ModelShape:
     hidden_size = num_heads * _HEAD_DIM
     num_kv_heads = next(count for count in (8, 4, 3, 2, 1) if num_heads % count == 0 and count <= max(1, num_heads // 2))
     intermediate_size = -(-hidden_size * 8 // 3 // _MULTIPLE) * _MULTIPLE
-    return Shape(hidden_size, num_layers, num_heads, num_kv_heads, intermediate_size, vocab_size)
+    return ModelShape(hidden_size, num_layers, num_heads, num_kv_heads, intermediate_size, vocab_size)
 
 
 def _count(text: str) -> float:

@@ -22,7 +22,7 @@ _MOST_PADDING = 2.0  # padded keys to real ones; beyond it sequences that differ
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class StagedSequence:
     """Sequence s has its key of position p in slot `first_slot + s * stride + p`. `fresh`: all must be copied there."""
 
     first_slot: int
@@ -45,14 +45,14 @@ class Staging:
         padding = len(length_S) * longest / int(length_S.sum())
         return padding <= _MOST_PADDING and len(length_S) * _stride(longest) <= self._num_slots
 
-    def place(self, table_SB: Integers, length_S: Integers) -> Placement:
+    def place(self, table_SB: Integers, length_S: Integers) -> StagedSequence:
         """For a batch that fits. Each step with a batch must ask, or the batch counts as another one."""
         longest = int(length_S.max())
         fresh = not (self._continues(table_SB, length_S) and longest <= self._stride)
         if fresh:
             self._stride = _stride(longest)
         self._table_SB, self._length_S = table_SB, length_S
-        return Placement(self._first_slot, self._stride, fresh)
+        return StagedSequence(self._first_slot, self._stride, fresh)
 
     def forget(self) -> None:
         """A step ended before it had copied everything: what lies here is not what `place` remembers."""

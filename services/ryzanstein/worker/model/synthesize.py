@@ -29,7 +29,7 @@ from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.options import DTYPES
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.shapes import PRESETS, Shape, shape_of
+from ryzanstein.worker.model.shapes import PRESETS, ModelShape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
 _STD = 0.02
@@ -41,7 +41,7 @@ class Recipe:
     """What to write: `num_files` weight files of about equal size."""
 
     arch: str
-    shape: Shape
+    shape: ModelShape
     dtype: str
     seed: int
     num_files: int

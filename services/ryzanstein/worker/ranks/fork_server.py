@@ -1,4 +1,4 @@
-"""The process that ranks are forked from. It has imported what they need, once, and forks one for each wish of the agent.
+"""The process that ranks are forked from. It has imported what they need, once, and forks one for each request of the agent.
 
 A program of ranks is a module that calls `main`; the agent's end is `forking.ForkServer`. A fork has the thread that called it
 and no other, so nothing that is imported here may start threads, and nothing may touch a device before the fork. One packet
@@ -27,7 +27,7 @@ _STANDARD_FDS = 3
 
 
 class ForkRank(msgspec.Struct, frozen=True):
-    """The agent's wish. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first and its
+    """The agent's request. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first and its
     sign of life (`lifesign`) last."""
 
     rank: int
@@ -125,10 +125,10 @@ class Forks:
                 data, received, _, _ = socket.recv_fds(self._agent, PACKET_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     return None
-                wish = msgspec.msgpack.decode(data, type=ForkRank)
-                if len(received) != len(wish.numbers):
-                    raise OSError(f"{len(received)} descriptors of {len(wish.numbers)} arrived: too many are open")
-                fork = Fork(wish.rank, self._nice, os.getpid(), wish.numbers, received)
+                request = msgspec.msgpack.decode(data, type=ForkRank)
+                if len(received) != len(request.numbers):
+                    raise OSError(f"{len(received)} descriptors of {len(request.numbers)} arrived: too many are open")
+                fork = Fork(request.rank, self._nice, os.getpid(), request.numbers, received)
                 if self._is_fork(fork):
                     return fork
 

@@ -112,7 +112,7 @@ class RankGroup:
         self._named_slow: int | None = None
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
-        self._sent = self._heard = 0
+        self._sent = self._taken = 0
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
@@ -208,7 +208,7 @@ class RankGroup:
         if fed > self._fed_tokens:
             self._watchdog.record(events.step_s, fed - self._fed_tokens)
             self._fed_tokens = fed
-        self._heard = events.heard
+        self._taken = events.taken
         self._events.on_step(events)
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
@@ -283,7 +283,7 @@ class RankGroup:
 
     def _owes(self, ranks: Sequence[RankProgress]) -> bool:
         """Tokens, or an answer: a rank that hangs owes it also when all that ran there has been cancelled because of that."""
-        return self._events.pending() or self._heard < self._sent or not self._checks.answered(ranks)
+        return self._events.pending() or self._taken < self._sent or not self._checks.answered(ranks)
 
     def _on_slow(self, slow: SlowRank) -> None:
         """Named once; lost when it stays slow for very long."""

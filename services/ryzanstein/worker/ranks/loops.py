@@ -30,10 +30,10 @@ class RankExecutor:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
         self._epoch = 0
 
-    def profile(self, wish: StartProfile) -> None:
+    def profile(self, request: StartProfile) -> None:
         """A rank records from the next step on. Its profiler begins now: in a step all others would wait for it."""
-        self._tell(RankCommand(None, wish, self._epoch))
-        self._recorder.start(wish)
+        self._tell(RankCommand(None, request, self._epoch))
+        self._recorder.start(request)
 
     def deliver_profile(self) -> None:
         """When everything else was said: writing one takes long."""
@@ -76,7 +76,7 @@ class Lead:
 
     def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
         self._agent, self._engine, self._executor = agent, engine, executor
-        self._heard = 0
+        self._taken = 0
 
     def run(self) -> Never:
         """Until the agent or another rank is gone, which is raised. Sleeps while there is no work."""
@@ -84,11 +84,11 @@ class Lead:
             for message in self._agent.drain() if self._engine.has_work else self._agent.wait():
                 self._take(message)
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
-            self._agent.send(msgspec.structs.replace(self._engine.step(), heard=self._heard))
+            self._agent.send(msgspec.structs.replace(self._engine.step(), taken=self._taken))
             self._executor.deliver_profile()
 
     def _take(self, message: AgentMessage) -> None:
-        self._heard += 1
+        self._taken += 1
         match message:
             case SubmitGroup():
                 self._engine.submit(message)

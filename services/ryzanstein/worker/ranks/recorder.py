@@ -27,17 +27,17 @@ class StepRecorder:
         self._rank = rank
         self._board = board
         self._send = send
-        self._wish = StartProfile(rank, 0)
+        self._request = StartProfile(rank, 0)
         self._profile: Any = None  # torch's profiler is untyped
         self._steps_left = 0
 
-    def start(self, wish: StartProfile) -> None:
-        """Whatever this rank records is given up for a new wish, which may be for another rank, or for none."""
-        with self._between_steps(wish):
+    def start(self, request: StartProfile) -> None:
+        """Whatever this rank records is given up for a new request, which may be for another rank, or for none."""
+        with self._between_steps(request):
             if self._profile is not None:
                 self._end()
-            if wish.rank == self._rank and wish.steps:
-                self._wish, self._steps_left = wish, wish.steps
+            if request.rank == self._rank and request.steps:
+                self._request, self._steps_left = request, request.steps
                 self._profile = _begun()
 
     def stepped(self) -> None:
@@ -48,8 +48,8 @@ class StepRecorder:
         """Sends the trace if the last step has been recorded."""
         if self._profile is None or self._steps_left > 0:
             return
-        with self._between_steps(self._wish):
-            self._send(ProfileTrace(self._rank, _chrome_trace(self._end()), self._wish.number))
+        with self._between_steps(self._request):
+            self._send(ProfileTrace(self._rank, _chrome_trace(self._end()), self._request.number))
 
     def _end(self) -> Any:
         """The profiler, stopped."""
@@ -58,12 +58,12 @@ class StepRecorder:
         return recorded
 
     @contextmanager
-    def _between_steps(self, wish: StartProfile) -> Iterator[None]:
+    def _between_steps(self, request: StartProfile) -> Iterator[None]:
         self._board.enter(PROFILE)
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self._send(ProfileTrace(self._rank, b"", wish.number, f"{type(error).__name__}: {error}"[:1024]))
+            self._send(ProfileTrace(self._rank, b"", request.number, f"{type(error).__name__}: {error}"[:1024]))
         finally:
             self._board.enter(IDLE)
 

@@ -76,10 +76,10 @@ def cores(available: list[int], rank: int, threads: int) -> set[int]:
     return {available[(rank * threads + i) % len(available)] for i in range(threads)}
 
 
-def _device(wish: str, rank: int) -> str:
+def _device(requested: str, rank: int) -> str:
     import torch
 
-    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return "cpu"
     torch.cuda.set_device(rank)
     return f"cuda:{rank}"

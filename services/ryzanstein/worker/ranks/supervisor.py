@@ -82,7 +82,7 @@ class Supervisor:
             try:
                 loss = await self._live(group)
                 graceful = False
-                recovery = self._mourn(loss)
+                recovery = self._lost(loss)
             except RanksRefused as refusal:
                 log.error("model refused", model=self._spec.model, reason=str(refusal))
                 self._listener.on_failed(str(refusal))
@@ -118,7 +118,7 @@ class Supervisor:
         self._listener.on_ready(group, ranks)
         return await group.lost
 
-    def _mourn(self, loss: RankLoss) -> Recovery:
+    def _lost(self, loss: RankLoss) -> Recovery:
         recovery = self._ladder.lost(loss)
         said = {"rank": loss.rank, "cause": loss.cause.value, "reason": loss.message, "rung": recovery.rung.value}
         log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **said)

@@ -54,9 +54,9 @@ class ControlTokens:
             found = (token_id for token_id in ids if token_id in self._watched)
             if _is_part(found, (self._ids[index] for _, index in rendered.control)):
                 return ids
-        return list(self._told_apart(rendered))
+        return list(self._distinguished(rendered))
 
-    def _told_apart(self, rendered: Rendered) -> Iterator[int]:
+    def _distinguished(self, rendered: Rendered) -> Iterator[int]:
         for token_id in token_ids(self._spelling, "".join(self._respelled(rendered))):
             if token_id in self._real:
                 yield self._real[token_id]

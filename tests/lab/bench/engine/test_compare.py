@@ -15,25 +15,25 @@ from typer.testing import CliRunner
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.engine.__main__ import app
 from ryzanstein.lab.bench.engine.compare_documents import Rule, compare_documents
-from ryzanstein.lab.bench.engine.suite_document import SCHEMA, Figure, KernelTimes, Sample, SuiteDocument
-from ryzanstein.lab.bench.engine.suite_machine import Machine
+from ryzanstein.lab.bench.engine.suite_document import SCHEMA, KernelTimes, SuiteDocument, SuiteFigure, SuiteSample
+from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 
 NAMES = [f"engine/demo/batch{batch}" for batch in range(1, 13)]
-MACHINE = Machine("host", "a cpu", 2, ["avx2"], 2**34, "Linux", "3.11.7", "2.13.0", "abc")
+MACHINE = SuiteMachine("host", "a cpu", 2, ["avx2"], 2**34, "Linux", "3.11.7", "2.13.0", "abc")
 RULE = Rule(min_effect=0.05, false_alarms=0.05)
 
 
 def figure(
     name: str, choose: random.Random, rounds: int, *, cost_s: float, noise: float, drift: float, stalls: float
-) -> Figure:
+) -> SuiteFigure:
     """Each round the machine is slower by up to `drift`; a stall hits single rounds of the figure alone."""
     samples = []
     for _ in range(rounds):
         pace = 1 + drift * choose.random()
         stall = 3.0 if choose.random() < stalls else 1.0
         seconds = cost_s * pace * stall * choose.lognormvariate(0, noise)
-        samples.append(Sample.of(seconds, *(0.01 * pace * choose.lognormvariate(0, noise / 2) for _ in range(2))))
-    return Figure(name, "a token", "small", samples)
+        samples.append(SuiteSample.of(seconds, *(0.01 * pace * choose.lognormvariate(0, noise / 2) for _ in range(2))))
+    return SuiteFigure(name, "a token", "small", samples)
 
 
 def document(seed: int, *, slower: Mapping[str, float] | None = None, rounds: int = 9, **machine: float) -> SuiteDocument:
@@ -46,8 +46,8 @@ def document(seed: int, *, slower: Mapping[str, float] | None = None, rounds: in
     return SuiteDocument(SCHEMA, MACHINE, [], {"small": KernelTimes("50 products, 2 threads", [pace] * rounds)}, figures)
 
 
-def paced(sample: Sample, pace: float) -> Sample:
-    return Sample.of(sample.seconds, sample.reference_s * pace, sample.reference_s * pace)
+def paced(sample: SuiteSample, pace: float) -> SuiteSample:
+    return SuiteSample.of(sample.seconds, sample.reference_s * pace, sample.reference_s * pace)
 
 
 def alarms(before: SuiteDocument, after: SuiteDocument) -> set[str]:
@@ -91,7 +91,7 @@ def test_a_slowdown_below_the_least_effect_is_no_alarm_however_clear_it_is() -> 
     assert comparison.rows[0].verdict == "same"
 
 
-def test_how_much_slower_the_machine_itself_was_is_told_and_is_no_alarm() -> None:
+def test_how_much_slower_the_machine_itself_was_is_reported_and_is_no_alarm() -> None:
     before, after = document(1), document(2)
     before = msgspec.structs.replace(before, kernels={"small": KernelTimes("50 products, 2 threads", [1.0, 9.0, 1.0])})
     after = msgspec.structs.replace(after, kernels={"small": KernelTimes("50 products, 2 threads", [2.0, 2.0, 2.0])})
@@ -100,7 +100,7 @@ def test_how_much_slower_the_machine_itself_was_is_told_and_is_no_alarm() -> Non
     assert not comparison.named("slower")
 
 
-def test_figures_that_are_new_and_facts_that_changed_are_told() -> None:
+def test_figures_that_are_new_and_facts_that_changed_are_reported() -> None:
     before, after = document(1), document(2)
     before = msgspec.structs.replace(before, figures=before.figures[1:])
     after = msgspec.structs.replace(after, machine=msgspec.structs.replace(MACHINE, torch="2.14.0"))
@@ -152,9 +152,9 @@ def test_the_exit_code_tells_scripts_whether_something_became_slower(tmp_path: P
     assert CliRunner().invoke(app, ["compare", before, same]).exit_code == 0
     done = CliRunner().invoke(app, ["compare", before, slower, "--json", str(tmp_path / "d.json")])
     assert done.exit_code == 1, done.output
-    told = json.loads((tmp_path / "d.json").read_text())
-    assert (told["slower"], told["faster"]) == ([NAMES[5]], [])
-    row = told["changes"][5]
+    written = json.loads((tmp_path / "d.json").read_text())
+    assert (written["slower"], written["faster"]) == ([NAMES[5]], [])
+    row = written["changes"][5]
     assert (row["name"], row["verdict"]) == (NAMES[5], "slower")
     assert 1.05 < row["low"] < row["factor"] < row["high"]
 

@@ -37,7 +37,7 @@ async def test_a_checkpoint_is_converted_once(model: Path, tmp_path: Path) -> No
     assert await converted(model, BROKEN, tmp_path, "copy", os.environ) == path
 
 
-async def test_a_conversion_that_fails_is_told_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+async def test_a_conversion_that_fails_is_reported_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="conversion to copy ended with 1: no such layer"):
         await converted(model, BROKEN, tmp_path, "copy", os.environ)
     assert list((tmp_path / "models" / checkpoint_key(model)).iterdir()) == []

@@ -62,7 +62,7 @@ async def test_an_error_in_a_process_of_the_peers_own_is_named_beside_it() -> No
     assert str(failure.value) == "OSError: a process of mine ended (RuntimeError: no heads of 24)"
 
 
-async def test_a_crash_is_told_with_its_exit_code_and_last_line() -> None:
+async def test_a_crash_is_reported_with_its_exit_code_and_last_line() -> None:
     async with echo() as peer:
         with pytest.raises(PeerFailed, match="ended with 7: Traceback"):
             await peer.generate([[1]], 1)

@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from ryzanstein.lab.bench.engine.engine import Workload
-from ryzanstein.lab.bench.engine.peers.comparison import Outcome
+from ryzanstein.lab.bench.engine.peers.comparison import PeerOutcome
 from ryzanstein.lab.bench.engine.peers.contenders import Label
-from ryzanstein.lab.bench.engine.peers.machine import Machine
-from ryzanstein.lab.bench.engine.peers.report import Report
+from ryzanstein.lab.bench.engine.peers.machine import PeerMachine
+from ryzanstein.lab.bench.engine.peers.report import PeerReport
 from ryzanstein.lab.bench.engine.peers.timing import Timing
 
 OURS, PEER, BROKEN = Label("ryzanstein", "none", 1), Label("peer", "int8", 1), Label("broken", "int8", 1)
@@ -20,25 +20,25 @@ def timing(tokens_per_s: float, peak_rss_bytes: int) -> Timing:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> PeerReport:
     timings = {
         (OURS, 1): {0: timing(10, 2**20), 1: timing(30, 2**22), 2: timing(20, 2**20)},
         (PEER, 1): {0: timing(5, 2**20), 1: timing(10, 2**20), 2: timing(20, 2**20)},
         (OURS, 8): {0: timing(80, 2**20)},
     }
-    outcome = Outcome(timings, {BROKEN: "ended with 3: no"}, {PEER: {"peer": "1.0"}})
+    outcome = PeerOutcome(timings, {BROKEN: "ended with 3: no"}, {PEER: {"peer": "1.0"}})
     workload = Workload((1, 8), 128, 64, 3)
-    return Report("S", Machine.read(), workload, 2, outcome, {Label("gone", "none", 2): "not installed"})
+    return PeerReport("S", PeerMachine.read(), workload, 2, outcome, {Label("gone", "none", 2): "not installed"})
 
 
-def test_a_row_has_medians_the_highest_memory_and_every_round(report: Report) -> None:
+def test_a_row_has_medians_the_highest_memory_and_every_round(report: PeerReport) -> None:
     row = report.document()["results"][0]
     assert (row["engine"], row["batch"], row["prompt_tokens"], row["new_tokens"]) == ("ryzanstein", 1, 128, 64)
     assert (row["total_tokens_per_s"], row["peak_rss_bytes"]) == (20, 2**22)
     assert [done["total_tokens_per_s"] for done in row["rounds"]] == [10, 30, 20]
 
 
-def test_a_ratio_names_both_and_has_its_bounds(report: Report) -> None:
+def test_a_ratio_names_both_and_has_its_bounds(report: PeerReport) -> None:
     [ratio] = report.document()["ratios"]
     assert (ratio["engine"], ratio["peer"], ratio["batch"]) == (
         "ryzanstein",
@@ -48,13 +48,13 @@ def test_a_ratio_names_both_and_has_its_bounds(report: Report) -> None:
     assert ratio["total_tokens_per_s"] == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
-def test_who_did_not_run_is_listed_with_the_reason(report: Report) -> None:
+def test_who_did_not_run_is_listed_with_the_reason(report: PeerReport) -> None:
     document = report.document()
     assert document["absent"] == [{"engine": "gone", "quantization": "none", "tp": 2, "reason": "not installed"}]
     assert document["failed"] == [{"engine": "broken", "quantization": "int8", "tp": 1, "reason": "ended with 3: no"}]
 
 
-def test_the_tables_show_speeds_ratios_and_who_did_not_run(report: Report) -> None:
+def test_the_tables_show_speeds_ratios_and_who_did_not_run(report: PeerReport) -> None:
     console = Console(width=160, file=io.StringIO(), record=True)
     for table in report.tables():
         console.print(table)

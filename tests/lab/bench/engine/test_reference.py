@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from ryzanstein.lab.bench.engine.reference import Kernel, References, matmul_kernel, num_cores, read_kernel
+from ryzanstein.lab.bench.engine.reference import ReferenceKernel, References, matmul_kernel, num_cores, read_kernel
 from ryzanstein.lab.bench.engine.reference_ceilings import choose_buffer_bytes
 
 
@@ -16,7 +16,7 @@ def test_each_kernel_gives_a_time_and_says_what_it_is() -> None:
 def test_a_kernel_runs_with_its_own_threads_and_leaves_those_of_others_as_they_were() -> None:
     before = torch.get_num_threads()
     seen: list[int] = []
-    Kernel("work", before + 1, lambda: seen.append(torch.get_num_threads())).time()
+    ReferenceKernel("work", before + 1, lambda: seen.append(torch.get_num_threads())).time()
     assert set(seen) == {before + 1}
     assert torch.get_num_threads() == before
 

@@ -13,12 +13,12 @@ import ryzanstein.demo
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.engine.__main__ import app
 from ryzanstein.lab.bench.engine.scaling_figures import figures, ratios
-from ryzanstein.lab.bench.engine.scaling_layouts import Layout, parse_layouts
-from ryzanstein.lab.bench.engine.scaling_rounds import Load, Sample
+from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout, parse_layouts
+from ryzanstein.lab.bench.engine.scaling_rounds import ScalingLoad, ScalingSample
 
 DEMO = str(next(iter(ryzanstein.demo.__path__)))
-ONE, TWO = Layout(1, 1), Layout(2, 1)
-DECODE = Load.decode(8, 16)
+ONE, TWO = RankLayout(1, 1), RankLayout(2, 1)
+DECODE = ScalingLoad.decode(8, 16)
 
 
 def bench(*arguments: str) -> Any:
@@ -26,8 +26,8 @@ def bench(*arguments: str) -> Any:
 
 
 def test_layouts_are_ranks_times_threads_pinned_or_not() -> None:
-    assert parse_layouts("1x2, 2x1,2x1:pin,2x1") == (Layout(1, 2), Layout(2, 1), Layout(2, 1, pinned=True))
-    assert str(Layout(4, 2, pinned=True)) == "4x2:pin"
+    assert parse_layouts("1x2, 2x1,2x1:pin,2x1") == (RankLayout(1, 2), RankLayout(2, 1), RankLayout(2, 1, pinned=True))
+    assert str(RankLayout(4, 2, pinned=True)) == "4x2:pin"
 
 
 @pytest.mark.parametrize("text", ["", "2", "0x1", "1x0", "65x1", "2x1:pinned", "-1x1"])
@@ -37,13 +37,13 @@ def test_what_is_no_layout_is_refused(text: str) -> None:
 
 
 def test_a_prefill_counts_what_is_fed_and_a_decode_what_comes_out() -> None:
-    assert Load.prefill(512).num_tokens == 512
+    assert ScalingLoad.prefill(512).num_tokens == 512
     assert DECODE.num_tokens == 128
 
 
-def samples(*, fed: Load, one_s: list[float], two_s: list[float], waits_s: tuple[float, float]) -> Any:
-    alone = [Sample(fed.num_tokens, elapsed_s, (0.0,)) for elapsed_s in one_s]
-    return {ONE: {fed: alone}, TWO: {fed: [Sample(fed.num_tokens, elapsed_s, waits_s) for elapsed_s in two_s]}}
+def samples(*, fed: ScalingLoad, one_s: list[float], two_s: list[float], waits_s: tuple[float, float]) -> Any:
+    alone = [ScalingSample(fed.num_tokens, elapsed_s, (0.0,)) for elapsed_s in one_s]
+    return {ONE: {fed: alone}, TWO: {fed: [ScalingSample(fed.num_tokens, elapsed_s, waits_s) for elapsed_s in two_s]}}
 
 
 def test_figures_are_medians_of_the_rounds() -> None:
@@ -55,7 +55,7 @@ def test_figures_are_medians_of_the_rounds() -> None:
 
 def test_ratios_are_taken_within_a_round() -> None:
     """A round in which the machine was slow for both says as much as any other."""
-    (ratio,) = ratios(samples(fed=Load.prefill(64), one_s=[1.0, 8.0, 2.0], two_s=[0.5, 4.0, 1.6], waits_s=(0.0, 0.0)))
+    (ratio,) = ratios(samples(fed=ScalingLoad.prefill(64), one_s=[1.0, 8.0, 2.0], two_s=[0.5, 4.0, 1.6], waits_s=(0.0, 0.0)))
     assert (ratio.layout, ratio.over, ratio.load) == ("2x1", "1x1", "prefill-64")
     assert (ratio.median, ratio.least, ratio.most) == (2.0, 1.25, 2.0)
 

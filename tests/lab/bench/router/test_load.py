@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.lab.bench.router.load import Load, answer_once, connections, ready
+from ryzanstein.lab.bench.router.load import StreamLoad, answer_once, connections, ready
 from ryzanstein.lab.bench.router.script import WORD, Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted_node import ScriptedChat
@@ -67,16 +67,16 @@ async def test_many_streams_share_connections_and_windows(serve: Any) -> None:
     """More bytes than the windows, on the stream and on the connection: they are given back."""
     port = await serve()
     async with connections(port, 2, window_bytes=65_535) as opened:
-        load = Load(opened, Script(tokens=3000, step_s=0.0))
+        load = StreamLoad(opened, Script(tokens=3000, step_s=0.0))
         load.start(8)
         tally = await load.stop(60)
     assert tally.problems == []
     assert (tally.answers, tally.tokens) == (8, 24_000)
 
 
-async def test_answers_follow_each_other_until_it_is_told_to_stop(serve: Any, until: Any) -> None:
+async def test_answers_follow_each_other_until_it_is_asked_to_stop(serve: Any, until: Any) -> None:
     async with connections(await serve(), 1) as opened:
-        load = Load(opened, Script(tokens=2))
+        load = StreamLoad(opened, Script(tokens=2))
         load.start(4)
         await until(lambda: load.so_far().answers >= 20)
         tally = await load.stop(20)
@@ -100,7 +100,7 @@ async def test_a_refusal_is_an_answer_without_tokens(serve: Any) -> None:
 async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: Any) -> None:
     port = await serve()
     async with connections(port, 1) as opened:
-        load = Load(opened, Script(tokens=1000, step_s=0.05))
+        load = StreamLoad(opened, Script(tokens=1000, step_s=0.05))
         load.start(3)
         await until(lambda: load.begun == 3)
         opened[0].transport.abort()

@@ -106,9 +106,7 @@ async def test_an_error_of_a_node_carries_the_details_that_its_code_asks_for(sta
     assert (await refused(client.inference.Chat(chat()))).code is Code.INTERNAL
 
 
-async def test_the_node_is_told_model_seed_deadline_and_ids_that_the_client_left_out(
-    start_node: Any, start_router: Any
-) -> None:
+async def test_the_node_gets_model_seed_deadline_and_ids_that_the_client_left_out(start_node: Any, start_router: Any) -> None:
     node = await start_node("a")
     client = await start_router(node)
     metadata = (("x-request-id", "r-1"), ("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"))

@@ -29,7 +29,7 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"
 
@@ -200,7 +200,7 @@ class Face:
     """The application behind a real server on loopback."""
 
     core: EchoCore
-    telemetry: Telemetry
+    telemetry: RouterTelemetry
     url: str
 
     def requests_with(self, code: int, route: str = "/v1/chat/completions") -> float:
@@ -219,7 +219,7 @@ def limits() -> HttpLimits:
 
 @pytest.fixture
 async def face(limits: HttpLimits) -> AsyncIterator[Face]:
-    core, telemetry = EchoCore(), Telemetry()
+    core, telemetry = EchoCore(), RouterTelemetry()
     server = HttpServer(create_app(core, telemetry, limits), "127.0.0.1", 0)
     await server.start()
     yield Face(core, telemetry, f"http://127.0.0.1:{server.port}")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ryzanstein.router.faces.http.app import create_app
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -21,7 +21,7 @@ def core(make_core):
 @pytest.fixture
 async def http(core):
     """The application without a server: what is refused here never comes to depend on one."""
-    transport = httpx.ASGITransport(create_app(core, Telemetry()))
+    transport = httpx.ASGITransport(create_app(core, RouterTelemetry()))
     async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
         yield client
     await core.close()

@@ -14,7 +14,7 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -47,7 +47,7 @@ def serve(make_core):
     served = []
 
     async def start(bounds=None, limits=None):
-        core, telemetry = make_core(), Telemetry()
+        core, telemetry = make_core(), RouterTelemetry()
         app = create_app(core, telemetry, limits)
         server = HttpServer(app, "127.0.0.1", 0, bounds, lambda reason: telemetry.http_refused.labels(reason).inc())
         await server.start()
@@ -190,7 +190,7 @@ async def test_an_encoded_body_is_refused(serve, encoding):
 
 
 class TestRoom:
-    async def test_beyond_the_bound_the_newest_is_told_to_come_back_and_those_inside_are_served(self, serve, eventually, chat):
+    async def test_beyond_the_bound_the_newest_is_asked_to_come_back_and_those_inside_are_served(self, serve, eventually, chat):
         served = await serve(ConnectionBounds(max_connections=3))
         served.core.pause_at = 1
         body = json.dumps(chat("one two three", stream=True)).encode()

@@ -106,7 +106,7 @@ class TestBounds:
         assert len(response.request.content) == 4096
         assert response.json()["choices"][0]["message"]["content"] == text
 
-    async def test_requests_over_the_bound_are_told_to_come_back(self, http, face, chat, eventually):
+    async def test_requests_over_the_bound_are_reported_to_come_back(self, http, face, chat, eventually):
         face.core.pause_at = 0
         running = [asyncio.create_task(http.post("/v1/chat/completions", json=chat())) for _ in range(2)]
         await eventually(lambda: face.core.readers == 2, "two requests run")

@@ -237,7 +237,7 @@ async def test_a_refusal_is_the_clients_own_exception(client, face, refusal, str
     assert failure.value.body["message"] == error.message
 
 
-async def test_the_client_is_told_when_to_come_back(client, face):
+async def test_the_client_learns_when_to_come_back(client, face):
     face.core.refusal = errors.queue_full(7, 7, 1.2)
     with pytest.raises(openai.RateLimitError) as failure:
         await client.chat.completions.create(model="echo", messages=USER)
@@ -328,19 +328,21 @@ async def test_a_cancelled_generation_says_so(client, face):
 
 async def test_a_stream_ends_with_its_reader_when_the_client_said_so(client, face, eventually):
     face.core.pause_at = 2
-    wish = {"X-Cancel-On-Disconnect": "true"}
-    stream = await client.chat.completions.create(model="echo", messages=USER, stream=True, extra_headers=wish)
+    choice = {"X-Cancel-On-Disconnect": "true"}
+    stream = await client.chat.completions.create(model="echo", messages=USER, stream=True, extra_headers=choice)
     await anext(aiter(stream))
     await stream.close()
     await eventually(lambda: face.core.cancelled == ["g0"], "the generation was cancelled")
     assert face.core.readers == 0
 
 
-@pytest.mark.parametrize("wish", [{"X-Run-Detached": "true"}, {"X-Cancel-On-Disconnect": "False"}])
+@pytest.mark.parametrize("choice", [{"X-Run-Detached": "true"}, {"X-Cancel-On-Disconnect": "False"}])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_detached_generation_runs_on_without_its_client(client, face, eventually, wish, stream):
+async def test_a_detached_generation_runs_on_without_its_client(client, face, eventually, choice, stream):
     face.core.pause_at = 0
-    asking = asyncio.create_task(client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=wish))
+    asking = asyncio.create_task(
+        client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=choice)
+    )
     await eventually(lambda: face.core.readers == 1, "the answer is being read")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -350,7 +352,7 @@ async def test_a_detached_generation_runs_on_without_its_client(client, face, ev
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("choice", "field"),
     [
         ({"X-Cancel-On-Disconnect": "1"}, "x-cancel-on-disconnect"),
         ({"X-Run-Detached": "yes"}, "x-run-detached"),
@@ -358,8 +360,8 @@ async def test_a_detached_generation_runs_on_without_its_client(client, face, ev
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_wish_for_disconnects_that_makes_no_sense_is_refused(client, face, wish, field, stream):
+async def test_a_choice_for_disconnects_that_makes_no_sense_is_refused(client, face, choice, field, stream):
     with pytest.raises(openai.BadRequestError) as failure:
-        await client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=wish)
+        await client.chat.completions.create(model="echo", messages=USER, stream=stream, extra_headers=choice)
     assert failure.value.param == field
     assert face.core.requests == []

@@ -7,7 +7,7 @@ import torch
 
 from ryzanstein.worker.model.architectures.registry import spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, MoeSpec, RoutingSpec
-from ryzanstein.worker.model.layers.routing import Router
+from ryzanstein.worker.model.layers.routing import ExpertRouter
 
 HIDDEN, NUM_EXPERTS = 4, 6
 
@@ -41,7 +41,7 @@ def route(
 ) -> tuple[list[float], list[int]]:
     """The weights and experts of one token that is all ones."""
     moe = MoeSpec(NUM_EXPERTS, top_k, 8, routing)
-    weights, chosen = Router(Tensors(router_XE, correction_X), spec, "", moe)(torch.ones(1, HIDDEN, dtype=torch.bfloat16))
+    weights, chosen = ExpertRouter(Tensors(router_XE, correction_X), spec, "", moe)(torch.ones(1, HIDDEN, dtype=torch.bfloat16))
     return weights[0].tolist(), chosen[0].tolist()
 
 

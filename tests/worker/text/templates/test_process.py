@@ -15,7 +15,7 @@ import pytest
 from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
-from ryzanstein.worker.telemetry import Telemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.process import TemplateBounds, TemplateProcess
 from ryzanstein.worker.text.templates.rendering import TemplateSource
 
@@ -28,8 +28,8 @@ def template(source: str, max_chars: int = 100_000) -> TemplateSource:
 
 
 @asynccontextmanager
-async def running(cpu_s: float = 0.5, max_waiting: int = 64) -> AsyncIterator[tuple[TemplateProcess, Telemetry]]:
-    telemetry = Telemetry()
+async def running(cpu_s: float = 0.5, max_waiting: int = 64) -> AsyncIterator[tuple[TemplateProcess, WorkerTelemetry]]:
+    telemetry = WorkerTelemetry()
     process = TemplateProcess(TemplateBounds(cpu_s, 128 * 2**20, max_waiting), telemetry.on_template_limit)
     telemetry.background.supervise("templates", process.run, Backoff(0.01, 0.05, 5.0))
     try:
@@ -42,7 +42,7 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.name() == "templates"]
 
 
-def limits(telemetry: Telemetry, limit: str) -> float:
+def limits(telemetry: WorkerTelemetry, limit: str) -> float:
     return telemetry.registry.get_sample_value("ryzanstein_worker_template_limits_total", {"limit": limit}) or 0.0
 
 

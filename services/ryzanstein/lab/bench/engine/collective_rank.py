@@ -19,7 +19,7 @@ from torch import Tensor
 from ryzanstein.lab.bench.engine.collective_messages import BenchmarkMessage, CollectiveRan, CollectiveReady, RunCollective
 from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
-from ryzanstein.worker.model.collectives.waiting import Patience
+from ryzanstein.worker.model.collectives.waiting import WaitPolicy
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.ranks import fork_server
 from ryzanstein.worker.ranks.board import RankBoard
@@ -112,16 +112,16 @@ def _serve(channel: RankChannel[BenchmarkMessage], start: StartRank) -> Never:
     probe = _open_probe(start)
     channel.send(CollectiveReady(start.rank))
     while True:
-        for wish in channel.wait():
-            assert isinstance(wish, RunCollective)
-            channel.send(_obey(probe, wish))
+        for request in channel.wait():
+            assert isinstance(request, RunCollective)
+            channel.send(_obey(probe, request))
 
 
 @torch.inference_mode()
-def _obey(probe: CollectiveProbe, wish: RunCollective) -> CollectiveRan:
-    if wish.verify:
-        probe.verify(wish.op, wish.num_elements)
-    return probe.time(wish.op, wish.num_elements, wish.iterations)
+def _obey(probe: CollectiveProbe, request: RunCollective) -> CollectiveRan:
+    if request.verify:
+        probe.verify(request.op, request.num_elements)
+    return probe.time(request.op, request.num_elements, request.iterations)
 
 
 def _open_probe(start: StartRank) -> CollectiveProbe:
@@ -134,7 +134,7 @@ def _open_probe(start: StartRank) -> CollectiveProbe:
         torch.cuda.set_device(device)
     address = GroupAddress(spec.collectives, start.segment_fd, Path(f"/proc/self/fd/{start.store_fd}"))
     board = RankBoard(start.board_fd, spec.tp, start.rank)
-    group = open_collectives(address, start.rank, spec.tp, board, Patience(deadline_s=_DEADLINE_S))
+    group = open_collectives(address, start.rank, spec.tp, board, WaitPolicy(deadline_s=_DEADLINE_S))
     return CollectiveProbe(TensorParallel(start.rank, spec.tp, group), device)
 
 

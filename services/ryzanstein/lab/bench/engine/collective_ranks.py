@@ -58,10 +58,10 @@ class CollectiveRanks:
         for channel in self._channels:
             channel.close()
 
-    async def run(self, wish: RunCollective) -> list[CollectiveRan]:
+    async def run(self, request: RunCollective) -> list[CollectiveRan]:
         """What each rank timed."""
         for channel in self._channels:
-            channel.send(wish)
+            channel.send(request)
         return await self._collect(CollectiveRan)
 
     async def _collect(self, kind: type[Answer]) -> list[Answer]:

@@ -42,7 +42,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CollectiveResult:
     """Percentiles over all runs of one cell, and the bus bandwidth at the median, see `bus_bytes_per_s`."""
 
     backend: str
@@ -94,7 +94,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-async def measure(survey: Survey, specs: Mapping[str, RankSpec], console: Console) -> list[Result]:
+async def measure(survey: Survey, specs: Mapping[str, RankSpec], console: Console) -> list[CollectiveResult]:
     """Verifies each cell once, then times all of them round by round. `specs` by backend."""
     ranks = next(iter(specs.values())).tp
     cells = [Cell(b, op, size) for op in survey.ops for size in survey.sizes for b in survey.backends]
@@ -102,20 +102,20 @@ async def measure(survey: Survey, specs: Mapping[str, RankSpec], console: Consol
     async with AsyncExitStack() as stack:
         groups = {b: await stack.enter_async_context(CollectiveRanks(spec)) for b, spec in specs.items()}
         for cell in cells:
-            samples[cell].probe(await groups[cell.backend].run(_wish(cell, _PROBE_ITERATIONS, verify=True)))
+            samples[cell].probe(await groups[cell.backend].run(_request(cell, _PROBE_ITERATIONS, verify=True)))
         for number in range(survey.rounds):
             console.print(f"round {number + 1} of {survey.rounds}")
             for cell in cells:
                 iterations = samples[cell].iterations(survey.seconds / survey.rounds)
-                samples[cell].add(await groups[cell.backend].run(_wish(cell, iterations, verify=False)))
+                samples[cell].add(await groups[cell.backend].run(_request(cell, iterations, verify=False)))
     return [_result(cell, ranks, samples[cell].latencies_s) for cell in cells]
 
 
-def _wish(cell: Cell, iterations: int, *, verify: bool) -> RunCollective:
+def _request(cell: Cell, iterations: int, *, verify: bool) -> RunCollective:
     return RunCollective(cell.op, cell.num_bytes // ELEMENT_BYTES, iterations, verify)
 
 
-def _result(cell: Cell, ranks: int, latencies: Sequence[float]) -> Result:
+def _result(cell: Cell, ranks: int, latencies: Sequence[float]) -> CollectiveResult:
     p50_s, p99_s = percentile(latencies, 0.5), percentile(latencies, 0.99)
     bandwidth = bus_bytes_per_s(cell.op, ranks, cell.num_bytes, p50_s)
-    return Result(cell.backend, cell.op, ranks, cell.num_bytes, p50_s, p99_s, bandwidth)
+    return CollectiveResult(cell.backend, cell.op, ranks, cell.num_bytes, p50_s, p99_s, bandwidth)

@@ -15,7 +15,7 @@ from ryzanstein import errors
 from ryzanstein.lab.bench.engine import decode_share
 from ryzanstein.lab.bench.engine.byte_sizes import parse_sizes, show_size
 from ryzanstein.lab.bench.engine.collective_messages import ELEMENT_BYTES, OPS
-from ryzanstein.lab.bench.engine.collective_survey import Result, Survey, measure
+from ryzanstein.lab.bench.engine.collective_survey import CollectiveResult, Survey, measure
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.worker.model.collectives.opening import default_backend
 from ryzanstein.worker.model.segment import MAX_RANKS
@@ -34,11 +34,11 @@ class Backends:
 
 def choose_backends(text: str, ranks: int) -> Backends:
     """All that run here, or those named. INVALID_ARGUMENT for one that is unknown, or named and cannot run here."""
-    wishes = _names("backends", text, _BACKENDS) if text else _BACKENDS
-    absent = {name: reason for name in wishes if (reason := _why_not(name, ranks))}
+    wanted = _names("backends", text, _BACKENDS) if text else _BACKENDS
+    absent = {name: reason for name in wanted if (reason := _why_not(name, ranks))}
     for name in absent if text else ():
         raise errors.invalid("backends", f"{name} {absent[name]}")
-    return Backends(tuple(name for name in wishes if name not in absent), absent)
+    return Backends(tuple(name for name in wanted if name not in absent), absent)
 
 
 def _why_not(backend: str, ranks: int) -> str:
@@ -88,7 +88,7 @@ def choose_sizes(text: str, ranks: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(size // step * step for size in sizes))
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[CollectiveResult]) -> Table:
     """For people."""
     shown = Table(title="collectives", title_justify="left")
     for heading in ("op", "ranks", "size", "backend", "p50", "p99", "bus bandwidth"):
@@ -122,17 +122,17 @@ def collectives(
 ) -> None:
     """Latency and bandwidth of what ranks compute together, and its share in a model's decode steps."""
     with refusals_as_exit() as people:
-        wishes = choose_backends(backends, ranks)
-        for name, reason in wishes.absent.items():
+        wanted = choose_backends(backends, ranks)
+        for name, reason in wanted.absent.items():
             people.print(f"left out: {name} {reason}", markup=False, soft_wrap=True)
-        chosen = wishes.chosen
+        chosen = wanted.chosen
         survey = Survey(_names("ops", ops, OPS), choose_sizes(sizes, ranks), chosen, rounds, seconds)
         specs = {name: RankSpec(model="", tp=ranks, collectives=name, threads=threads, pin=pin) for name in chosen}
         load = None if model is None else decode_share.DecodeLoad.plan(model, specs, steps, rounds)
         results = asyncio.run(measure(survey, specs, people))
         document: dict[str, Any] = {"results": [asdict(result) for result in results]}
-        if wishes.absent:
-            document["absent"] = dict(wishes.absent)
+        if wanted.absent:
+            document["absent"] = dict(wanted.absent)
         tables = [table(results)]
         if load is not None:
             shares = load.run(people)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.lab.bench.engine.compare_documents import Comparison, Row, Rule, compare_documents
+from ryzanstein.lab.bench.engine.compare_documents import DocumentComparison, FigureChange, Rule, compare_documents
 from ryzanstein.lab.bench.engine.report import publish
 from ryzanstein.lab.bench.engine.suite import show_seconds
 from ryzanstein.lab.bench.engine.suite_document import SuiteDocument, read_document
@@ -26,7 +26,7 @@ _SLOWER, _NOT_COMPARABLE = 1, 2
 _STYLES = {"slower": "bold red", "faster": "green", "same": "", "unclear": "dim"}
 
 
-def as_document(before: SuiteDocument, after: SuiteDocument, rule: Rule, comparison: Comparison) -> dict[str, Any]:
+def as_document(before: SuiteDocument, after: SuiteDocument, rule: Rule, comparison: DocumentComparison) -> dict[str, Any]:
     """For scripts. Factors are later over earlier ratio to the reference kernel: above 1 is slower."""
     return {
         "schema": SCHEMA,
@@ -42,16 +42,16 @@ def as_document(before: SuiteDocument, after: SuiteDocument, rule: Rule, compari
     }
 
 
-def _as_row(row: Row) -> Mapping[str, Any]:
+def _as_row(row: FigureChange) -> Mapping[str, Any]:
     before_s, after_s = _seconds(row)
     return {"name": row.name, "verdict": row.verdict, **asdict(row.change), "before_s": before_s, "after_s": after_s}
 
 
-def _seconds(row: Row) -> tuple[float, float]:
+def _seconds(row: FigureChange) -> tuple[float, float]:
     return statistics.median(row.before.seconds), statistics.median(row.after.seconds)
 
 
-def table(comparison: Comparison) -> Table:
+def table(comparison: DocumentComparison) -> Table:
     """For people."""
     shown = Table(title="later over earlier, in ratios to the reference kernel", title_justify="left")
     for heading in ("figure", "before", "after", "factor", "within", "verdict"):
@@ -87,7 +87,7 @@ def compare(
         raise typer.Exit(_SLOWER)
 
 
-def _tell(comparison: Comparison, people: Console) -> None:
+def _tell(comparison: DocumentComparison, people: Console) -> None:
     for note in (*comparison.notes, *(f"{name} is new" for name in comparison.added)):
         people.print(note)
     factors = ", ".join(f"{name} {factor:.2f}" for name, factor in comparison.kernel_factors.items())

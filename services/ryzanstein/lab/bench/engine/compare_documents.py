@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.compare_rounds import Change, Verdict, compare_rounds, enough_rounds
-from ryzanstein.lab.bench.engine.suite_document import Figure, SuiteDocument
+from ryzanstein.lab.bench.engine.suite_document import SuiteDocument, SuiteFigure
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureChange:
     """One figure in both documents."""
 
-    before: Figure
-    after: Figure
+    before: SuiteFigure
+    after: SuiteFigure
     change: Change
     verdict: Verdict
 
@@ -35,20 +35,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DocumentComparison:
     """`added` are figures that only the later document has, `notes` what differs and may be the reason, `kernel_factors` how
     much slower the machine was."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[FigureChange, ...]
     kernel_factors: Mapping[str, float]
     added: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def named(self, verdict: Verdict) -> list[Row]:
+    def named(self, verdict: Verdict) -> list[FigureChange]:
         return [row for row in self.rows if row.verdict == verdict]
 
 
-def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -> Comparison:
+def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -> DocumentComparison:
     """INVALID_ARGUMENT naming the field when the documents are of different machines or work, when a figure is missing in the
     later one, or when the rounds are too few to show any change."""
     _same("machine.cpu", before.machine.cpu, after.machine.cpu)
@@ -59,7 +59,7 @@ def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -
     error = rule.false_alarms / len(before.figures)
     rows = tuple(_row(figure, _partner(figure, later), error, rule.min_effect) for figure in before.figures)
     known = {figure.name for figure in before.figures}
-    return Comparison(
+    return DocumentComparison(
         rows, _kernel_factors(before, after), tuple(name for name in later if name not in known), _notes(before, after)
     )
 
@@ -77,7 +77,7 @@ def _definition(document: SuiteDocument, kernel: str) -> str | None:
     return document.kernels[kernel].definition if kernel in document.kernels else None
 
 
-def _partner(figure: Figure, later: dict[str, Figure]) -> Figure:
+def _partner(figure: SuiteFigure, later: dict[str, SuiteFigure]) -> SuiteFigure:
     if figure.name not in later:
         raise errors.invalid(f"figures[{figure.name}]", "is missing in the later document")
     partner = later[figure.name]
@@ -86,7 +86,7 @@ def _partner(figure: Figure, later: dict[str, Figure]) -> Figure:
     return partner
 
 
-def _row(figure: Figure, later: Figure, error: float, min_effect: float) -> Row:
+def _row(figure: SuiteFigure, later: SuiteFigure, error: float, min_effect: float) -> FigureChange:
     try:
         change = compare_rounds(figure.ratios, later.ratios, error)
     except ValueError as reason:
@@ -95,7 +95,7 @@ def _row(figure: Figure, later: Figure, error: float, min_effect: float) -> Row:
             f"must be at least {enough_rounds(error)} in both to tell a change from noise",
         )
         raise errors.invalid(field, wanted, f"{len(figure.rounds)} and {len(later.rounds)}") from reason
-    return Row(figure, later, change, change.verdict(min_effect))
+    return FigureChange(figure, later, change, change.verdict(min_effect))
 
 
 def _same(field: str, before: object, after: object) -> None:

@@ -46,7 +46,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EngineResult:
     """Medians over the rounds of one batch size; the peak is the highest of any round, of all ranks together."""
 
     engine: str
@@ -61,7 +61,7 @@ class Result:
     peak_rss_bytes: int
 
 
-async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[Result]:
+async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[EngineResult]:
     """Runs every batch size once a round, after one batch that is not counted."""
     rounds: dict[int, list[Round]] = {batch: [] for batch in workload.batches}
     async with Engines(spec, vocab_size) as engines:
@@ -73,8 +73,8 @@ async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: 
     return [_result(workload, spec, batch, done) for batch, done in rounds.items()]
 
 
-def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Round]) -> Result:
-    return Result(
+def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Round]) -> EngineResult:
+    return EngineResult(
         engine="ryzanstein",
         quantization=spec.quantization,
         tp=spec.tp,
@@ -105,7 +105,7 @@ def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens
     )
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[EngineResult]) -> Table:
     """For people."""
     shown = Table(title="engine", title_justify="left")
     for heading in ("weights", "tp", "batch", "prompt", "new", "tokens/s", "decode tokens/s", "first tokens", "peak memory"):
@@ -133,7 +133,7 @@ def batches(text: str) -> tuple[int, ...]:
     return integers("batch", text)
 
 
-def run_engine(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[Result]:
+def run_engine(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[EngineResult]:
     """Raises RyzansteinError, also for ranks that refuse the model or are lost."""
     with losses_as_errors():
         return asyncio.run(measure(workload, spec, vocab_size, console))

@@ -39,7 +39,7 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoadingResult:
     """One rank of so many. Bytes are the most of any round.
 
     `slice_bytes` is what its weights take by their shapes. `baseline_bytes` is the process before the phase "load": Python and
@@ -75,7 +75,7 @@ async def start_once(spec: RankSpec) -> list[RankReady]:
             await group.end(graceful=False)
 
 
-async def measure(specs: Sequence[RankSpec], rounds: int, console: Console) -> list[Result]:
+async def measure(specs: Sequence[RankSpec], rounds: int, console: Console) -> list[LoadingResult]:
     """Every number of ranks once a round, after one start of each that is not counted: it fills the page cache."""
     answers: list[list[list[RankReady]]] = [[] for _ in specs]
     for number in range(rounds + 1):
@@ -100,8 +100,8 @@ def _slice_bytes(spec: RankSpec, rank: int) -> int:
     return slice_bytes(Path(spec.model), TensorParallel(rank, spec.tp, LocalCollectives()), runner_options(spec, "cpu"))
 
 
-def _result(spec: RankSpec, num_bytes: int, starts: Sequence[RankReady]) -> Result:
-    return Result(
+def _result(spec: RankSpec, num_bytes: int, starts: Sequence[RankReady]) -> LoadingResult:
+    return LoadingResult(
         tp=spec.tp,
         rank=starts[0].rank,
         phases={phase: _time([start.startup_phases[phase] for start in starts]) for phase in PHASES},
@@ -117,7 +117,7 @@ def _time(durations_s: Sequence[float]) -> PhaseTime:
     return PhaseTime(statistics.median(durations_s), max(durations_s))
 
 
-def times_table(results: Sequence[Result]) -> Table:
+def times_table(results: Sequence[LoadingResult]) -> Table:
     """For people: the median of each phase, and the longest loading."""
     shown = Table(title="load: seconds", title_justify="left")
     for heading in ("tp", "rank", *PHASES, "ready", "load, max"):
@@ -129,7 +129,7 @@ def times_table(results: Sequence[Result]) -> Table:
     return shown
 
 
-def memory_table(results: Sequence[Result]) -> Table:
+def memory_table(results: Sequence[LoadingResult]) -> Table:
     """For people: what the phase "load" adds to a process, against its slice."""
     shown = Table(title="load: memory", title_justify="left")
     for heading in ("tp", "rank", "before", "slice", "resident", "resident / slice", "peak / slice"):
@@ -144,7 +144,7 @@ def memory_table(results: Sequence[Result]) -> Table:
     return shown
 
 
-def document(model: Path, results: Sequence[Result]) -> dict[str, object]:
+def document(model: Path, results: Sequence[LoadingResult]) -> dict[str, object]:
     """For programs."""
     rows = [{**asdict(result), "resident_ratio": result.resident_ratio, "peak_ratio": result.peak_ratio} for result in results]
     return {"model": str(model), "results": rows}

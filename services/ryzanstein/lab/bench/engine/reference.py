@@ -29,7 +29,7 @@ _ROW = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ReferenceKernel:
     """`work` says what is done, with its sizes."""
 
     work: str
@@ -54,7 +54,7 @@ class Kernel:
 class References:
     """The kernels by name. They hold their operands, a buffer larger than the caches among them, as long as they live."""
 
-    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, kernels: Mapping[str, ReferenceKernel]) -> None:
         self._kernels = kernels
 
     @classmethod
@@ -68,7 +68,7 @@ class References:
                 "read": read,
                 "read-1": replace(read, threads=1),
                 "small": _small_kernel(),
-                "loop": Kernel(f"{_LOOP_TURNS} turns of a Python loop over a list and a dict", 1, _loop),
+                "loop": ReferenceKernel(f"{_LOOP_TURNS} turns of a Python loop over a list and a dict", 1, _loop),
             }
         )
 
@@ -86,26 +86,26 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def matmul_kernel() -> Kernel:
+def matmul_kernel() -> ReferenceKernel:
     """2 * MATMUL_SIZE**3 floating-point operations."""
     left_NN, right_NN = torch.rand(2, MATMUL_SIZE, MATMUL_SIZE).unbind()
     work = f"float32 product of {MATMUL_SIZE} x {MATMUL_SIZE} by {MATMUL_SIZE} x {MATMUL_SIZE}"
-    return Kernel(work, num_cores(), partial(torch.mm, left_NN, right_NN))
+    return ReferenceKernel(work, num_cores(), partial(torch.mm, left_NN, right_NN))
 
 
-def read_kernel(buffer_bytes: int) -> Kernel:
+def read_kernel(buffer_bytes: int) -> ReferenceKernel:
     """Reads `buffer_bytes` (rounded down to rows of 16 KiB, at least one) once, as a decode step reads its weights."""
     rows = max(1, buffer_bytes // (_ROW * _FLOAT_BYTES))
     matrix_RN, vector_N = torch.ones(rows, _ROW), torch.ones(_ROW)
     work = f"float32 product of {rows} x {_ROW} by a vector"
-    return Kernel(work, num_cores(), partial(torch.mv, matrix_RN, vector_N))
+    return ReferenceKernel(work, num_cores(), partial(torch.mv, matrix_RN, vector_N))
 
 
-def _small_kernel() -> Kernel:
+def _small_kernel() -> ReferenceKernel:
     rows, inputs, outputs = SMALL_SHAPE
     x_RI, weight_IO = torch.rand(rows, inputs), torch.rand(inputs, outputs)
     work = f"{_SMALL_CALLS} float32 products of {rows} x {inputs} by {inputs} x {outputs}"
-    return Kernel(work, num_cores(), partial(_small, x_RI, weight_IO))
+    return ReferenceKernel(work, num_cores(), partial(_small, x_RI, weight_IO))
 
 
 def _small(x_RI: Tensor, weight_IO: Tensor) -> None:

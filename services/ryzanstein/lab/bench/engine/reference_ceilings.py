@@ -16,9 +16,9 @@ import psutil
 import typer
 from rich.table import Table
 
-from ryzanstein.lab.bench.engine.reference import MATMUL_SIZE, Kernel, matmul_kernel, num_cores, read_kernel
+from ryzanstein.lab.bench.engine.reference import MATMUL_SIZE, ReferenceKernel, matmul_kernel, num_cores, read_kernel
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
-from ryzanstein.lab.bench.engine.suite_machine import Machine
+from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -57,7 +57,7 @@ def measure_ceilings(rounds: int, buffer_bytes: int) -> list[Ceilings]:
     times: dict[int, list[tuple[float, ...]]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count in counts:
-            times[count].append(tuple(map(Kernel.time, kernels[count])))
+            times[count].append(tuple(map(ReferenceKernel.time, kernels[count])))
     return [_ceilings(count, times[count], buffer_bytes) for count in counts]
 
 
@@ -91,5 +91,5 @@ def machine(
     """Memory bandwidth and float32 products per second of this machine, with one thread and with all cores."""
     with refusals_as_exit():
         ceilings = measure_ceilings(rounds, buffer_mib * 2**20 or choose_buffer_bytes())
-        document = {"machine": Machine.here(), "ceilings": ceilings}
+        document = {"machine": SuiteMachine.here(), "ceilings": ceilings}
         publish(msgspec.to_builtins(document), [table(ceilings)], json_path)

@@ -15,18 +15,18 @@ from ryzanstein.lab.bench.engine.engine import batches
 from ryzanstein.lab.bench.engine.flight import losses_as_errors
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.lab.bench.engine.scaling_figures import figure_table, figures, ratio_table, ratios
-from ryzanstein.lab.bench.engine.scaling_layouts import Layout, parse_layouts
-from ryzanstein.lab.bench.engine.scaling_rounds import Bench, Load
+from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout, parse_layouts
+from ryzanstein.lab.bench.engine.scaling_rounds import Bench, ScalingLoad
 from ryzanstein.lab.bench.engine.scaling_unsplit import measure_unsplit
 from ryzanstein.worker.quantization import QUANTIZATIONS
 from ryzanstein.worker.text.model_files import ModelFiles
 
 
-def choose_loads(batch: str, steps: int, prefill_tokens: int, context_length: int) -> list[Load]:
+def choose_loads(batch: str, steps: int, prefill_tokens: int, context_length: int) -> list[ScalingLoad]:
     """Decode steps of each batch ("": none), and a prefill (0: none). INVALID_ARGUMENT when none is left or one is too long."""
-    loads = [Load.decode(size, steps) for size in (batches(batch) if batch else ())]
+    loads = [ScalingLoad.decode(size, steps) for size in (batches(batch) if batch else ())]
     if prefill_tokens:
-        loads.append(Load.prefill(prefill_tokens))
+        loads.append(ScalingLoad.prefill(prefill_tokens))
     if not loads:
         raise errors.invalid("batch", "must not be empty without a prefill", batch)
     for load in loads:
@@ -66,7 +66,7 @@ def scaling(
 
 
 async def _measure(
-    bench: Bench, layouts: tuple[Layout, ...], loads: list[Load], rounds: int, people: Console, *, unsplit: bool
+    bench: Bench, layouts: tuple[RankLayout, ...], loads: list[ScalingLoad], rounds: int, people: Console, *, unsplit: bool
 ) -> tuple[dict[str, Any], list[Any]]:
     samples = await bench.measure(layouts, loads, rounds, people)
     rows, compared = figures(samples), ratios(samples)

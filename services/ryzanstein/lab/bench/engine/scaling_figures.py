@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ryzanstein.lab.bench.engine.scaling_layouts import Layout
-from ryzanstein.lab.bench.engine.scaling_rounds import Load, Samples
+from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout
+from ryzanstein.lab.bench.engine.scaling_rounds import Samples, ScalingLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ScalingFigure:
     """Medians of the rounds. `step_s` is a decode step, or the whole prefill. `communication_shares` by rank: its time within
     collectives, waits for late peers included, over the time from submission to the last token."""
 
@@ -27,7 +27,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class ScalingRatio:
     """Tokens/s of `layout` over those of `over` in the same round: the median, and the least and most of any round."""
 
     layout: str
@@ -38,32 +38,32 @@ class Ratio:
     most: float
 
 
-def figures(samples: Samples) -> list[Figure]:
+def figures(samples: Samples) -> list[ScalingFigure]:
     return [_figure(samples, layout, load) for layout, loads in samples.items() for load in loads]
 
 
-def _figure(samples: Samples, layout: Layout, load: Load) -> Figure:
+def _figure(samples: Samples, layout: RankLayout, load: ScalingLoad) -> ScalingFigure:
     runs = samples[layout][load]
     tokens_per_s = statistics.median(run.tokens_per_s for run in runs)
     tokens_per_step = load.num_tokens / load.new_tokens
     shares = tuple(map(statistics.median, zip(*(run.shares for run in runs), strict=True)))
-    return Figure(str(layout), layout.ranks, load.name, load.batch, tokens_per_s, tokens_per_step / tokens_per_s, shares)
+    return ScalingFigure(str(layout), layout.ranks, load.name, load.batch, tokens_per_s, tokens_per_step / tokens_per_s, shares)
 
 
-def ratios(samples: Samples) -> list[Ratio]:
+def ratios(samples: Samples) -> list[ScalingRatio]:
     """Of every layout with several ranks to every layout with one."""
     alone = [layout for layout in samples if layout.ranks == 1]
     together = [layout for layout in samples if layout.ranks > 1]
     return [_ratio(samples, a, b, load) for a in together for b in alone for load in samples[a]]
 
 
-def _ratio(samples: Samples, layout: Layout, over: Layout, load: Load) -> Ratio:
+def _ratio(samples: Samples, layout: RankLayout, over: RankLayout, load: ScalingLoad) -> ScalingRatio:
     pairs = zip(samples[layout][load], samples[over][load], strict=True)
     values = [run.tokens_per_s / other.tokens_per_s for run, other in pairs]
-    return Ratio(str(layout), str(over), load.name, statistics.median(values), min(values), max(values))
+    return ScalingRatio(str(layout), str(over), load.name, statistics.median(values), min(values), max(values))
 
 
-def figure_table(rows: Sequence[Figure]) -> Table:
+def figure_table(rows: Sequence[ScalingFigure]) -> Table:
     """For people."""
     shown = Table(title="layouts (ranks x threads of each)", title_justify="left")
     for heading in ("load", "layout", "tokens/s", "step", "communication by rank"):
@@ -74,7 +74,7 @@ def figure_table(rows: Sequence[Figure]) -> Table:
     return shown
 
 
-def ratio_table(rows: Sequence[Ratio]) -> Table:
+def ratio_table(rows: Sequence[ScalingRatio]) -> Table:
     """For people."""
     shown = Table(title="tokens/s in ratios, round by round", title_justify="left")
     for heading in ("load", "layout", "over", "median", "least", "most"):

@@ -12,7 +12,7 @@ _LAYOUT = re.compile(r"(\d{1,2})x(\d{1,3})(:pin)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """`threads` are of each rank. `pinned`: each rank has cores of its own."""
 
     ranks: int
@@ -23,16 +23,16 @@ class Layout:
         return f"{self.ranks}x{self.threads}" + (":pin" if self.pinned else "")
 
 
-def parse_layouts(text: str) -> tuple[Layout, ...]:
+def parse_layouts(text: str) -> tuple[RankLayout, ...]:
     """`1x1,2x1:pin`; each once. INVALID_ARGUMENT for what is none, or without ranks or threads."""
     return tuple(dict.fromkeys(_layout(part.strip()) for part in text.split(",")))
 
 
-def _layout(text: str) -> Layout:
+def _layout(text: str) -> RankLayout:
     match = _LAYOUT.fullmatch(text)
     if match is None:
         raise errors.invalid("layouts", "must be like 1x1,2x1:pin, ranks x threads of each", text)
-    layout = Layout(int(match[1]), int(match[2]), match[3] is not None)
+    layout = RankLayout(int(match[1]), int(match[2]), match[3] is not None)
     if not 1 <= layout.ranks <= MAX_RANKS or layout.threads < 1:
         raise errors.invalid("layouts", f"must have 1 to {MAX_RANKS} ranks and at least one thread", text)
     return layout

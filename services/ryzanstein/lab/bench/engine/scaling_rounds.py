@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ryzanstein.lab.bench.engine.engine import Workload, rank_spec
 from ryzanstein.lab.bench.engine.flight import Engines
-from ryzanstein.lab.bench.engine.scaling_layouts import Layout
+from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout
 from ryzanstein.worker.quantization import Quantization
 from ryzanstein.worker.ranks.messages import RankSpec
 
@@ -24,7 +24,7 @@ _TOKENS_PER_STEP = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ScalingLoad:
     """So many sequences at once, each with a prompt and so many new tokens. Of a prefill the one new token is the prompt's."""
 
     name: str
@@ -33,12 +33,12 @@ class Load:
     new_tokens: int
 
     @classmethod
-    def decode(cls, batch: int, steps: int) -> Load:
+    def decode(cls, batch: int, steps: int) -> ScalingLoad:
         """A prompt of one token: then the prefill is a step like all others."""
         return cls(f"decode-{batch}", batch, 1, steps)
 
     @classmethod
-    def prefill(cls, num_tokens: int) -> Load:
+    def prefill(cls, num_tokens: int) -> ScalingLoad:
         return cls(f"prefill-{num_tokens}", 1, num_tokens, 1)
 
     @property
@@ -48,7 +48,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ScalingSample:
     """One load on one layout, once. `waits_s`: each rank's time in collectives, waiting for late peers included."""
 
     num_tokens: int
@@ -65,7 +65,7 @@ class Sample:
         return tuple(wait_s / self.elapsed_s for wait_s in self.waits_s)
 
 
-Samples = Mapping[Layout, Mapping[Load, Sequence[Sample]]]
+Samples = Mapping[RankLayout, Mapping[ScalingLoad, Sequence[ScalingSample]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Bench:
     quantization: Quantization
     collectives: str
 
-    def spec(self, layout: Layout, loads: Sequence[Load]) -> RankSpec:
+    def spec(self, layout: RankLayout, loads: Sequence[ScalingLoad]) -> RankSpec:
         """On CPUs, with a cache that holds the largest load."""
         workloads = [Workload((load.batch,), load.prompt_tokens, load.new_tokens, 1) for load in loads]
         specs = [rank_spec(self.model, workload, layout.ranks, layout.threads, _TOKENS_PER_STEP) for workload in workloads]
@@ -90,12 +90,16 @@ class Bench:
             pin=layout.pinned,
         )
 
-    async def measure(self, layouts: Sequence[Layout], loads: Sequence[Load], rounds: int, console: Console) -> Samples:
+    async def measure(
+        self, layouts: Sequence[RankLayout], loads: Sequence[ScalingLoad], rounds: int, console: Console
+    ) -> Samples:
         """Every load on every layout once a round, after one token that is not counted (ranks warm up themselves).
 
         Raises RanksRefused or RanksLost.
         """
-        samples: dict[Layout, dict[Load, list[Sample]]] = {layout: {load: [] for load in loads} for layout in layouts}
+        samples: dict[RankLayout, dict[ScalingLoad, list[ScalingSample]]] = {
+            layout: {load: [] for load in loads} for layout in layouts
+        }
         async with AsyncExitStack() as stack:
             engines = {}
             for layout in layouts:
@@ -111,9 +115,9 @@ class Bench:
         return samples
 
 
-async def _run(engines: Engines, load: Load) -> Sample:
+async def _run(engines: Engines, load: ScalingLoad) -> ScalingSample:
     before_s = engines.collectives_s()
     done = await engines.run(load.batch, load.prompt_tokens, load.new_tokens)
     waits_s = tuple(after_s - begun_s for begun_s, after_s in zip(before_s, engines.collectives_s(), strict=True))
     elapsed_s = load.batch * load.new_tokens / done.total_tokens_per_s
-    return Sample(load.num_tokens, elapsed_s, waits_s)
+    return ScalingSample(load.num_tokens, elapsed_s, waits_s)

@@ -12,25 +12,25 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from ryzanstein.lab.bench.engine.scaling_figures import Figure, figures
-from ryzanstein.lab.bench.engine.scaling_layouts import Layout
-from ryzanstein.lab.bench.engine.scaling_rounds import Bench, Load
+from ryzanstein.lab.bench.engine.scaling_figures import ScalingFigure, figures
+from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout
+from ryzanstein.lab.bench.engine.scaling_rounds import Bench, ScalingLoad
 from ryzanstein.worker.model.architectures.registry import read_spec
-from ryzanstein.worker.model.shapes import Shape
+from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 _WIDTH, _HEADS, _VOCAB = 64, 2, 512
 
 
-async def measure_unsplit(bench: Bench, loads: list[Load], rounds: int, console: Console) -> list[Figure]:
+async def measure_unsplit(bench: Bench, loads: list[ScalingLoad], rounds: int, console: Console) -> list[ScalingFigure]:
     """Steps of the twin on one rank with one thread."""
     with TemporaryDirectory(prefix="ryzanstein-twin-") as folder:
         _write_twin(bench.model, Path(folder))
         twin = replace(bench, model=Path(folder), vocab_size=_VOCAB, quantization="none")
-        return figures(await twin.measure([Layout(1, 1)], loads, rounds, console))
+        return figures(await twin.measure([RankLayout(1, 1)], loads, rounds, console))
 
 
 def _write_twin(model: Path, folder: Path) -> None:
     spec = read_spec(model)
-    shape = Shape(_WIDTH, spec.num_layers, _HEADS, _HEADS, _WIDTH, _VOCAB, spec.context_length)
+    shape = ModelShape(_WIDTH, spec.num_layers, _HEADS, _HEADS, _WIDTH, _VOCAB, spec.context_length)
     synthesize(folder, Recipe("llama", shape, "float32", 0, 1))

@@ -24,9 +24,9 @@ from ryzanstein.lab.bench.engine.reference_ceilings import choose_buffer_bytes, 
 from ryzanstein.lab.bench.engine.reference_ceilings import table as ceilings_table
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.lab.bench.engine.suite_collectives import CollectivesPart
-from ryzanstein.lab.bench.engine.suite_document import MAX_ROUNDS, SCHEMA, Figure, SuiteDocument
+from ryzanstein.lab.bench.engine.suite_document import MAX_ROUNDS, SCHEMA, SuiteDocument, SuiteFigure
 from ryzanstein.lab.bench.engine.suite_engine import EnginePart
-from ryzanstein.lab.bench.engine.suite_machine import Machine
+from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 from ryzanstein.lab.bench.engine.suite_parts import SmallParts
 from ryzanstein.lab.bench.engine.suite_rounds import Part, RoundLog
 from ryzanstein.worker.model.segment import MAX_RANKS
@@ -38,7 +38,7 @@ _CEILING_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SuitePlan:
     """What a suite runs. `models` are `demo` and presets of `ryzanstein synthesize`."""
 
     models: tuple[str, ...]
@@ -55,7 +55,7 @@ class Plan:
             raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", ",".join(map(str, self.tps)))
 
 
-def run_suite(plan: Plan, console: Console) -> SuiteDocument:
+def run_suite(plan: SuitePlan, console: Console) -> SuiteDocument:
     """Raises RyzansteinError, also for ranks that are lost."""
     plan.check()
     with TemporaryDirectory(prefix="ryzanstein-suite-") as directory, losses_as_errors():
@@ -64,10 +64,10 @@ def run_suite(plan: Plan, console: Console) -> SuiteDocument:
         ceilings = measure_ceilings(_CEILING_ROUNDS, plan.buffer_bytes)
         log = RoundLog(References.build(plan.buffer_bytes))
         asyncio.run(_rounds(parts, plan.workload.rounds, log, console))
-    return SuiteDocument(SCHEMA, Machine.here(), ceilings, log.kernels(), log.figures())
+    return SuiteDocument(SCHEMA, SuiteMachine.here(), ceilings, log.kernels(), log.figures())
 
 
-def _parts(plan: Plan, directory: Path) -> list[Part]:
+def _parts(plan: SuitePlan, directory: Path) -> list[Part]:
     demo = Path(next(iter(ryzanstein.demo.__path__)))
     models = {name: demo if name == _DEMO else _synthesized(name, directory) for name in plan.models}
     engines = [EnginePart(name, model, tp, plan.workload) for name, model in models.items() for tp in plan.tps]
@@ -87,7 +87,7 @@ async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Co
             await part.round(log)
 
 
-def table(figures: Sequence[Figure]) -> Table:
+def table(figures: Sequence[SuiteFigure]) -> Table:
     """For people: medians, and the quartiles of the ratio around its median."""
     shown = Table(title="suite", title_justify="left")
     for heading in ("figure", "median", "over", "ratio", "quartiles"):
@@ -100,7 +100,7 @@ def table(figures: Sequence[Figure]) -> Table:
     return shown
 
 
-def _spread(figure: Figure) -> str:
+def _spread(figure: SuiteFigure) -> str:
     if len(figure.rounds) < 2:
         return ""
     low, median, high = statistics.quantiles(figure.ratios, n=4, method="inclusive")
@@ -130,7 +130,7 @@ def suite(
         sizes = batches(batch or ("1,8" if quick else "1,8,32"))
         chosen = tuple(dict.fromkeys((models or ("demo" if quick else "demo,S")).split(",")))
         workload = Workload(sizes, prompt_tokens, new_tokens, rounds)
-        plan = Plan(chosen, _ranks(tp), workload, buffer_mib * 2**20 or choose_buffer_bytes())
+        plan = SuitePlan(chosen, _ranks(tp), workload, buffer_mib * 2**20 or choose_buffer_bytes())
         document = run_suite(plan, people)
         publish(msgspec.to_builtins(document), [ceilings_table(document.ceilings), table(document.figures)], json_path)
 

@@ -41,9 +41,9 @@ class CollectivesPart:
 
 async def _run(ranks: CollectiveRanks, op: str, num_bytes: int, iterations: int) -> Sequence[float]:
     """After a tenth as many runs that are not counted."""
-    await ranks.run(_wish(op, num_bytes, 1 + iterations // 10))
-    return (statistics.median(latencies_s(await ranks.run(_wish(op, num_bytes, iterations)))),)
+    await ranks.run(_request(op, num_bytes, 1 + iterations // 10))
+    return (statistics.median(latencies_s(await ranks.run(_request(op, num_bytes, iterations)))),)
 
 
-def _wish(op: str, num_bytes: int, iterations: int) -> RunCollective:
+def _request(op: str, num_bytes: int, iterations: int) -> RunCollective:
     return RunCollective(op, num_bytes // ELEMENT_BYTES, iterations, verify=False)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.reference_ceilings import Ceilings
-from ryzanstein.lab.bench.engine.suite_machine import Machine
+from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 
 SCHEMA = "ryzanstein.bench.suite/1"
 MAX_ROUNDS = 100
@@ -20,7 +20,7 @@ _MAX_BYTES = 64 * 2**20
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SuiteSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One round of one figure: its time, the time of the reference kernel beside it, and the one over the other."""
 
     seconds: Positive
@@ -28,19 +28,19 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratio: Positive
 
     @classmethod
-    def of(cls, seconds: float, before_s: float, after_s: float) -> Sample:
+    def of(cls, seconds: float, before_s: float, after_s: float) -> SuiteSample:
         """The kernel was timed right before and right after; its time in between is taken as their geometric mean."""
         reference_s = math.sqrt(before_s * after_s)
         return cls(seconds, reference_s, seconds / reference_s)
 
 
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SuiteFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was timed: more seconds is worse, whatever the figure. `workload` says of what they are."""
 
     name: str
     workload: str
     reference: str
-    rounds: Annotated[list[Sample], Meta(min_length=1, max_length=MAX_ROUNDS)]
+    rounds: Annotated[list[SuiteSample], Meta(min_length=1, max_length=MAX_ROUNDS)]
 
     @property
     def ratios(self) -> list[float]:
@@ -62,10 +62,10 @@ class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One run of the suite. `kernels` are the reference kernels by name."""
 
     schema: str
-    machine: Machine
+    machine: SuiteMachine
     ceilings: list[Ceilings]
     kernels: dict[str, KernelTimes]
-    figures: Annotated[list[Figure], Meta(min_length=1, max_length=1000)]
+    figures: Annotated[list[SuiteFigure], Meta(min_length=1, max_length=1000)]
 
 
 def read_document(path: Path) -> SuiteDocument:
@@ -90,7 +90,7 @@ class _Head(msgspec.Struct):
     schema: str
 
 
-def _refuse_twins(path: Path, figures: Sequence[Figure]) -> None:
+def _refuse_twins(path: Path, figures: Sequence[SuiteFigure]) -> None:
     names = [figure.name for figure in figures]
     twin = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twin is not None:

@@ -16,7 +16,7 @@ _TELLING = ("avx", "amx", "fma", "sse4", "f16c", "asimd", "sve", "i8mm", "bf16",
 _GIT_S = 5.0
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SuiteMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`cores` are those this process may use; `flags` the CPU's vector extensions; `commit` ends in "+" when the sources differ
     from it, and is empty outside a git checkout."""
 
@@ -31,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit: str
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> SuiteMachine:
         cpu, flags = _cpu()
         return cls(
             host=platform.node(),

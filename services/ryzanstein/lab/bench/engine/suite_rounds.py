@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ryzanstein.lab.bench.engine.reference import References
-from ryzanstein.lab.bench.engine.suite_document import Figure, KernelTimes, Sample
+from ryzanstein.lab.bench.engine.suite_document import KernelTimes, SuiteFigure, SuiteSample
 
 _ENOUGH_S = 0.25
 _MOST_RUNS = 8
@@ -43,7 +43,7 @@ class RoundLog:
     def __init__(self, references: References) -> None:
         self._references = references
         self._subjects: dict[str, Subject] = {}
-        self._samples: dict[str, list[Sample]] = {}
+        self._samples: dict[str, list[SuiteSample]] = {}
         self._kernels_s: dict[str, list[float]] = {name: [] for name in references.definitions}
 
     def begin_round(self) -> None:
@@ -58,12 +58,12 @@ class RoundLog:
         seconds = await run()
         after = self._references.time(kernels)
         for subject, value in zip(subjects, seconds, strict=True):
-            self._add(subject, Sample.of(value, before[subject.reference], after[subject.reference]))
+            self._add(subject, SuiteSample.of(value, before[subject.reference], after[subject.reference]))
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[SuiteFigure]:
         """In the order of the first round."""
         return [
-            Figure(subject.name, subject.workload, subject.reference, self._samples[subject.name])
+            SuiteFigure(subject.name, subject.workload, subject.reference, self._samples[subject.name])
             for subject in self._subjects.values()
         ]
 
@@ -72,7 +72,7 @@ class RoundLog:
         definitions = self._references.definitions
         return {name: KernelTimes(definitions[name], seconds) for name, seconds in self._kernels_s.items()}
 
-    def _add(self, subject: Subject, sample: Sample) -> None:
+    def _add(self, subject: Subject, sample: SuiteSample) -> None:
         self._subjects.setdefault(subject.name, subject)
         self._samples.setdefault(subject.name, []).append(sample)
 

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.router.document import document, publish
-from ryzanstein.lab.bench.router.survey import Findings, Plan, survey
+from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan, survey
 from ryzanstein.lab.bench.router.systems import SYSTEMS
 
-_DEFAULT = Plan(SYSTEMS, (1, 64, 512), rounds=3, seconds=1.0)
+_DEFAULT = SurveyPlan(SYSTEMS, (1, 64, 512), rounds=3, seconds=1.0)
 
 
 def router(  # noqa: PLR0917 - the command's options
@@ -45,7 +45,7 @@ def router(  # noqa: PLR0917 - the command's options
     try:
         levels = tuple(int(level) for level in _names("streams", streams, None))
         chosen = tuple(_names("systems", systems, SYSTEMS))
-        plan = Plan(chosen, levels, rounds, seconds, first_tokens, idle, active, many, many_tokens, slow, slow_tokens)
+        plan = SurveyPlan(chosen, levels, rounds, seconds, first_tokens, idle, active, many, many_tokens, slow, slow_tokens)
         findings = uvloop.run(_until_terminated(survey(plan, people)))
     except asyncio.CancelledError:
         raise typer.Exit(128 + signal.SIGTERM) from None

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein.lab.bench.router.percentile import percentile
-from ryzanstein.lab.bench.router.survey import Findings, Plan
+from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan
 from ryzanstein.lab.bench.router.systems import DIRECT
 from ryzanstein.lab.bench.router.throughput import Throughput
 
 
-def document(plan: Plan, findings: Findings) -> dict[str, Any]:
+def document(plan: SurveyPlan, findings: Findings) -> dict[str, Any]:
     """SI units. `added_ttft_*` is the same percentile's difference to `direct`, of single answers one after another; null
     without `direct`."""
     return {

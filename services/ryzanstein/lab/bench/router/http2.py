@@ -21,7 +21,7 @@ _DEFAULT_WINDOW = 65_535
 WINDOW_BYTES = 2**20
 
 
-class Stream(Protocol):
+class Http2Stream(Protocol):
     """Hears what arrives on one stream. `ended` is the last that it hears; an empty problem is a proper end."""
 
     def data(self, payload: bytes) -> None: ...
@@ -46,7 +46,7 @@ class Http2Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._authority = authority
         self._window_bytes = window_bytes
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Http2Stream] = {}
         self._consumed: dict[int, int] = {0: 0}
         self._last_id = -1
         self._unread = b""
@@ -70,7 +70,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose_all("connection lost")
 
-    def open(self, path: str, message: bytes, stream: Stream) -> None:
+    def open(self, path: str, message: bytes, stream: Http2Stream) -> None:
         """A gRPC call with one request message."""
         self._last_id += 2
         stream_id = self._last_id

@@ -31,7 +31,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamTally:
     """What the answers of one load came to."""
 
     answers: int = 0
@@ -52,11 +52,11 @@ class Tally:
             self.problems.append(stream.problem)
 
 
-class Load:
+class StreamLoad:
     """Keeps as many answers going as were started, until told to stop; then lets them end."""
 
     def __init__(self, connections: list[Http2Connection], script: Script) -> None:
-        self.tally = Tally()
+        self.tally = StreamTally()
         self.running: set[AnswerStream] = set()
         self._connections = connections
         self._script = script
@@ -95,7 +95,7 @@ class Load:
         """How many running answers have had their first token."""
         return sum(stream.tokens > 0 for stream in self.running)
 
-    async def stop(self, timeout_s: float) -> Tally:
+    async def stop(self, timeout_s: float) -> StreamTally:
         """No new answers; returns when the running ones have ended. What has not ended in time is a problem."""
         self._stopping = True
         if self.running:
@@ -119,9 +119,9 @@ def connections_for(streams: int) -> int:
     return -(-streams // _STREAMS_PER_CONNECTION)
 
 
-async def answer_once(connection: Http2Connection, script: Script) -> Tally:
+async def answer_once(connection: Http2Connection, script: Script) -> StreamTally:
     """One answer from beginning to end."""
-    load = Load([connection], script)
+    load = StreamLoad([connection], script)
     load.start(1)
     return await load.stop(_READY_S)
 

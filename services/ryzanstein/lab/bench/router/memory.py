@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ryzanstein.lab.bench.router.load import Load, connections, connections_for
+from ryzanstein.lab.bench.router.load import StreamLoad, connections, connections_for
 from ryzanstein.lab.bench.router.script import Script
 from ryzanstein.lab.bench.router.systems import System
 
@@ -58,7 +58,7 @@ async def held(system: System, idle: int, active: int) -> Held:
     await asyncio.sleep(_SETTLE_S)
     before = system.rss_bytes()
     async with connections(system.port, connections_for(active)) as opened:
-        load = Load(opened, Script(tokens=100, step_s=0.1))
+        load = StreamLoad(opened, Script(tokens=100, step_s=0.1))
         load.start(active)
         await _until(lambda: load.begun == active, _END_S)
         active_bytes = system.rss_bytes() - before
@@ -70,7 +70,7 @@ async def slow_readers(system: System, readers: int, tokens: int, step_s: float)
     await _warm(system)
     before = system.rss_bytes()
     async with connections(system.port, readers, _SMALLEST_WINDOW) as opened:
-        load = Load(opened, Script(tokens, step_s))
+        load = StreamLoad(opened, Script(tokens, step_s))
         load.start(readers)
         await _until(lambda: load.begun == readers, _END_S)
         for connection in opened:
@@ -88,7 +88,7 @@ async def many_streams(system: System, streams: int, script: Script) -> ManyStre
     beyond its bound on waiting requests. Each lasts long enough for all to run at once."""
     at_once, begun = 0, time.monotonic()
     async with connections(system.port, connections_for(streams)) as opened:
-        load = Load(opened, script)
+        load = StreamLoad(opened, script)
         while (wave := min(_WAVE, streams - load.started)) > 0:
             load.start(wave)
             await _until(lambda: load.begun + load.tally.answers >= load.started, _END_S)
@@ -103,7 +103,7 @@ async def many_streams(system: System, streams: int, script: Script) -> ManyStre
 
 async def _warm(system: System) -> None:
     async with connections(system.port, connections_for(_WARM_STREAMS)) as opened:
-        load = Load(opened, Script(tokens=64))
+        load = StreamLoad(opened, Script(tokens=64))
         load.start(_WARM_STREAMS)
         await asyncio.sleep(_SETTLE_S)
         await load.stop(_END_S)

@@ -25,7 +25,7 @@ _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH"
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class BenchProxy:
     """How one proxy is run. `write` gives the text of its configuration from (port, node's port, folder)."""
 
     program: str
@@ -158,17 +158,17 @@ def _socket_address(port: int) -> Mapping[str, object]:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
-PROXIES: Mapping[str, Proxy] = MappingProxyType(
+PROXIES: Mapping[str, BenchProxy] = MappingProxyType(
     {
-        "nginx": Proxy(
+        "nginx": BenchProxy(
             "nginx",
             "nginx.conf",
             _nginx,
             ("-e", "{folder}/error.log", "-p", "{folder}", "-c", "{path}"),
             ("-t", "-e", "{folder}/error.log", "-p", "{folder}", "-c", "{path}"),
         ),
-        "haproxy": Proxy("haproxy", "haproxy.cfg", _haproxy, ("-db", "-f", "{path}"), ("-c", "-f", "{path}")),
-        "envoy": Proxy(
+        "haproxy": BenchProxy("haproxy", "haproxy.cfg", _haproxy, ("-db", "-f", "{path}"), ("-c", "-f", "{path}")),
+        "envoy": BenchProxy(
             "envoy",
             "envoy.yaml",
             _envoy,

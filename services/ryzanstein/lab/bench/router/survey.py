@@ -13,12 +13,12 @@ from ryzanstein.lab.bench.router.first_token import first_tokens_s
 from ryzanstein.lab.bench.router.load import ready
 from ryzanstein.lab.bench.router.memory import Held, ManyStreams, SlowReaders, held, many_streams, slow_readers
 from ryzanstein.lab.bench.router.script import Script
-from ryzanstein.lab.bench.router.systems import DIRECT, Node, System, running_node, running_system
+from ryzanstein.lab.bench.router.systems import DIRECT, BenchNode, System, running_node, running_system
 from ryzanstein.lab.bench.router.throughput import Throughput, long_answers, short_answers
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SurveyPlan:
     """What is measured. A part whose size is 0 is left out."""
 
     systems: tuple[str, ...]
@@ -55,7 +55,7 @@ class Findings:
             yield from ((system, problem) for system, found in part.items() for problem in found.problems)
 
 
-async def survey(plan: Plan, people: Console) -> Findings:
+async def survey(plan: SurveyPlan, people: Console) -> Findings:
     """Runs the plan. A system that is not installed is left out and said so."""
     findings = Findings()
     async with running_node() as node:
@@ -79,13 +79,13 @@ async def _if_there(name: str, part: Awaitable[None], findings: Findings) -> Non
 
 
 @contextlib.asynccontextmanager
-async def _fresh(name: str, node: Node) -> AsyncIterator[System]:
+async def _fresh(name: str, node: BenchNode) -> AsyncIterator[System]:
     async with running_system(name, node.port) as system:
         await ready(system.port)
         yield system
 
 
-async def _one_round(name: str, node: Node, plan: Plan, findings: Findings) -> None:
+async def _one_round(name: str, node: BenchNode, plan: SurveyPlan, findings: Findings) -> None:
     async with _fresh(name, node) as system:
         if plan.first_tokens:
             findings.first_tokens_s.setdefault(name, []).extend(await first_tokens_s(system, plan.first_tokens))
@@ -95,7 +95,7 @@ async def _one_round(name: str, node: Node, plan: Plan, findings: Findings) -> N
             findings.short.setdefault(cell, []).append(await short_answers(system, node, streams, plan.seconds / 2))
 
 
-async def _bounds(name: str, node: Node, plan: Plan, findings: Findings) -> None:
+async def _bounds(name: str, node: BenchNode, plan: SurveyPlan, findings: Findings) -> None:
     """Each with a process of its own: what one part has left behind is no part of the next."""
     if plan.idle and plan.active:
         async with _fresh(name, node) as system:

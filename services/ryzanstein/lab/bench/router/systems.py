@@ -50,7 +50,7 @@ def _family(process: psutil.Process | None) -> list[psutil.Process]:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BenchNode:
     """The scripted node's process and port."""
 
     port: int
@@ -58,7 +58,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def running_node() -> AsyncIterator[Node]:
+async def running_node() -> AsyncIterator[BenchNode]:
     """UNAVAILABLE when it does not come up."""
     command = (sys.executable, "-m", "ryzanstein.lab.bench.router.scripted_node")
     async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
@@ -67,7 +67,7 @@ async def running_node() -> AsyncIterator[Node]:
             line = await process.stdout.readline()
         if not line:
             raise errors.unavailable("NOT_STARTED", "the scripted node did not start")
-        yield Node(int(line), psutil.Process(process.pid))
+        yield BenchNode(int(line), psutil.Process(process.pid))
 
 
 @contextlib.asynccontextmanager

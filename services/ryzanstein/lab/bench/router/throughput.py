@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ryzanstein.lab.bench.router.load import Load, connections, connections_for
+from ryzanstein.lab.bench.router.load import StreamLoad, connections, connections_for
 from ryzanstein.lab.bench.router.percentile import percentile
 from ryzanstein.lab.bench.router.script import Script
-from ryzanstein.lab.bench.router.systems import Node, System, cpu_s
+from ryzanstein.lab.bench.router.systems import BenchNode, System, cpu_s
 
 OFFERED_TOKENS_PER_S = 64_000
 LONG_ANSWER = 256
@@ -43,18 +43,18 @@ class Throughput:
         return cls(**figures, problems=[problem for one in rounds for problem in one.problems])
 
 
-async def long_answers(system: System, node: Node, streams: int, seconds: float) -> Throughput:
+async def long_answers(system: System, node: BenchNode, streams: int, seconds: float) -> Throughput:
     """The node offers the same number of tokens a second whatever the streams: more than any system here takes."""
     return await _measure(system, node, Script(LONG_ANSWER, streams / OFFERED_TOKENS_PER_S), streams, seconds)
 
 
-async def short_answers(system: System, node: Node, streams: int, seconds: float) -> Throughput:
+async def short_answers(system: System, node: BenchNode, streams: int, seconds: float) -> Throughput:
     return await _measure(system, node, Script(SHORT_ANSWER, 0.001), streams, seconds)
 
 
-async def _measure(system: System, node: Node, script: Script, streams: int, seconds: float) -> Throughput:
+async def _measure(system: System, node: BenchNode, script: Script, streams: int, seconds: float) -> Throughput:
     async with connections(system.port, connections_for(streams)) as opened:
-        load = Load(opened, script)
+        load = StreamLoad(opened, script)
         load.start(streams)
         await asyncio.sleep(_WARM_UP_S)
         before, cpu_before, begun = load.so_far(), _cpu(system, node), time.monotonic()
@@ -77,6 +77,6 @@ async def _measure(system: System, node: Node, script: Script, streams: int, sec
     )
 
 
-def _cpu(system: System, node: Node) -> tuple[float, float, float]:
+def _cpu(system: System, node: BenchNode) -> tuple[float, float, float]:
     """Processor time so far of the node, of the system, and of this process, the load generator."""
     return cpu_s(node.process), system.cpu_s(), time.process_time()

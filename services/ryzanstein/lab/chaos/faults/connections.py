@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ryzanstein.cli.processes import ORCHESTRATOR
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import FROZEN_S, LINK_DOWN, SUSPECTED
 from ryzanstein.lab.chaos.layouts import DISTANT
 from ryzanstein.lab.chaos.stage import Stage
@@ -74,14 +74,14 @@ FAULTS = (
         _reset,
         (LINK_DOWN,),
         needs_network=True,
-        bounds=Bounds(FROZEN_S),
+        bounds=FaultBounds(FROZEN_S),
     ),
     Fault(
         "partition_router_node_one_way",
         "one way between router and node drops everything",
         _one_way,
         (SUSPECTED, LINK_DOWN),
-        bounds=Bounds(FROZEN_S),
+        bounds=FaultBounds(FROZEN_S),
         lasts_s=_CUT_S,
         needs_network=True,
     ),
@@ -90,7 +90,7 @@ FAULTS = (
         "both ways between router and node drop everything",
         _two_way,
         (SUSPECTED, LINK_DOWN),
-        bounds=Bounds(FROZEN_S),
+        bounds=FaultBounds(FROZEN_S),
         lasts_s=_CUT_S,
         needs_network=True,
     ),

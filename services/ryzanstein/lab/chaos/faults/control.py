@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from ryzanstein.cli.processes import ORCHESTRATOR
 from ryzanstein.lab.chaos.child import Child
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN, SUSPECTED
 from ryzanstein.lab.chaos.layouts import CLOCKS, ROUTERS
 from ryzanstein.lab.chaos.stage import Stage
@@ -108,6 +108,6 @@ FAULTS = (
         lasts_s=BUSY_S,
         runs_divisor=10,
         counts_beats=True,
-        bounds=Bounds(rerouted_s=None),
+        bounds=FaultBounds(rerouted_s=None),
     ),
 )

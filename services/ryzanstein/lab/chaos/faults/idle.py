@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ryzanstein.lab.chaos.fast_clock import RATE
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.layouts import IDLE
 from ryzanstein.lab.chaos.signals import send
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
@@ -50,7 +50,7 @@ FAULTS = (
         IDLE,
         scope=Scope.ALL,
         resumes=Resume.ANY,
-        bounds=Bounds(rerouted_s=None),
+        bounds=FaultBounds(rerouted_s=None),
         lasts_s=_LOAD_S,
         runs_divisor=10,
         unwanted=(_RANKS_LOST, Sign("node", "rank slow"), Sign("router", "generation failed over")),

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Strike, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Strike, Victim
 from ryzanstein.lab.chaos.faults.nodes import DEATH_S, FROZEN_S, LINK_DOWN, SUSPECTED
-from ryzanstein.lab.chaos.layouts import ALONE, LONG, Layout
+from ryzanstein.lab.chaos.layouts import ALONE, LONG, ClusterLayout
 from ryzanstein.lab.chaos.series import LATE_S
 from ryzanstein.lab.chaos.signals import send, stopped
 from ryzanstein.lab.chaos.stage import Stage
@@ -82,9 +82,9 @@ async def _rank_stopped(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
 class _Layout:
     """Its faults strike the same answers, one after the other. When a node can take these again nobody promises; only that."""
 
-    layout: Layout
+    layout: ClusterLayout
 
-    def fault(self, name: str, what: str, strike: Strike, signs: tuple[Sign, ...], bounds: Bounds) -> Fault:
+    def fault(self, name: str, what: str, strike: Strike, signs: tuple[Sign, ...], bounds: FaultBounds) -> Fault:
         return Fault(
             name,
             f"{what}, {LATE_S:g} s and more into answers of a minute",
@@ -100,7 +100,7 @@ class _Layout:
 
 
 _long, _alone = _Layout(LONG), _Layout(ALONE)
-_KILLED = Bounds(DEATH_S, _SERVING_S, None)
+_KILLED = FaultBounds(DEATH_S, _SERVING_S, None)
 FAULTS = (
     _long.fault("late_rank_of_each_node", "SIGKILL of a rank of every node at once", _rank_of_each, (_RANKS_LOST,), _KILLED),
     _long.fault(
@@ -108,10 +108,10 @@ FAULTS = (
         f"SIGSTOP of all agents for {_FREEZE_S:g} s",
         _all_agents_frozen,
         (SUSPECTED, LINK_DOWN),
-        Bounds(FROZEN_S, rerouted_s=None),
+        FaultBounds(FROZEN_S, rerouted_s=None),
     ),
     replace(
-        _long.fault("late_sigkill_agent", "SIGKILL of a node's agent", _agent_killed, (LINK_DOWN,), Bounds(DEATH_S)),
+        _long.fault("late_sigkill_agent", "SIGKILL of a node's agent", _agent_killed, (LINK_DOWN,), FaultBounds(DEATH_S)),
         scope=Scope.NODE,
         resumes=Resume.MOVED,
         in_flight_s=0.0,
@@ -123,13 +123,13 @@ FAULTS = (
         "SIGSTOP of a rank of the only node",
         _rank_stopped,
         (_RANKS_LOST, SUSPECTED),
-        Bounds(_STALL_S, _SERVING_S, None),
+        FaultBounds(_STALL_S, _SERVING_S, None),
     ),
     _alone.fault(
         "alone_agent_killed",
         f"SIGKILL of the only node's agent, started again {_SUPERVISOR_S:g} s later",
         _all_agents_killed,
         (LINK_DOWN,),
-        Bounds(DEATH_S, rerouted_s=None),
+        FaultBounds(DEATH_S, rerouted_s=None),
     ),
 )

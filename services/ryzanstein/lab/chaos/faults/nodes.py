@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.signals import family, stopped
 from ryzanstein.lab.chaos.stage import Stage
 
@@ -55,9 +55,16 @@ async def _drain(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
 
 
 FAULTS = (
-    Fault("sigkill_agent", "SIGKILL of a node's agent", _sigkill, (LINK_DOWN,), bounds=Bounds(DEATH_S)),
-    Fault("sigstop_agent", "SIGSTOP of a node's agent", _sigstop, (SUSPECTED, LINK_DOWN), bounds=Bounds(FROZEN_S), lasts_s=1.5),
-    Fault("two_nodes_at_once", "SIGKILL of two of three nodes", _two_at_once, (LINK_DOWN,), bounds=Bounds(DEATH_S)),
+    Fault("sigkill_agent", "SIGKILL of a node's agent", _sigkill, (LINK_DOWN,), bounds=FaultBounds(DEATH_S)),
+    Fault(
+        "sigstop_agent",
+        "SIGSTOP of a node's agent",
+        _sigstop,
+        (SUSPECTED, LINK_DOWN),
+        bounds=FaultBounds(FROZEN_S),
+        lasts_s=1.5,
+    ),
+    Fault("two_nodes_at_once", "SIGKILL of two of three nodes", _two_at_once, (LINK_DOWN,), bounds=FaultBounds(DEATH_S)),
     Fault(
         "all_nodes_3s",
         "SIGSTOP of all agents and ranks for 3 s",
@@ -65,7 +72,7 @@ FAULTS = (
         (SUSPECTED, LINK_DOWN),
         scope=Scope.ALL,
         resumes=Resume.ANY,
-        bounds=Bounds(FROZEN_S, rerouted_s=None),
+        bounds=FaultBounds(FROZEN_S, rerouted_s=None),
         healthy_left=False,
     ),
     Fault(

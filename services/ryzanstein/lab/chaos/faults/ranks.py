@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import psutil
 
 from ryzanstein.lab.chaos.child import Child
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Sign, Victim
 from ryzanstein.lab.chaos.layouts import RANKS
 from ryzanstein.lab.chaos.questions import long_prompt
 from ryzanstein.lab.chaos.signals import send, stopped
@@ -103,15 +103,15 @@ def _limit(pid: int, address_space_bytes: int) -> None:
 
 
 FAULTS = (
-    Fault("sigkill_rank_0", "SIGKILL of rank 0", _sigkill_0, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
-    Fault("sigkill_rank_1", "SIGKILL of rank 1", _sigkill_1, (_RANKS_LOST,), RANKS, bounds=Bounds(_DEATH_S, _SERVING_S)),
+    Fault("sigkill_rank_0", "SIGKILL of rank 0", _sigkill_0, (_RANKS_LOST,), RANKS, bounds=FaultBounds(_DEATH_S, _SERVING_S)),
+    Fault("sigkill_rank_1", "SIGKILL of rank 1", _sigkill_1, (_RANKS_LOST,), RANKS, bounds=FaultBounds(_DEATH_S, _SERVING_S)),
     Fault(
         "sigstop_rank",
         "SIGSTOP of one rank",
         _sigstop,
         _STALLED,
         RANKS,
-        bounds=Bounds(_STALL_S, _SERVING_S),
+        bounds=FaultBounds(_STALL_S, _SERVING_S),
         # One that is let go on before its node has noticed needs no restart: the router may be the faster one.
         lasts_s=_STALL_S,
     ),
@@ -121,7 +121,7 @@ FAULTS = (
         _skip_collective,
         _STALLED,
         RANKS,
-        bounds=Bounds(_STALL_S, _SERVING_S),
+        bounds=FaultBounds(_STALL_S, _SERVING_S),
     ),
     Fault(
         "slow_rank",
@@ -130,7 +130,7 @@ FAULTS = (
         (_RANKS_LOST, Sign("router", "node suspected"), Sign("node", "rank slow")),
         RANKS,
         resumes=Resume.ANY,
-        bounds=Bounds(),
+        bounds=FaultBounds(),
         lasts_s=_SLOW_S,
         at_most_s=_SLOW_S,
     ),
@@ -141,7 +141,7 @@ FAULTS = (
         (_RANKS_LOST, Sign("node", "step retried in smaller parts"), Sign("node", "generation failed")),
         RANKS,
         resumes=Resume.ANY,
-        bounds=Bounds(),
+        bounds=FaultBounds(),
         lasts_s=_OUT_OF_MEMORY_S,
         beside=long_prompt,
     ),
@@ -151,6 +151,6 @@ FAULTS = (
         _nan_logits,
         (_RANKS_LOST, Sign("node", "generation failed")),
         RANKS,
-        bounds=Bounds(),
+        bounds=FaultBounds(),
     ),
 )

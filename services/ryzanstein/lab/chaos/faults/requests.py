@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import grpc
 
-from ryzanstein.lab.chaos.fault import Bounds, Fault, Resume, Scope, Sign, Victim
+from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN
 from ryzanstein.lab.chaos.http_stream import HttpRequest, send
 from ryzanstein.lab.chaos.stage import Stage
@@ -90,7 +90,7 @@ FAULTS = (
         (LINK_DOWN,),
         scope=Scope.ALL,
         resumes=Resume.ANY,
-        bounds=Bounds(rerouted_s=None),
+        bounds=FaultBounds(rerouted_s=None),
         lasts_s=_POSTED_S,
         unwanted=(LINK_DOWN, Sign("node", "router disconnected"), Sign("router", "generation failed over")),
     ),

@@ -18,13 +18,13 @@ from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
 from ryzanstein.router.core.peers import OWNER
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.faces.request_key import keyed
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
 from ryzanstein.tracing import Tracing, traceparent
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RpcCall:
     """One call. `traceparent` is that of the face's own span; `tenant` is as it was received, perhaps empty."""
 
     request_id: str
@@ -51,12 +51,12 @@ class Call:
 class Calls:
     """Opens calls: a span and a count for each."""
 
-    def __init__(self, telemetry: Telemetry, tracing: Tracing) -> None:
+    def __init__(self, telemetry: RouterTelemetry, tracing: Tracing) -> None:
         self._telemetry = telemetry
         self._tracing = tracing
 
     @contextmanager
-    def call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Call]:
+    def call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[RpcCall]:
         """Around a handler's work; may be closed from another task, as a stream's is when its client is gone."""
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         received = metadata.get(TRACEPARENT, "")
@@ -64,7 +64,7 @@ class Calls:
         remaining_s = context.time_remaining()
         code = "OK"
         try:
-            yield Call(
+            yield RpcCall(
                 str(get_contextvars().get("request_id") or uuid.uuid4().hex),
                 traceparent(span, received),
                 None if remaining_s is None else clock.unix_s() + remaining_s,

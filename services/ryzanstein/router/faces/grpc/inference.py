@@ -20,7 +20,7 @@ from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
-from ryzanstein.router.faces.grpc.call import Call, Calls
+from ryzanstein.router.faces.grpc.call import Calls, RpcCall
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
@@ -107,7 +107,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with contextlib.aclosing(events):
             return await Answer().read(events)
 
-    async def _stream(self, call: Call, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def _stream(self, call: RpcCall, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         ends_with_stream = call.on_disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         events = self._core.follow(generation_id)

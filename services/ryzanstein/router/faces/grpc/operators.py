@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
-from ryzanstein.router.nodes.roster import Links
+from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import router_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.router_pb2_grpc import RouterServiceServicer
@@ -27,7 +27,7 @@ _BREAKER = {
 class RouterServicer(RouterServiceServicer):
     """`RouterService` over the links of this router."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Roster) -> None:
         self._links = links
 
     async def GetRouterStatus(self, request: pb.GetRouterStatusRequest, context: _Context) -> pb.GetRouterStatusResponse:

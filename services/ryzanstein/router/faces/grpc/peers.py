@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from ryzanstein.router.core.clustered import JournalledCore
+from ryzanstein.router.core.clustered import ClusteredCore
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.v1 import peer_pb2 as pb
 from ryzanstein.v1.peer_pb2_grpc import PeerServiceServicer
@@ -17,7 +17,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class PeerServicer(PeerServiceServicer):
     """`PeerService` over a journalled core."""
 
-    def __init__(self, core: JournalledCore, calls: Calls) -> None:
+    def __init__(self, core: ClusteredCore, calls: Calls) -> None:
         self._core = core
         self._calls = calls
 

@@ -28,33 +28,33 @@ from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
-    Failure,
-    Refused,
+    HttpFailure,
+    HttpRefused,
     failure_from_error,
 )
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
-from ryzanstein.router.faces.http.generate import Generations
+from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.prompts import chat_request, completion_request
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 
-def create_app(core: Core, telemetry: Telemetry, limits: HttpLimits | None = None) -> FastAPI:
+def create_app(core: Core, telemetry: RouterTelemetry, limits: HttpLimits | None = None) -> FastAPI:
     """An ASGI application over the core. It has no lifespan of its own: the core lives and ends with the router."""
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(Gate, limits=limits, telemetry=telemetry)
     _handle_errors(app, telemetry)
-    _add_generation_routes(app, Generations(core, limits), limits)
+    _add_generation_routes(app, GenerationRoutes(core, limits), limits)
     _add_model_routes(app, core)
     _add_probes(app, core)
     return app
 
 
-def _add_generation_routes(app: FastAPI, generations: Generations, limits: HttpLimits) -> None:
+def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: HttpLimits) -> None:
     reader = BodyReader()
     chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
     completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -114,25 +114,25 @@ def _add_probes(app: FastAPI, core: Core) -> None:
         raise errors.no_nodes("", "no node is ready")
 
 
-def _handle_errors(app: FastAPI, telemetry: Telemetry) -> None:
+def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:
     @app.exception_handler(RyzansteinError)
     async def domain_error(_: Request, error: RyzansteinError) -> Response:
         return failure_from_error(error).response()
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
+    @app.exception_handler(HttpRefused)
+    async def refused(_: Request, error: HttpRefused) -> Response:
         telemetry.http_refused.labels(error.reason).inc()
         return error.failure.response()
 
     @app.exception_handler(RequestValidationError)
     async def bad_query(_: Request, error: RequestValidationError) -> Response:
         where = str(error.errors()[0]["loc"][-1])
-        return Failure(400, f"{where}: {error.errors()[0]['msg']}"[:512], where, "invalid_argument").response()
+        return HttpFailure(400, f"{where}: {error.errors()[0]['msg']}"[:512], where, "invalid_argument").response()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path[:256]}"
-        return Failure(error.status_code, message, headers=dict(error.headers or {})).response()
+        return HttpFailure(error.status_code, message, headers=dict(error.headers or {})).response()
 
     @app.exception_handler(ClientLeft)
     async def client_left(_: Request, __: ClientLeft) -> Response:

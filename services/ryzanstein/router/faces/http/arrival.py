@@ -9,7 +9,7 @@ from types import TracebackType
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, Failure, Refused
+from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Room:
     taken: int = 0
 
 
-class Arrival:
+class BodyArrival:
     """One request's `receive`. Leave it when the request is over: what it held of the room is given back then at the latest."""
 
     def __init__(self, receive: Receive, headers: Headers, bounds: BodyBounds, room: Room) -> None:
@@ -40,7 +40,7 @@ class Arrival:
         self._begun = self._complete = False
         self._num_bytes = self._held_bytes = 0
 
-    def __enter__(self) -> Arrival:
+    def __enter__(self) -> BodyArrival:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
@@ -65,7 +65,7 @@ class Arrival:
                 return await self._receive()
         except TimeoutError:
             message = f"the body was not complete within {self._bounds.timeout_s:g} s"
-            raise Refused(Failure(408, message, "body", "request_timeout", {"Connection": "close"}), TIMEOUT) from None
+            raise HttpRefused(HttpFailure(408, message, "body", "request_timeout", {"Connection": "close"}), TIMEOUT) from None
 
     def _check_headers(self) -> None:
         length = self._headers.get("content-length", "0")
@@ -73,7 +73,7 @@ class Arrival:
             raise self._too_large()
         if (encoding := self._headers.get("content-encoding", "identity").lower()) != "identity":
             message = f"Content-Encoding: must be identity, got {encoding[:64]!r}"
-            raise Refused(Failure(415, message, "Content-Encoding", "unsupported_encoding"), MALFORMED)
+            raise HttpRefused(HttpFailure(415, message, "Content-Encoding", "unsupported_encoding"), MALFORMED)
 
     def _take(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
@@ -83,12 +83,12 @@ class Arrival:
         self._room.taken += num_bytes
         if self._room.taken > self._room.bound:
             message = f"bodies of more than {self._room.bound} bytes in all are being read"
-            raise Refused(Failure(503, message, None, "too_many_bodies", {"Retry-After": "1"}), MEMORY)
+            raise HttpRefused(HttpFailure(503, message, None, "too_many_bodies", {"Retry-After": "1"}), MEMORY)
 
     def _give_back(self) -> None:
         self._room.taken -= self._held_bytes
         self._held_bytes = 0
 
-    def _too_large(self) -> Refused:
+    def _too_large(self) -> HttpRefused:
         message = f"the body has more than {self._bounds.max_bytes} bytes"
-        return Refused(Failure(413, message, "body", "body_too_large"), TOO_LARGE)
+        return HttpRefused(HttpFailure(413, message, "body", "body_too_large"), TOO_LARGE)

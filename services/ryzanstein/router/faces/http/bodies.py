@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from ryzanstein.router.faces.http.failures import MALFORMED, TOO_LARGE, Failure, Refused
+from ryzanstein.router.faces.http.failures import MALFORMED, TOO_LARGE, HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.outline import Excess, excesses
 from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.schemas import Body
@@ -19,7 +19,7 @@ _Body = TypeVar("_Body", bound=Body)
 _Converted = TypeVar("_Converted")
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
-_NO_OBJECT = Failure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
+_NO_OBJECT = HttpFailure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
 # What msgspec says of one field: the mistake, and where it is. What is longer quotes the body: the name of an unknown field.
 _PLACE = " - at `$"
 _MAX_CHARS = 512
@@ -41,7 +41,7 @@ class BodyReader:
         """The body, and what `convert` makes of it. Refused with the field and the bound. ClientLeft when the client went away
         before the body was there."""
         if not _JSON.match(http.headers.get("content-type", "")):
-            raise Refused(_NO_OBJECT, MALFORMED)
+            raise HttpRefused(_NO_OBJECT, MALFORMED)
         try:
             # Not `body`, which keeps it for as long as the request is answered.
             raw = b"".join([part async for part in http.stream()])
@@ -60,7 +60,7 @@ async def _in_pieces(
     """The loop's others come in between."""
     for excess in excesses(raw):
         if excess is not None:
-            raise Refused(_excessive(excess), TOO_LARGE)
+            raise HttpRefused(_excessive(excess), TOO_LARGE)
         await asyncio.sleep(0)
     body = decoded(raw, decoder)
     await asyncio.sleep(0)
@@ -74,23 +74,23 @@ def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise Refused(_mistake(str(error)), MALFORMED) from None
+        raise HttpRefused(_mistake(str(error)), MALFORMED) from None
     except RecursionError:
-        raise Refused(_not_json("it is nested too deeply"), MALFORMED) from None
+        raise HttpRefused(_not_json("it is nested too deeply"), MALFORMED) from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise Refused(_not_json(str(error)), MALFORMED) from None
+        raise HttpRefused(_not_json(str(error)), MALFORMED) from None
 
 
-def _excessive(excess: Excess) -> Failure:
+def _excessive(excess: Excess) -> HttpFailure:
     message = f"{excess.field}: there are at most {excess.bound} {excess.what}"
-    return Failure(400, message, excess.field, "invalid_argument")
+    return HttpFailure(400, message, excess.field, "invalid_argument")
 
 
-def _not_json(why: str) -> Failure:
-    return Failure(400, f"the body is not valid JSON: {why}"[:512], None, "invalid_json")
+def _not_json(why: str) -> HttpFailure:
+    return HttpFailure(400, f"the body is not valid JSON: {why}"[:512], None, "invalid_json")
 
 
-def _mistake(message: str) -> Failure:
+def _mistake(message: str) -> HttpFailure:
     said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
     # A dictionary's key is not told, only that it is one of them.
     path = path.removesuffix("`").replace("[...]", "").removeprefix(".")
@@ -102,7 +102,7 @@ def _mistake(message: str) -> Failure:
         said = f"has at most {length[1]} entries"
     if not path:
         return _NO_OBJECT
-    return Failure(400, f"{path}: {said}"[:512], path, "invalid_argument")
+    return HttpFailure(400, f"{path}: {said}"[:512], path, "invalid_argument")
 
 
 def _joined(path: str, name: str) -> str:

@@ -45,7 +45,7 @@ class Connections:
         self._open.add(transport)
         return True
 
-    def may_be_told(self, transport: asyncio.BaseTransport) -> bool:
+    def may_answer(self, transport: asyncio.BaseTransport) -> bool:
         """Whether one without room gets an answer. Only so many are answered at once; the others find out by themselves."""
         if len(self._goodbyes) >= _MAX_GOODBYES:
             return False

@@ -48,7 +48,7 @@ MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class HttpFailure:
     """What an error is over HTTP."""
 
     status: int
@@ -68,23 +68,23 @@ class Failure:
         return Response(content, self.status, dict(self.headers), "application/json")
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """The request is turned away for its form: nothing of it reached the domain. `reason` is one of those above."""
 
-    def __init__(self, failure: Failure, reason: str) -> None:
+    def __init__(self, failure: HttpFailure, reason: str) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.reason = reason
 
 
-def failure_from_error(error: RyzansteinError) -> Failure:
+def failure_from_error(error: RyzansteinError) -> HttpFailure:
     """The mapping of docs/errors.md, with Retry-After where the error says when to come back."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         # Finer than whole seconds; OpenAI's clients prefer it.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
-    return Failure(
+    return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,
         param=error.violations[0].field.removeprefix("sampling.") if error.violations else _missing(error),

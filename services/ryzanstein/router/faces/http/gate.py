@@ -15,13 +15,13 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.request_id import request_id
-from ryzanstein.router.faces.http.arrival import Arrival, BodyBounds, Room
+from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, Room
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
-    Refused,
+    HttpRefused,
     failure_from_error,
 )
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class HttpLimits:
 
 
 @dataclass(slots=True)
-class Call:
+class HttpCall:
     """One request while it is served. `code` is its status, or what became of a stream after its status was sent."""
 
     request_id: str
@@ -52,16 +52,16 @@ class Call:
     started: bool = False
 
 
-def call_of(scope: Scope) -> Call:
+def call_of(scope: Scope) -> HttpCall:
     """The call that the gate opened for this request."""
-    call: Call = scope[_CALL]
+    call: HttpCall = scope[_CALL]
     return call
 
 
 class Gate:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry) -> None:
         self._app = app
         self._limits = limits
         self._telemetry = telemetry
@@ -73,7 +73,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = scope[_CALL] = Call(request_id(Headers(scope=scope).get(REQUEST_ID, "")))
+        call = scope[_CALL] = HttpCall(request_id(Headers(scope=scope).get(REQUEST_ID, "")))
         began = time.monotonic()
         self._running += 1
         with bound_contextvars(request_id=call.request_id):
@@ -86,13 +86,13 @@ class Gate:
                 self._running -= 1
                 self._ended(scope, call, time.monotonic() - began)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: HttpCall) -> None:
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
-            with Arrival(receive, Headers(scope=scope), self._bounds, self._room) as arrival:
+            with BodyArrival(receive, Headers(scope=scope), self._bounds, self._room) as arrival:
                 await self._app(scope, arrival.receive, send)
-        except Refused as refused:
+        except HttpRefused as refused:
             self._telemetry.http_refused.labels(refused.reason).inc()
             await refused.failure.response()(scope, receive, send)
         except Exception as error:
@@ -105,7 +105,7 @@ class Gate:
                 error = errors.internal(f"internal error, request {call.request_id}")
             await failure_from_error(error).response()(scope, receive, send)
 
-    def _ended(self, scope: Scope, call: Call, duration_s: float) -> None:
+    def _ended(self, scope: Scope, call: HttpCall, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
         self._telemetry.requests.labels("http", route, str(call.code)).inc()
         if route not in _QUIET:
@@ -118,7 +118,7 @@ class Gate:
             )
 
 
-def _labelled(send: Send, call: Call) -> Send:
+def _labelled(send: Send, call: HttpCall) -> Send:
     """Puts the request id on the response and notes its status."""
 
     async def labelled(message: Message) -> None:

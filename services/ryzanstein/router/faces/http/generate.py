@@ -57,7 +57,7 @@ class _Answer:
                 self.usage = event.usage
 
 
-class Generations:
+class GenerationRoutes:
     """Serves generations of one core over HTTP."""
 
     def __init__(self, core: Core, limits: HttpLimits) -> None:
@@ -75,9 +75,9 @@ class Generations:
 
     async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
         """The answer as events; an error before the first is an error of the request."""
-        wish = on_disconnect(http.headers)
-        request = replace(request, detached=wish is OnDisconnect.DETACH)
-        ends_with_stream = wish is OnDisconnect.CANCEL and request.key is None
+        disconnect = on_disconnect(http.headers)
+        request = replace(request, detached=disconnect is OnDisconnect.DETACH)
+        ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         async with self._cancelled_if_left(request, generation_id):
             response = await self._open(http, generation_id, dialect, Cursor(), include_usage)

@@ -13,15 +13,15 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ryzanstein.router.faces.http.connections import Connections
-from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, Failure, Refused
+from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
 
 _MAX_PIPELINED = 16
 _MAX_CHUNKS = 65_536
 _LINGER_S = 5.0  # for the rest of a body that was refused, so that the client comes to read why
 _GOODBYE_S = 1.0  # for a refused client to have read its answer
 
-_NOT_HTTP = Failure(400, "this is not an HTTP/1.1 request", None, "invalid_http")
-_BUSY = Failure(503, "there are too many connections", None, "too_many_connections", {"Retry-After": "1"})
+_NOT_HTTP = HttpFailure(400, "this is not an HTTP/1.1 request", None, "invalid_http")
+_BUSY = HttpFailure(503, "there are too many connections", None, "too_many_connections", {"Retry-After": "1"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -31,7 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self._counted = connections
         self._bounds = connections.bounds
-        self._refusal: Refused | None = None
+        self._refusal: HttpRefused | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = self._over = False
         self._began = False
@@ -66,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             return  # nothing else is spoken here; the request is answered as it stands
         except httptools.HttpParserError:
-            self._end(self._refusal or Refused(_NOT_HTTP, MALFORMED))
+            self._end(self._refusal or HttpRefused(_NOT_HTTP, MALFORMED))
             return
         if self._in_head:
             self._pending_bytes += len(data)
@@ -75,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= _MAX_PIPELINED:
-            self._refuse(Refused(_NOT_HTTP, MALFORMED))
+            self._refuse(HttpRefused(_NOT_HTTP, MALFORMED))
         if self._timer is None:
             self._wait_for_head()
         self._in_head = True
@@ -102,7 +102,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
         if self._num_chunks > _MAX_CHUNKS:
-            self._refuse(Refused(Failure(413, f"a body has at most {_MAX_CHUNKS} chunks", "body", "body_too_large"), TOO_LARGE))
+            self._refuse(
+                HttpRefused(HttpFailure(413, f"a body has at most {_MAX_CHUNKS} chunks", "body", "body_too_large"), TOO_LARGE)
+            )
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -155,23 +157,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         message = f"the headers were not complete within {self._bounds.header_timeout_s:g} s"
-        self._end(Refused(Failure(408, message, None, "request_timeout"), TIMEOUT))
+        self._end(HttpRefused(HttpFailure(408, message, None, "request_timeout"), TIMEOUT))
 
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
         if self._head_bytes > self._bounds.max_head_bytes:
             self._refuse(self._head_too_large())
 
-    def _head_too_large(self) -> Refused:
+    def _head_too_large(self) -> HttpRefused:
         message = f"there are at most {self._bounds.max_head_bytes} bytes and {self._bounds.max_headers} headers before a body"
-        return Refused(Failure(431, message, "headers", "headers_too_large"), TOO_LARGE)
+        return HttpRefused(HttpFailure(431, message, "headers", "headers_too_large"), TOO_LARGE)
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: HttpRefused) -> None:
         """Out of the parser, which stops where it is."""
         self._refusal = refusal
         raise refusal
 
-    def _end(self, refusal: Refused) -> None:
+    def _end(self, refusal: HttpRefused) -> None:
         """An answer where none is under way, and the end of the connection."""
         self._over = True
         self._stop_waiting()
@@ -185,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _say_goodbye(self) -> None:
         """To a connection that there is no room for: its answer, if not too many are being told so."""
-        if not self._counted.may_be_told(self.transport):
+        if not self._counted.may_answer(self.transport):
             self.transport.abort()
             return
         self.transport.write(_answer(_BUSY))
@@ -193,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
 
-def _answer(failure: Failure) -> bytes:
+def _answer(failure: HttpFailure) -> bytes:
     """A whole response, after which the connection closes."""
     response = failure.response()
     fields = [*response.raw_headers, (b"connection", b"close")]

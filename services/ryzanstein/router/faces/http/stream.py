@@ -24,8 +24,8 @@ from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import Dialect, usage_body
-from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, Failure, failure_from_error
-from ryzanstein.router.faces.http.gate import Call
+from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
+from ryzanstein.router.faces.http.gate import HttpCall
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 
 log = structlog.get_logger(__name__)
@@ -108,7 +108,7 @@ class ChunkWriter:
         return f"id: {self._cursor}\ndata: {data}\n\n".encode()
 
 
-def error_event(failure: Failure) -> bytes:
+def error_event(failure: HttpFailure) -> bytes:
     return f"event: error\ndata: {json.dumps(failure.body)}\n\n".encode()
 
 
@@ -121,7 +121,7 @@ class EventStreamResponse(Response):
         self,
         events: AsyncGenerator[GenerationEvent, None],
         writer: ChunkWriter,
-        call: Call,
+        call: HttpCall,
         write_timeout_s: float,
         headers: dict[str, str],
     ) -> None:

@@ -15,16 +15,16 @@ from redis.asyncio import Redis
 from ryzanstein.router.journal.journal import (
     KEY_HOLD_S,
     Append,
+    AppendOutcome,
     Head,
+    JournalRecord,
     JournalUnavailableError,
     KeyClaim,
-    Outcome,
     Owner,
-    Record,
 )
 from ryzanstein.router.storage.redis_client import redis_failures
 
-_OUTCOMES = (Outcome.WRITTEN, Outcome.FENCED, Outcome.MISSING)
+_OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING)
 
 # ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation; KEYS: its hash and its list.
 _WRITE = """
@@ -100,7 +100,7 @@ class RedisJournal:
         self._claim_key_script = self._redis.register_script(_CLAIM_KEY)
         self._free_key_script = self._redis.register_script(_FREE_KEY)
 
-    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         keys = [key for append in appends for key in self._keys(append.generation_id)]
         args: list[Any] = [self._retention_ms, owner.owner_id, owner.address]
         for append in appends:
@@ -117,10 +117,10 @@ class RedisJournal:
         owner_id, address, epoch = values
         return None if epoch is None else Head(Owner(owner_id.decode(), address.decode()), int(epoch))
 
-    async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+    async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         args = (self._retention_ms, epoch, owner.owner_id, owner.address)
         taken = await _asked(self._take_script(self._keys(generation_id), args))
-        return None if taken is None else Record(epoch + 1, taken[0], tuple(taken[1]))
+        return None if taken is None else JournalRecord(epoch + 1, taken[0], tuple(taken[1]))
 
     async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
         times = (int(1000 * KEY_HOLD_S), int(1000 * max(keep_s, KEY_HOLD_S)))

@@ -24,12 +24,12 @@ from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.journal import (
     KEY_HOLD_S,
     Append,
+    AppendOutcome,
     Head,
+    JournalRecord,
     JournalUnavailableError,
     KeyClaim,
-    Outcome,
     Owner,
-    Record,
 )
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 
@@ -79,7 +79,7 @@ class SqliteJournal:
             raise
         return cls(connection, thread, lease_s, retention_s)
 
-    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+    async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         return await self._run(lambda: self._write(owner, appends))
 
     async def remove(self, generations: Sequence[tuple[str, int]]) -> None:
@@ -88,7 +88,7 @@ class SqliteJournal:
     async def head(self, generation_id: str) -> Head | None:
         return await self._run(lambda: self._head(generation_id))
 
-    async def take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+    async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         return await self._run(lambda: self._take(generation_id, epoch, owner))
 
     async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
@@ -129,11 +129,11 @@ class SqliteJournal:
                 db.execute("ROLLBACK")
             raise
 
-    def _write(self, owner: Owner, appends: Sequence[Append]) -> list[Outcome]:
+    def _write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         with self._transaction() as db:
             known = _known(db, [append.generation_id for append in appends])
             outcomes = [self._checked(db, owner, append, known) for append in appends]
-            written = [append for append, outcome in zip(appends, outcomes, strict=True) if outcome is Outcome.WRITTEN]
+            written = [append for append, outcome in zip(appends, outcomes, strict=True) if outcome is AppendOutcome.WRITTEN]
             numbers = sorted({known[append.generation_id][0] for append in written})
             if numbers:
                 update = f"UPDATE generations SET expires = ? WHERE number IN ({','.join('?' * len(numbers))})"
@@ -146,16 +146,18 @@ class SqliteJournal:
                 db.execute(f"INSERT INTO batches VALUES {','.join(['(?, ?)'] * (len(values) // 2))}", values)
         return outcomes
 
-    def _checked(self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]) -> Outcome:
+    def _checked(
+        self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]
+    ) -> AppendOutcome:
         """Whether the append may be written; opens its generation where that is what it asks for."""
         generation_id = append.generation_id
         if generation_id not in known:
             if append.request is None:
-                return Outcome.MISSING
+                return AppendOutcome.MISSING
             known[generation_id] = (self._open(db, owner, append, append.request), append.epoch)
-            return Outcome.WRITTEN
+            return AppendOutcome.WRITTEN
         _, epoch = known[generation_id]
-        return Outcome.WRITTEN if epoch == append.epoch else Outcome.FENCED
+        return AppendOutcome.WRITTEN if epoch == append.epoch else AppendOutcome.FENCED
 
     def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
         """The generation's number."""
@@ -181,7 +183,7 @@ class SqliteJournal:
         row = self._connection.execute(query, (generation_id, time.monotonic())).fetchone()
         return None if row is None else Head(Owner(row[0], row[1]), row[2])
 
-    def _take(self, generation_id: str, epoch: int, owner: Owner) -> Record | None:
+    def _take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         update = (
             "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
             " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number"
@@ -194,7 +196,7 @@ class SqliteJournal:
             (request,) = db.execute("SELECT request FROM requests WHERE number = ?", number).fetchone()
             query = "SELECT batch FROM batches WHERE number = ? ORDER BY rowid"
             batches = tuple(batch for (batch,) in db.execute(query, number))
-        return Record(epoch + 1, request, batches)
+        return JournalRecord(epoch + 1, request, batches)
 
     def _claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
         now = time.monotonic()

@@ -21,7 +21,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
     unexpected,
 )
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Write:
 class Backlog:
     """A queue of writes. Only `full` bounds it: what has been generated already is always taken."""
 
-    def __init__(self, max_writes: int, max_chars: int, telemetry: Telemetry) -> None:
+    def __init__(self, max_writes: int, max_chars: int, telemetry: RouterTelemetry) -> None:
         self._max_writes = max_writes
         self._max_chars = max_chars
         self._telemetry = telemetry

@@ -18,7 +18,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
     unexpected,
 )
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -29,10 +29,10 @@ _PROBE_TIMEOUT_S = 1.0
 _PROBE_ID = ""
 
 
-class Outage:
+class StoreOutage:
     """Begins with `begin`, ends by itself. `active` and `reads_fail` are what the store's users ask."""
 
-    def __init__(self, store: SessionStore, backlog: Backlog, telemetry: Telemetry) -> None:
+    def __init__(self, store: SessionStore, backlog: Backlog, telemetry: RouterTelemetry) -> None:
         self._store = store
         self._backlog = backlog
         self._telemetry = telemetry

@@ -19,7 +19,7 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message
 from ryzanstein.router.sessions.resilient.backlog import Backlog, Write
-from ryzanstein.router.sessions.resilient.outage import Outage
+from ryzanstein.router.sessions.resilient.outage import StoreOutage
 from ryzanstein.router.sessions.resilient.recent import Changes, RecentSessions
 from ryzanstein.router.sessions.store import (
     Session,
@@ -32,7 +32,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
     unexpected,
 )
-from ryzanstein.router.telemetry import Telemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class ResilientSessions:
         store: SessionStore,
         bounds: SessionBounds,
         policy: OutagePolicy,
-        telemetry: Telemetry,
+        telemetry: RouterTelemetry,
         changes: Changes | None = None,
     ) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class ResilientSessions:
         self._wait_s = policy.wait_s
         self._telemetry = telemetry
         self._backlog = Backlog(policy.backlog_writes, policy.backlog_chars, telemetry)
-        self._outage = Outage(store, self._backlog, telemetry)
+        self._outage = StoreOutage(store, self._backlog, telemetry)
         self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches, changes)
 
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:

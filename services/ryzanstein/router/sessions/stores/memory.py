@@ -28,7 +28,7 @@ class MemorySessions:
         self._bounds = bounds
         self._on_evicted = on_evicted
         self._sessions: dict[str, Session] = {}
-        self._told: dict[str, set[str]] = {}
+        self._stored: dict[str, set[str]] = {}
         self._claims = LocalClaims()
 
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
@@ -44,7 +44,7 @@ class MemorySessions:
         surplus = len(self._sessions) - self._bounds.max_sessions
         for session_id in list(self._sessions)[: max(0, surplus)]:
             del self._sessions[session_id]
-            self._told.pop(session_id, None)
+            self._stored.pop(session_id, None)
         if surplus > 0:
             self._on_evicted(surplus)
 
@@ -64,19 +64,19 @@ class MemorySessions:
     async def delete(self, session_id: str) -> None:
         if self._sessions.pop(session_id, None) is None:
             raise errors.not_found("session", session_id)
-        self._told.pop(session_id, None)
+        self._stored.pop(session_id, None)
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
         session = await self.get(session_id)
-        told = self._told.setdefault(session_id, set())
-        if added := generation_id not in told:
+        stored = self._stored.setdefault(session_id, set())
+        if added := generation_id not in stored:
             del self._sessions[session_id]
             self._sessions[session_id] = extended(session, messages, model, node_id)
         if generation_id:
-            told.add(generation_id)
-            self._claims.told(session_id, generation_id)
+            stored.add(generation_id)
+            self._claims.turn_stored(session_id, generation_id)
         return added
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:

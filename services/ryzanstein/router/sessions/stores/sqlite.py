@@ -27,7 +27,7 @@ from ryzanstein.router.sessions.store import (
 )
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
-from ryzanstein.router.sessions.stores.sqlite_file import connect, told_as_unavailable, transaction
+from ryzanstein.router.sessions.stores.sqlite_file import as_unavailable, connect, transaction
 
 _COLUMNS = "session_id, model, create_time, update_time, node_id"
 _Result = TypeVar("_Result")
@@ -102,7 +102,7 @@ class SqliteSessions:
         self.changes.close()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
-        with told_as_unavailable():
+        with as_unavailable():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _create(self, session_id: str, model: str, messages: tuple[Message, ...]) -> tuple[Session, int]:
@@ -154,7 +154,7 @@ class SqliteSessions:
                 raise errors.not_found("session", session_id)
             if generation_id:
                 turn = (session_id, generation_id)
-                self._claims.told(*turn)
+                self._claims.turn_stored(*turn)
                 if not db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?)", turn).rowcount:
                     return False
             update = (

@@ -44,7 +44,7 @@ class SqliteClaims:
         with transaction(self._connection):
             self._connection.execute(statement, (session_id, generation_id, owner))
 
-    def told(self, session_id: str, generation_id: str) -> None:
+    def turn_stored(self, session_id: str, generation_id: str) -> None:
         """Within a transaction: the generation's turn is stored, whoever stored it."""
         statement = "DELETE FROM claims WHERE session_id = ? AND generation_id = ?"
         self._connection.execute(statement, (session_id, generation_id))

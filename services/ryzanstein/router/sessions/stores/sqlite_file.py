@@ -82,7 +82,7 @@ def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[Non
 
 
 @contextlib.contextmanager
-def told_as_unavailable() -> Iterator[None]:
+def as_unavailable() -> Iterator[None]:
     """SQLite's failures (locked, full, disk gone, damaged) as the store's."""
     try:
         yield

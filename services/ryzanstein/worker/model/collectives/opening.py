@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ryzanstein.worker.model.collectives import CollectiveProgress, Collectives
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.collectives.waiting import Patience
+from ryzanstein.worker.model.collectives.waiting import WaitPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ def default_backend(device: str) -> str:
 
 
 def open_collectives(
-    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: Patience | None = None
+    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy | None = None
 ) -> Collectives:
     """Joins the group; a single rank needs none. Raises ValueError for an unknown backend or an address that lacks its part."""
-    patience = patience or Patience()
+    patience = patience or WaitPolicy()
     if size == 1:
         return LocalCollectives()
     if address.backend == "shm":
@@ -46,7 +46,7 @@ def open_collectives(
 
 
 def _open_distributed(
-    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: Patience
+    address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy
 ) -> Collectives:
     from ryzanstein.worker.model.collectives.distributed import gloo_collectives, nccl_collectives
 

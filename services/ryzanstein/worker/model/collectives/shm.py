@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.collectives import CollectiveProgress, OutOfStep, PeerGaveUp
-from ryzanstein.worker.model.collectives.waiting import Patience, await_flag
+from ryzanstein.worker.model.collectives.waiting import WaitPolicy, await_flag
 from ryzanstein.worker.model.segment import FLAG_STRIDE_BYTES, FLAGS_BYTES, SLOT_BYTES, segment_bytes, slot_offset
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
@@ -31,7 +31,7 @@ _EPOCH = 1 << 40  # arrivals that no group reaches: a flag beyond the next multi
 class ShmCollectives:
     """One rank's end of the segment behind `segment_fd`; the caller keeps ownership of the descriptor."""
 
-    def __init__(self, segment_fd: int, rank: int, size: int, progress: CollectiveProgress, patience: Patience) -> None:
+    def __init__(self, segment_fd: int, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy) -> None:
         if platform.machine() not in _ORDERED_MACHINES:
             raise OSError(f"shared-memory collectives rely on the store order of x86, this is {platform.machine()}: use gloo")
         self._rank, self._size = rank, size

@@ -13,7 +13,7 @@ _SLEEP_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WaitPolicy:
     """How a rank waits: `spin_s` without giving the core away, `deadline_s` in all.
 
     The spin is short because the peer may need this very core: with more ranks than idle cores a long one makes every wait as
@@ -24,7 +24,7 @@ class Patience:
     deadline_s: float = 600.0
 
 
-def await_flag(flags: memoryview, index: int, value: int, patience: Patience, waiting: str) -> None:
+def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, waiting: str) -> None:
     """Returns when `flags[index] >= value`. Raises CollectiveTimeout, which says `waiting`, after the deadline."""
     started = time.perf_counter()
     while flags[index] < value:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
 from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_gate
-from ryzanstein.worker.model.layers.routing import Router, new_sigmoid
+from ryzanstein.worker.model.layers.routing import ExpertRouter, new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.floats import unpacked
@@ -29,7 +29,7 @@ class Mixture:
     """Routes each token to its experts, and through the shared one where there is one."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
-        self._route = Router(source, spec, prefix, moe)
+        self._route = ExpertRouter(source, spec, prefix, moe)
         width = -(-moe.num_experts // tp.size)
         own = range(tp.rank * width, min((tp.rank + 1) * width, moe.num_experts))
         experts = {

@@ -20,7 +20,7 @@ _SOFTMAX: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)
 _LEAST = 1e-20  # scores may all underflow
 
 
-class Router:
+class ExpertRouter:
     """Scores all experts, chooses the best, weighs the chosen."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:

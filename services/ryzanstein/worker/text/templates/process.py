@@ -24,7 +24,7 @@ from ryzanstein import errors
 from ryzanstein.generation import Message
 from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
-from ryzanstein.worker.text.templates.rendering import Limit, Limited, Rendered, TemplateSource, rendered, said
+from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered, said
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class TemplateProcess:
     `on_limit` hears of each bound that a template broke.
     """
 
-    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[Limit], None]) -> None:
+    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[RenderLimit], None]) -> None:
         self._bounds = bounds
         self._on_limit = on_limit
         self._waiting: deque[_Asked] = deque()
@@ -195,8 +195,8 @@ class TemplateProcess:
             theirs.close()
 
 
-def _limit_of(code: int, tries: int) -> Limit | None:
+def _limit_of(code: int, tries: int) -> RenderLimit | None:
     """The bound that was broken; None: something else ended the process, and the job is tried once more."""
     if code == -signal.SIGXCPU:
-        return Limit.TIME
-    return Limit.PROCESS if tries >= _TRIES else None
+        return RenderLimit.TIME
+    return RenderLimit.PROCESS if tries >= _TRIES else None

@@ -25,7 +25,7 @@ import msgspec
 from ryzanstein.worker.ranks.lifeline import die_with
 from ryzanstein.worker.text.templates.frames import LENGTH, Answer, Job, Ready, framed
 from ryzanstein.worker.text.templates.renderer import Renderer
-from ryzanstein.worker.text.templates.rendering import Limit, Limited, TemplateSource
+from ryzanstein.worker.text.templates.rendering import Limited, RenderLimit, TemplateSource
 
 _PAGE_BYTES = resource.getpagesize()
 _DEAF_S = 1
@@ -72,7 +72,7 @@ class Program:
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
         except _TimeIsUp:
-            return Limited(Limit.TIME)
+            return Limited(RenderLimit.TIME)
 
     def _say(self, answer: Answer) -> None:
         self._stream.write(framed(answer))

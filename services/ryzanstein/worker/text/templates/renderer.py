@@ -8,14 +8,14 @@ from jinja2 import TemplateSyntaxError
 
 from ryzanstein.generation import Message
 from ryzanstein.worker.text.templates.rendering import (
-    Limit,
     Limited,
     Outcome,
-    Refused,
     Rendered,
+    RenderLimit,
+    RenderRefused,
     Said,
     TemplateSource,
-    Unreadable,
+    TemplateUnreadable,
     rendered,
     said,
 )
@@ -33,18 +33,18 @@ class Renderer:
         self._template: ChatTemplate | None = None
         self._control = ControlTexts((), 0)
 
-    def check(self, source: TemplateSource) -> Limited | Unreadable | None:
+    def check(self, source: TemplateSource) -> Limited | TemplateUnreadable | None:
         """Compiles a template. None: it can be rendered."""
         try:
             self._compile(source)
         except TemplateSyntaxError as error:
-            return Unreadable(f"line {error.lineno}: {error}")
+            return TemplateUnreadable(f"line {error.lineno}: {error}")
         except RecursionError:
-            return Limited(Limit.DEPTH)
+            return Limited(RenderLimit.DEPTH)
         except MemoryError:
-            return Limited(Limit.MEMORY)
+            return Limited(RenderLimit.MEMORY)
         except Exception as error:  # constants are computed already now
-            return Unreadable(f"{type(error).__name__}: {error}")
+            return TemplateUnreadable(f"{type(error).__name__}: {error}")
         return None
 
     def render(self, source: TemplateSource, messages: Sequence[Said]) -> Outcome:
@@ -64,15 +64,15 @@ class Renderer:
         try:
             return self._control.rendered(self._template.text, messages)
         except OutputTooLong:
-            return Limited(Limit.OUTPUT)
+            return Limited(RenderLimit.OUTPUT)
         except RecursionError:
-            return Limited(Limit.DEPTH)
+            return Limited(RenderLimit.DEPTH)
         except MemoryError:
-            return Limited(Limit.MEMORY)
+            return Limited(RenderLimit.MEMORY)
         except Ambiguous:
-            return Refused(AMBIGUOUS)
+            return RenderRefused(AMBIGUOUS)
         except Exception as error:  # a template is a program: whatever it stumbles over, it is over these messages
-            return Refused(str(error))
+            return RenderRefused(str(error))
 
 
 class LocalRenderer:

@@ -42,7 +42,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     forged: bool
 
 
-class Limit(StrEnum):
+class RenderLimit(StrEnum):
     """The bound that a template broke."""
 
     TIME = "time"
@@ -55,22 +55,22 @@ class Limit(StrEnum):
 class Limited(msgspec.Struct, frozen=True, tag=True):
     """The template did not come to an end within its bounds."""
 
-    limit: Limit
+    limit: RenderLimit
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RenderRefused(msgspec.Struct, frozen=True, tag=True):
     """The template does not take these messages, or what it does with them fails."""
 
     message: str
 
 
-class Unreadable(msgspec.Struct, frozen=True, tag=True):
+class TemplateUnreadable(msgspec.Struct, frozen=True, tag=True):
     """The source is not a template."""
 
     message: str
 
 
-Outcome = Rendered | Limited | Refused | Unreadable
+Outcome = Rendered | Limited | RenderRefused | TemplateUnreadable
 
 
 class ChatRenderer(Protocol):
@@ -98,21 +98,21 @@ def rendered(outcome: Outcome) -> Rendered:
             return outcome
         case Limited(limit):
             raise limited(limit)
-        case Refused(message):
+        case RenderRefused(message):
             raise errors.invalid("messages", f"the model's chat template refuses them: {message[:MAX_SHOWN_CHARS]}")
-        case Unreadable(message):
+        case TemplateUnreadable(message):
             raise errors.failed_precondition("MODEL_INVALID", f"chat template, {message[:MAX_SHOWN_CHARS]}")
 
 
-def limited(limit: Limit) -> RyzansteinError:
+def limited(limit: RenderLimit) -> RyzansteinError:
     """Another node has the same template: nobody else is asked."""
     return RyzansteinError(_MEANING[limit], Code.FAILED_PRECONDITION, TEMPLATE_LIMIT, {"limit": limit.value})
 
 
 _MEANING = {
-    Limit.TIME: "the model's chat template takes too long",
-    Limit.MEMORY: "the model's chat template takes too much memory",
-    Limit.OUTPUT: "the model's chat template writes too long a text",
-    Limit.DEPTH: "the model's chat template is nested too deeply",
-    Limit.PROCESS: "the process that renders the model's chat template ended twice",
+    RenderLimit.TIME: "the model's chat template takes too long",
+    RenderLimit.MEMORY: "the model's chat template takes too much memory",
+    RenderLimit.OUTPUT: "the model's chat template writes too long a text",
+    RenderLimit.DEPTH: "the model's chat template is nested too deeply",
+    RenderLimit.PROCESS: "the process that renders the model's chat template ended twice",
 }

@@ -23,7 +23,7 @@ _ENOUGH_S, _MOST_REPEATS = 2.0, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PeerOutcome:
     """`timings` by contender and batch, then by round; one that failed may lack some."""
 
     timings: dict[tuple[Label, int], dict[int, Timing]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Outcome:
     facts: dict[Label, Mapping[str, str]] = field(default_factory=dict)
 
 
-class Comparison:
+class PeerComparison:
     """`run` once."""
 
     def __init__(self, contenders: Sequence[Contender], workload: Workload, vocab_size: int, people: Console) -> None:
@@ -39,9 +39,9 @@ class Comparison:
         self._workload = workload
         self._vocab_size = vocab_size
         self._people = people
-        self._outcome = Outcome()
+        self._outcome = PeerOutcome()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> PeerOutcome:
         """A contender that fails is out from then on; the others go on."""
         for number in range(self._workload.rounds):
             for contender in self._order(number):

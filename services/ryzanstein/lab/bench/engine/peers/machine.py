@@ -14,7 +14,7 @@ _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_f
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PeerMachine:
     cpu: str
     cores: tuple[int, ...]
     memory_bytes: int

@@ -26,7 +26,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class PeerRatio:
     """Ours over the peer's; above 1 ours is faster, in throughput and to the first tokens alike."""
 
     own: Label
@@ -37,7 +37,7 @@ class Ratio:
     ttft: Spread
 
 
-def ratios(timings: Timings) -> list[Ratio]:
+def ratios(timings: Timings) -> list[PeerRatio]:
     """Of each of our configurations over each peer, at each batch size that both have a round of."""
     own = [(label, batch) for label, batch in timings if label.engine == OWN]
     peers = [(label, batch) for label, batch in timings if label.engine != OWN]
@@ -45,10 +45,10 @@ def ratios(timings: Timings) -> list[Ratio]:
     return [_ratio(timings, *pair) for pair in pairs if timings[pair[0]].keys() & timings[pair[1]].keys()]
 
 
-def _ratio(timings: Timings, own: tuple[Label, int], peer: tuple[Label, int]) -> Ratio:
+def _ratio(timings: Timings, own: tuple[Label, int], peer: tuple[Label, int]) -> PeerRatio:
     ours, theirs = timings[own], timings[peer]
     shared = sorted(ours.keys() & theirs.keys())
-    return Ratio(
+    return PeerRatio(
         own[0],
         peer[0],
         own[1],

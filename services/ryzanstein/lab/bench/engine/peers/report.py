@@ -10,22 +10,22 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ryzanstein.lab.bench.engine.engine import Workload
-from ryzanstein.lab.bench.engine.peers.comparison import Outcome
+from ryzanstein.lab.bench.engine.peers.comparison import PeerOutcome
 from ryzanstein.lab.bench.engine.peers.contenders import Label
-from ryzanstein.lab.bench.engine.peers.machine import Machine
-from ryzanstein.lab.bench.engine.peers.ratios import Ratio, first_tokens_equal, ratios
+from ryzanstein.lab.bench.engine.peers.machine import PeerMachine
+from ryzanstein.lab.bench.engine.peers.ratios import PeerRatio, first_tokens_equal, ratios
 from ryzanstein.lab.bench.engine.peers.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PeerReport:
     """`threads` of each contender, all its ranks together; `absent` says why a peer was not run."""
 
     model: str
-    machine: Machine
+    machine: PeerMachine
     workload: Workload
     threads: int
-    outcome: Outcome
+    outcome: PeerOutcome
     absent: Mapping[Label, str]
 
     def document(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _medians(timings: Sequence[Timing]) -> dict[str, Any]:
     }
 
 
-def _ratio_row(ratio: Ratio) -> dict[str, Any]:
+def _ratio_row(ratio: PeerRatio) -> dict[str, Any]:
     row = asdict(ratio)
     return {**row.pop("own"), **row}
 
@@ -126,6 +126,6 @@ def _speed(figures: Mapping[str, Any]) -> str:
     return f"{figures['total_tokens_per_s']:.0f}, {ttft}, {memory}"
 
 
-def _spread(ratio: Ratio, what: str) -> str:
+def _spread(ratio: PeerRatio, what: str) -> str:
     spread = ratio.total_tokens_per_s if what == "tokens/s" else ratio.ttft
     return f"{spread.median:.2f} ({spread.min:.2f} to {spread.max:.2f})"

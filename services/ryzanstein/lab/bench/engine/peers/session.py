@@ -11,10 +11,10 @@ from rich.console import Console
 
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.engine import Workload
-from ryzanstein.lab.bench.engine.peers.comparison import Comparison
+from ryzanstein.lab.bench.engine.peers.comparison import PeerComparison
 from ryzanstein.lab.bench.engine.peers.contenders import Contender, OwnContender, Site, present_peers
-from ryzanstein.lab.bench.engine.peers.machine import Machine
-from ryzanstein.lab.bench.engine.peers.report import Report
+from ryzanstein.lab.bench.engine.peers.machine import PeerMachine
+from ryzanstein.lab.bench.engine.peers.report import PeerReport
 from ryzanstein.lab.bench.engine.peers.runners.protocol import Settings
 from ryzanstein.worker.model.architectures.registry import read_spec
 from ryzanstein.worker.model.refusal import CheckpointError
@@ -44,11 +44,11 @@ def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
     )
 
 
-def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_size: int, people: Console) -> Report:
+def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_size: int, people: Console) -> PeerReport:
     """Ours and those of the peers that are installed, round by round."""
     peers, absent = present_peers(site)
     for label, why in absent.items():
         people.print(f"absent: {label}: {why}", markup=False)
     contenders: list[Contender] = [*(OwnContender(spec, vocab_size) for spec in specs), *peers]
-    outcome = asyncio.run(Comparison(contenders, workload, vocab_size, people).run())
-    return Report(str(site.model), Machine.read(), workload, site.settings.threads, outcome, absent)
+    outcome = asyncio.run(PeerComparison(contenders, workload, vocab_size, people).run())
+    return PeerReport(str(site.model), PeerMachine.read(), workload, site.settings.threads, outcome, absent)

@@ -12,7 +12,7 @@ from typing import Any
 
 import ctranslate2
 
-from .protocol import Answer, Settings, finished, serve
+from .protocol import RunnerAnswer, Settings, finished, serve
 
 
 class CTranslate2:
@@ -27,7 +27,7 @@ class CTranslate2:
             inter_threads=1,
         )
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         texts = [[self._vocabulary[token_id] for token_id in prompt] for prompt in prompts]
         _, ttft_s = self._timed(texts, 1)
         answers, total_s = self._timed(texts, new_tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from .protocol import Answer, Settings, finished, serve
+from .protocol import RunnerAnswer, Settings, finished, serve
 
 _BATCH_TOKENS = 2048
 _PROBE = [[0, 0, 0]]  # more than one row: that takes another path than a single one
@@ -24,7 +24,7 @@ class LlamaCpp:
         self.facts = {"weights repacked": "yes" if repacks else "no: it crashes here"}
         self._model = Model(settings.model, repack=repacks)
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         context = Context(self._model, self._settings, len(prompts))
         try:
             return self._generate(context, prompts, new_tokens)
@@ -32,7 +32,7 @@ class LlamaCpp:
             context.free()
 
     @staticmethod
-    def _generate(context: Context, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def _generate(context: Context, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         began_s = time.perf_counter()
         latest = context.prefill(prompts)
         ttft_s = time.perf_counter() - began_s

@@ -13,7 +13,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from .protocol import Answer, Settings, finished, serve
+from .protocol import RunnerAnswer, Settings, finished, serve
 
 _GIB = 2**30
 
@@ -29,7 +29,7 @@ class OpenVino:
         self._numbers = itertools.count()
         self.facts = {"precision": properties.get("INFERENCE_PRECISION_HINT", "its own choice")}
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         config = openvino_genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
         inputs = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         began_s = time.perf_counter()

@@ -31,7 +31,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RunnerAnswer:
     """`ttft_s` is until every prompt has its first token, `num_decoded` the tokens that came after that."""
 
     ttft_s: float
@@ -47,16 +47,18 @@ class Generator(Protocol):
     @property
     def facts(self) -> Mapping[str, str]: ...
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer: ...
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer: ...
 
 
-def finished(answers: Sequence[Sequence[int]], new_tokens: int, ttft_s: float, total_s: float, num_at_first: int) -> Answer:
+def finished(
+    answers: Sequence[Sequence[int]], new_tokens: int, ttft_s: float, total_s: float, num_at_first: int
+) -> RunnerAnswer:
     """Raises ValueError where an answer is shorter or longer than was asked for."""
     lengths = {len(answer) for answer in answers}
     if lengths != {new_tokens}:
         raise ValueError(f"answers of {sorted(lengths)} tokens, {new_tokens} were asked for")
     num_tokens = len(answers) * new_tokens
-    return Answer(ttft_s, total_s, num_tokens, num_tokens - num_at_first, [int(answer[0]) for answer in answers])
+    return RunnerAnswer(ttft_s, total_s, num_tokens, num_tokens - num_at_first, [int(answer[0]) for answer in answers])
 
 
 def serve(load: Callable[[Settings], Generator], packages: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from .protocol import Answer, Settings, finished, serve
+from .protocol import RunnerAnswer, Settings, finished, serve
 
 
 class FirstToken(StoppingCriteria):
@@ -32,7 +32,7 @@ class Transformers:
         self._model.generation_config = config_class(do_sample=False, eos_token_id=None, pad_token_id=0)
 
     @torch.inference_mode()
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         ids, first = torch.tensor(prompts), FirstToken()
         began_s = time.perf_counter()
         output = self._model.generate(

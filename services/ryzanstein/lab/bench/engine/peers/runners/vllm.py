@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from .protocol import Answer, Settings, finished, serve
+from .protocol import RunnerAnswer, Settings, finished, serve
 
 _GIB = 2**30
 
@@ -32,7 +32,7 @@ class Vllm:
         self._numbers = itertools.count()
         self.facts = {"precision": "float32"}
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> Answer:
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         from vllm import SamplingParams
 
         sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
