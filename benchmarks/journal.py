@@ -116,8 +116,8 @@ async def measured(router: Router, seconds: float) -> dict[str, float]:
     """One window."""
     script = Script(TOKENS, STREAMS / OFFERED_TOKENS_PER_S)
     async with connections(router.port, connections_for(STREAMS)) as opened:
-        load = StreamLoad(opened, script, STREAMS)
-        load.start()
+        load = StreamLoad(opened, script)
+        load.start(STREAMS)
         await asyncio.sleep(WARM_UP_S)
         tokens, cpu_s, begun = load.so_far().tokens, router.cpu_s(), time.monotonic()
         count, sum_s = router.flushes()

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.awake import TICK_S, AwakeClock
 from ryzanstein.loop_lag import LoopLag
-from ryzanstein.orchestrator.telemetry import Telemetry as OrchestratorTelemetry
-from ryzanstein.router.telemetry import Telemetry as RouterTelemetry
-from ryzanstein.worker.telemetry import Telemetry as WorkerTelemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
 async def test_a_held_loop_is_seen_less_a_tick_at_most() -> None:

@@ -12,7 +12,7 @@ from ryzanstein.cli.main import build
 from ryzanstein.config import ServiceSettings
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.telemetry import Telemetry as RouterTelemetry
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.server import READINESS, STARTUP
 from ryzanstein.worker.config import WorkerSettings
 

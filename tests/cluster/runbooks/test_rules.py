@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.chaos.catalog import CATALOG
-from ryzanstein.orchestrator.telemetry import Telemetry as OrchestratorTelemetry
-from ryzanstein.router.telemetry import Telemetry as RouterTelemetry
-from ryzanstein.worker.telemetry import Telemetry as WorkerTelemetry
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 
 FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
 INDEX = dict(
