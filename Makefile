@@ -6,16 +6,16 @@ BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
 # Tests that measure no time and start no services: several at once change nothing.
-COMPUTING := tests/worker/model tests/worker/engine tests/worker/text tests/demo tests/lab
+COMPUTING := tests/worker/model tests/worker/engine tests/worker/text tests/demo tests/lab/simulation
 # Tests that strike whole clusters or measure: they take most of an hour, and need a machine that stands still for nobody else.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py \
-    tests/lab/bench/engine tests/lab/bench/router
+    tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py
 # Of fresh simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup parts run test test-lab up bench lab/chaos lint types protos manifests clean
+.PHONY: help setup parts run test test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -49,7 +49,7 @@ parts: ## Install what tests and benchmarks start besides Python: Redis, nginx, 
 up: setup ## A local cluster that stays: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-lab/chaos: parts setup ## Strike a cluster with every fault 30 times (an hour and a half at most) and write docs/failure-budget.md
+chaos: parts setup ## Strike a cluster with every fault 30 times (an hour and a half at most) and write docs/failure-budget.md
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --json build/failover.json --report docs/failure-budget.md
 

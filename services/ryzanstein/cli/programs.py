@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import typer
@@ -38,6 +39,8 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# A distribution of its own.
+_LABORATORY = "ryzanstein.lab"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -53,4 +56,7 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         program, arguments = module, context.args
         if name == "bench" and arguments and arguments[0] in BENCHMARKS:
             program, arguments = BENCHMARKS[arguments[0]], arguments[1:]
+        if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
+            typer.echo(f"`ryzanstein {name}` is in the package ryzanstein-lab, which is not installed", err=True)
+            raise typer.Exit(2)
         os.execv(sys.executable, [sys.executable, "-m", program, *arguments])
