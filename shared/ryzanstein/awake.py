@@ -1,8 +1,9 @@
-"""A clock that stands still while this process does: whoever judges others by their silence reads it.
+"""A clock that stops while this process does not run, for code that judges peers by their silence.
 
-A process that was stopped, paused by its host or held up by one long callback cannot have heard anybody. What the others said
-meanwhile waits in its sockets, so their silence is measured in time in which this process ran: lateness of more than a beat is
-not counted, and after a long pause neither is the time in which the sockets are read. One for each process.
+A process that was stopped, paused by its host or blocked by one long callback cannot have received
+anything. What its peers sent meanwhile waits in its sockets, so their silence is measured in the
+time that this process ran: lateness of more than a beat does not count, nor, after a long pause,
+does the time in which the sockets are read. There is one clock per process.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 TICK_S = 0.05
-"""How often the clock looks whether its loop is on time: a beat of a node that works. That late is still on time."""
+"""The interval of the clock's checks: a working node's beat interval. This much lateness counts as none."""
 PAUSE_S = 0.25
-"""A loop that is later than this stood still. Less is a busy machine, which has no backlog to read."""
-_CATCH_UP_S = 0.5  # until what waited has been read, if the loop is on time meanwhile
-_LONGEST_CATCH_UP_S = 2.0  # a loop that stays late must not keep its clock still for ever
-_LATELY_S = 2.0  # an end that is noticed so soon after a pause may have come during it
-_GIVEN_UP_S = 1.0  # nobody gives a peer up that was silent for less
+"""A loop this late was paused. Less lateness is a busy machine, which has no backlog to read."""
+_CATCH_UP_S = 0.5  # until the backlog has been read, if the loop is on time meanwhile
+_LONGEST_CATCH_UP_S = 2.0  # a loop that stays late must not stop its clock forever
+_LATELY_S = 2.0  # an end that is noticed this soon after a pause may have come during it
+_GIVEN_UP_S = 1.0  # no process gives up a peer that was silent for less
 _MAX_SLEEPS = 256
 _LEAST_DELAY_S = 0.001
 _Result = TypeVar("_Result")
 
 
 class AwakeClock:
-    """Ticks from its creation, in a running loop, until `close`.
+    """A clock that ticks from its creation, in a running loop, until `close`.
 
-    `on_lag` is told at each tick how late the loop is, `on_pause` of each pause, when it is over. Neither may block or raise.
+    At each tick it calls `on_lag` with the loop's lateness. After each pause it calls `on_pause`
+    with its length. Neither may block or raise.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class AwakeClock:
         self._on_lag = on_lag
         self._on_pause = on_pause
         self.pauses = 0
-        """How often it stood still, so that each judge can see for itself that it did."""
+        """The number of pauses so far, by which each failure detector can notice them."""
         self._slept_s = 0.0
         self._sleeps: deque[tuple[float, float]] = deque(maxlen=_MAX_SLEEPS)
         self._held_at: float | None = None
@@ -51,13 +53,17 @@ class AwakeClock:
         self._timer.cancel()
 
     def now(self) -> float:
-        """Seconds that this process ran. Never goes back; differs from `time.monotonic` by the time that it slept."""
+        """Returns the seconds that this process ran.
+
+        The result never decreases. It differs from `time.monotonic` by the time that the process
+        slept.
+        """
         if self._held_at is not None:
             return self._held_at
         return min(time.monotonic(), self._due + TICK_S) - self._slept_s
 
     def slept_since(self, moment: float) -> float:
-        """How many of the seconds since this moment of `time.monotonic` do not count."""
+        """Returns how many seconds since `moment` of `time.monotonic` do not count."""
         now = time.monotonic()
         stands_since = self._held_since if self._held_at is not None else self._due + TICK_S
         slept_s = max(0.0, now - max(moment, stands_since))
@@ -69,17 +75,23 @@ class AwakeClock:
 
     @property
     def lately_paused(self) -> bool:
-        """It stood still until a moment ago, for so long that others may have given it up: what looks like their end may be a
-        consequence of that."""
+        """Whether this process was recently paused for so long that peers may have given it up.
+
+        What looks like their end may be a consequence of that.
+        """
         now = time.monotonic()
         return now - self._paused_at < _LATELY_S or now - self._due > _GIVEN_UP_S
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> AwakeTimer:
-        """Like the loop's, at a time of this clock. Never calls before this clock says so."""
+        """Calls `callback` at a time of this clock, never earlier, like the loop's `call_at`."""
         return AwakeTimer(self, when, lambda: callback(*args))
 
     async def within(self, limit_s: float, answer: Awaitable[_Result]) -> _Result:
-        """The answer. TimeoutError when it did not come within so many seconds of this clock."""
+        """Returns the result of `answer`.
+
+        Raises TimeoutError after `limit_s` seconds of this clock. The timeout and cancellation
+        cancel `answer`.
+        """
         waiting, until = asyncio.ensure_future(answer), self.now() + limit_s
         try:
             while not (await asyncio.wait({waiting}, timeout=max(until - self.now(), _LEAST_DELAY_S)))[0]:
@@ -100,7 +112,7 @@ class AwakeClock:
         if self._held_at is not None and late_s <= _GIVEN_UP_S:
             self._catch_up(now, late_s)
         elif self._held_at is not None:
-            self._pause(now, late_s)  # another one, before what waited was read: this clock still stands where it stood
+            self._pause(now, late_s)  # again, before the backlog was read: the clock is still held
         elif late_s >= PAUSE_S:
             self._hold(now, late_s)
         elif late_s > TICK_S:
@@ -133,7 +145,7 @@ class AwakeClock:
 
 
 class AwakeTimer:
-    """One call at a time of an AwakeClock."""
+    """A call at a time of an AwakeClock."""
 
     def __init__(self, clock: AwakeClock, when: float, callback: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,9 +1,8 @@
-"""What runs beside the calls, once for all services: tasks that live as long as their service, and tasks that somebody started
-and may not be waiting for any more.
+"""Background tasks, for all services: tasks of the service's lifetime, and tasks without a waiter.
 
-No task ends unnoticed. An end that nobody asked for (an exception, a return of what should go on, a cancellation from within)
-is logged with its exception, counted, and acted on: the task is run again, or the process stops, so that whatever keeps the
-process (Kubernetes, `ryzanstein up`) starts it anew.
+No task ends unnoticed. An unexpected end (an exception, a return of a task that should go on, a
+cancellation from within) is logged with its exception, counted and acted on: the task runs again,
+or the process stops, so that its supervisor (Kubernetes, `ryzanstein up`) restarts it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _Result = TypeVar("_Result")
 
 
 class TaskEndedError(Exception):
-    """A background task ended without an error of its own: it returned, or what it waited for was cancelled."""
+    """A background task ended without an error: it returned, or what it awaited was cancelled."""
 
 
 class Stop:
-    """The policy of a task without which the process is of no use: its end is the process's, see `Background.until`."""
+    """The policy of a task that the process needs: its end stops it, see `Background.until`."""
 
 
 STOP = Stop()
@@ -49,7 +48,10 @@ class _Supervised:
 
 
 class Background:
-    """The background tasks of one process. `service` and the tasks' names, of which there are few, name the metrics."""
+    """The background tasks of one process.
+
+    `service` is in the metrics' names, and the tasks' names are a label: there must be few.
+    """
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self._ends = Counter(
@@ -77,10 +79,11 @@ class Background:
         finite: bool = False,
         on_end: Callable[[Exception], None] = lambda _: None,
     ) -> asyncio.Task[None]:
-        """Runs `run` until the task is cancelled; after an end that nobody asked for as `policy` says, which is by default
-        again and again. `finite`: returning is no such end, and the task is over then. `on_end` hears of each before the pause.
+        """Runs `run` until the returned task is cancelled.
 
-        The task belongs to no request: its log lines carry no request's ids.
+        After an unexpected end `policy` applies; by default the task always runs again. `finite`: a
+        return is expected and ends the task. `on_end` is called for each unexpected end, before the
+        pause. The task belongs to no request: its log lines have no request ids.
         """
         for outcome in ("failed", "returned"):  # so that `increase()` sees the first one
             self._ends.labels(name, outcome)
@@ -89,19 +92,24 @@ class Background:
         return self._start(name, self._keep(supervised), Context())
 
     def once(self, name: str, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Runs it to its end, whether or not whoever started it waits for that. An exception that is no `RyzansteinError` is
-        logged and counted."""
+        """Runs a coroutine to its end, whether or not its starter waits for it.
+
+        An exception that is not a `RyzansteinError` is logged and counted.
+        """
         task = self._start(name, coroutine)
         task.add_done_callback(partial(self._over, name))
         return task
 
     def watch_loop(self) -> None:
-        """Logs and counts also what escapes callbacks, timers and other libraries' tasks in the running loop."""
+        """Logs and counts errors of callbacks, timers and libraries' tasks in the running loop."""
         self._ends.labels(_LOOP, "failed")
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
 
     async def until(self, asked: Awaitable[None]) -> None:
-        """Returns or raises what `asked` does. Raises what a task of policy STOP ended with when that comes first."""
+        """Returns or raises what `asked` does.
+
+        If a task of policy STOP ends first, raises its error. Cancellation cancels `asked`.
+        """
         asking, stopped = asyncio.ensure_future(asked), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait((asking, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +121,7 @@ class Background:
         await asking
 
     async def close(self) -> None:
-        """Cancels what still runs and returns when it has ended."""
+        """Cancels all running tasks and returns when they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -146,7 +154,7 @@ class Background:
 
     def _note(self, name: str, error: Exception, **more: object) -> None:
         self._ends.labels(name, "returned" if isinstance(error, TaskEndedError) else "failed").inc()
-        # What an error of ours means is in its message.
+        # The message of our own errors is enough.
         stack = None if isinstance(error, RyzansteinError | TaskEndedError) else error
         log.error("background task ended", task=name, error=repr(error)[:512], exc_info=stack, **more)
 
@@ -173,14 +181,17 @@ class Background:
 
 
 async def _end_of(task: _Supervised) -> Exception | None:
-    """Runs it once. None: it has ended as it may. CancelledError when this task is to end."""
+    """Runs the task once and returns its unexpected end, or None for an expected one.
+
+    Raises CancelledError if this task itself is cancelled.
+    """
     try:
         await task.run()
     except asyncio.CancelledError as cancelled:
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        # Libraries cancel what is waited for when their own connection breaks (gRPC does).
+        # Some libraries, such as gRPC, cancel what a task awaits when their own connection breaks.
         ended = TaskEndedError(f"what {task.name} waited for was cancelled")
         ended.__cause__ = cancelled
         return ended

@@ -1,4 +1,7 @@
-"""How long to wait before what ended by itself is started again: longer each time, and little again after it was well."""
+"""Delays before something that ended unexpectedly is restarted.
+
+They grow each time, and are short again after a healthy run.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`first_s`, doubled with each end in a row up to `longest_s`, of which up to a half is taken off by chance so that many do
-    not come back in one instant. What ran for `healthy_s` was well: its end is the first of a new row."""
+    """A backoff: `first_s`, doubled with each consecutive end up to `longest_s`.
+
+    Up to half of a delay is subtracted at random, so that many instances do not restart at the same
+    instant. A run of `healthy_s` or more counts as healthy: its end is the first of a new streak.
+    """
 
     first_s: float = 0.1
     longest_s: float = 5.0
@@ -17,14 +23,14 @@ class Backoff:
 
 
 class Streak:
-    """The ends in a row of one thing. There is no last try."""
+    """The consecutive ends of one thing. The number of retries is not limited."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
         self.ends = 0
 
     def ended(self, lived_s: float) -> float:
-        """Seconds to wait, after a run of `lived_s`."""
+        """Returns the seconds to wait after a run of `lived_s`."""
         backoff = self._backoff
         self.ends = 1 if lived_s >= backoff.healthy_s else self.ends + 1
         longest_s = min(backoff.longest_s, backoff.first_s * 2.0 ** min(self.ends - 1, 32))

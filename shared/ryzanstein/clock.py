@@ -1,6 +1,7 @@
-"""Unix time for deadlines, by a clock that nobody sets: the wall clock when the process began, and what has passed since.
+"""Unix time for deadlines that never jumps: the wall clock at process start plus the time since.
 
-A wall clock that is set by an hour must neither end what runs nor let it run an hour longer.
+When a wall clock is set forward or back by an hour, running work must neither end nor run an hour
+longer.
 """
 
 from __future__ import annotations
@@ -11,5 +12,8 @@ _BEGAN_S = time.time() - time.monotonic()
 
 
 def unix_s() -> float:
-    """Seconds since 1970. Never jumps, and so may differ from a wall clock that was set meanwhile."""
+    """Returns the seconds since 1970.
+
+    The result never jumps, so it may differ from a wall clock that was set in the meantime.
+    """
     return _BEGAN_S + time.monotonic()

@@ -1,4 +1,4 @@
-"""What a cluster is: nodes, their load and state, deployments. Frozen values, standard library only."""
+"""The cluster: nodes, their load and state, deployments. Frozen values, standard library only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from ryzanstein.open_enum import OpenEnum
 
 
 class NodeState(OpenEnum):
-    """What a node does; numbers as in worker.proto. Only READY takes new work; UNSPECIFIED is a state that a newer node is in
-    and this process has no name for: what runs there goes on, nothing new is sent there."""
+    """The state of a node, with the numbers of worker.proto. Only READY takes new work.
+
+    UNSPECIFIED is a state of a newer node that this process does not know: what runs there
+    continues, and nothing new is sent there.
+    """
 
     UNSPECIFIED = 0
     STARTING = 1
@@ -19,13 +22,14 @@ class NodeState(OpenEnum):
     FAILED = 5
 
 
-# Why a node drains that is itself again in a moment, in its beats' `reason`: who waits for it need not wait in vain.
+# Values of `reason` in the beats of a node that drains only for a moment: waiting for it makes
+# sense.
 STOPS, MODEL_CHANGES = "the node stops", "the model changes"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a router needs to choose a node: sequences and KV blocks."""
+    """The load of a node, by which a router chooses: sequences and KV blocks."""
 
     running: int = 0
     waiting: int = 0
@@ -36,8 +40,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How a node is at one moment. `step` counts engine steps: with work pending it must move. `time` is the node's own
-    clock, Unix seconds; 0: it did not say. `profiling`: a rank's profiler begins or writes, for which all may stand still."""
+    """A node's report of itself at one moment.
+
+    `step` counts engine steps: it must increase while work is pending. `time` is the node's own
+    clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
+    which may stall all ranks.
+    """
 
     sequence: int = 0
     state: NodeState = NodeState.STARTING
@@ -51,13 +59,13 @@ class Beat:
 
     @property
     def drained(self) -> bool:
-        """It drains until somebody takes that back: it neither restarts nor changes its model."""
+        """Whether it drains until that is undone: it neither restarts nor changes its model."""
         return self.state is NodeState.DRAINING and STOPS not in self.reason and MODEL_CHANGES not in self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A member. `address` is host:port of its WorkerService; times are Unix seconds."""
+    """A cluster member. `address` is host:port of its WorkerService; times are Unix seconds."""
 
     node_id: str
     address: str
@@ -74,7 +82,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model that should run: a directory on the nodes, and how many nodes should serve it (0: every node)."""
+    """A model that should run: a directory on the nodes, and how many nodes (0: every node)."""
 
     model: str
     path: str

@@ -1,6 +1,7 @@
-"""The settings that every service has. Each service extends them in its own `config`, reads them once in `__main__`.
+"""The settings of every service, which extends them in its `config`. `__main__` reads them once.
 
-From the environment (`RYZANSTEIN_GRPC_PORT`) or from flags (`--grpc-port`); flags win. Nothing else reads the environment.
+They come from the environment (`RYZANSTEIN_GRPC_PORT`) or from flags (`--grpc-port`); flags win.
+Nothing else reads the environment.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-# Above these a number is a slip: no count, no size and no time of ours comes near, and sums of them stay exact.
+# A larger number is a mistake: no count, size or time comes near these, and sums of them stay
+# exact.
 _LARGEST, _LARGEST_S = 2**53, 1e9
 
 
 class ServiceSettings(BaseSettings):
-    """Where a service listens and what it tells about itself."""
+    """Where a service listens and what it reports about itself."""
 
     model_config = SettingsConfigDict(
         env_prefix="RYZANSTEIN_",
@@ -40,7 +42,10 @@ class ServiceSettings(BaseSettings):
     @field_validator("*")
     @classmethod
     def _is_usable(cls, value: Any, info: ValidationInfo) -> Any:
-        """Numbers have an end, and text can be written down: bytes of a command line that are no UTF-8 cannot."""
+        """Raises ValueError for numbers that are too large and text that is not UTF-8.
+
+        A command line may contain such bytes, but they cannot be encoded.
+        """
         largest = _LARGEST_S if (info.field_name or "").endswith("_s") else _LARGEST
         if isinstance(value, int | float) and value > largest:
             raise ValueError(f"must be at most {largest:.0f}")

@@ -1,7 +1,8 @@
-"""Domain errors: what can go wrong, said once, in terms that both gRPC and HTTP map without thinking.
+"""Domain errors: everything that can go wrong, defined once, in terms that gRPC and HTTP both map.
 
-Each error has a code of google.rpc, a reason for machines (`ErrorInfo.reason`) and a message for people. The interceptor in
-`ryzanstein.rpc` turns them into statuses; the HTTP face turns them into OpenAI error bodies. Nothing here knows either.
+Each error has a code of google.rpc, a reason for machines (`ErrorInfo.reason`) and a message for
+people. The interceptor in `ryzanstein.rpc` turns errors into statuses; the HTTP face turns them
+into OpenAI error bodies. Nothing here depends on either.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
-# The cause of a NO_NODES that nobody waited for.
+# The cause of a NO_NODES that is returned without waiting.
 ALL_DRAIN = "draining"
 
 
 class Code(IntEnum):
-    """google.rpc.Code, by number."""
+    """The codes of google.rpc.Code, by number."""
 
     CANCELLED = 1
     UNKNOWN = 2
@@ -41,7 +42,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field of a request that is wrong, and the bound that it breaks."""
+    """An invalid field of a request, and the bound that it violates."""
 
     field: str
     description: str
@@ -49,9 +50,10 @@ class FieldViolation:
 
 @dataclass(eq=False)
 class RyzansteinError(Exception):
-    """The one base. Subclasses fix the code; instances say what happened.
+    """The base of all errors. Subclasses fix the code; instances describe what happened.
 
-    `retry_after_s` tells a client when to come back, `violations` which fields to mend, `resource` what is missing.
+    `retry_after_s` is when a client should retry, `violations` lists the invalid fields, and
+    `resource` names what is missing.
     """
 
     message: str
@@ -67,7 +69,7 @@ class RyzansteinError(Exception):
 
 
 def invalid(field_name: str, description: str, value: object = None) -> RyzansteinError:
-    """A request's field is wrong; `description` names the bound."""
+    """Returns the error for an invalid field of a request. `description` names the bound."""
     shown = "" if value is None else f", got {value!r}"
     return RyzansteinError(
         f"{field_name}: {description}{shown}"[:512],
@@ -79,14 +81,14 @@ def invalid(field_name: str, description: str, value: object = None) -> Ryzanste
 
 
 def malformed_message(type_name: str) -> RyzansteinError:
-    """What came over gRPC is no message of the method's request type."""
+    """Returns the error for gRPC data that is not a message of the method's request type."""
     return RyzansteinError(
         f"the request is not a valid {type_name}", Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", {"type": type_name}
     )
 
 
 def too_many_records(bound: int, field_name: str) -> RyzansteinError:
-    """A message has more parts than any sensible one. `field_name`: where, as far as it is known."""
+    """Returns the error for a message with too many parts. `field_name`: where, if it is known."""
     description = f"a request has at most {bound} records, which are its fields and those of its messages"
     return RyzansteinError(
         f"{field_name}: {description}" if field_name else description,
@@ -98,7 +100,7 @@ def too_many_records(bound: int, field_name: str) -> RyzansteinError:
 
 
 def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -> RyzansteinError:
-    """Prompt and answer do not fit; the message has both numbers."""
+    """Returns the error for prompt and answer that do not fit; the message has both numbers."""
     return RyzansteinError(
         f"prompt of {prompt_tokens} tokens and max_tokens {max_tokens} exceed the model's context of {context_length} tokens",
         Code.INVALID_ARGUMENT,
@@ -113,7 +115,7 @@ def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -
 
 
 def not_found(kind: str, name: str) -> RyzansteinError:
-    """There is no such session, model, generation or node."""
+    """Returns the error for an unknown session, model, generation or node."""
     return RyzansteinError(
         f"no such {kind}: {name[:128]!r}",
         Code.NOT_FOUND,
@@ -142,17 +144,17 @@ def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> Ryzanste
 
 
 def out_of_memory(message: str, retry_after_s: float = 1.0) -> RyzansteinError:
-    """A node had no memory even for this request alone."""
+    """Returns the error of a node that lacks memory even for this request alone."""
     return RyzansteinError(message, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY, retry_after_s=retry_after_s)
 
 
 def logits_not_finite(message: str) -> RyzansteinError:
-    """The model's answer to this request is not a number, on ranks that are well."""
+    """Returns the error for logits of this request that are not finite, on healthy ranks."""
     return RyzansteinError(message, Code.INTERNAL, LOGITS_NOT_FINITE)
 
 
 def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -> RyzansteinError:
-    """Where it waits, its first token would come later than the latency objective allows."""
+    """Returns the error for a first token that would come after the latency objective."""
     return RyzansteinError(
         f"the first token would take {expected_wait_s:.2f} s, the objective is {objective_s:g} s",
         Code.RESOURCE_EXHAUSTED,
@@ -163,7 +165,10 @@ def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -
 
 
 def deadline_unreachable(expected_s: float, left_s: float, retry_after_s: float) -> RyzansteinError:
-    """Refused before any work: where it waits, the answer cannot come before the client stops waiting."""
+    """Returns the error for a request whose answer cannot come before the client's deadline.
+
+    The request is refused before any work.
+    """
     return RyzansteinError(
         f"the answer would take {expected_s:.2f} s, the deadline is in {left_s:.2f} s",
         Code.DEADLINE_EXCEEDED,
@@ -178,7 +183,10 @@ def draining(node_id: str) -> RyzansteinError:
 
 
 def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
-    """`cause`: how the last attempt of a begun generation ended, or ALL_DRAIN."""
+    """Returns the error for a model without a ready node.
+
+    `cause` is how the last attempt of a started generation ended, or ALL_DRAIN.
+    """
     return RyzansteinError(
         f"no ready node serves {model!r}: {why}",
         Code.UNAVAILABLE,
@@ -189,8 +197,11 @@ def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
 
 
 def attempts_exhausted(attempts: int, cause: str, reason: str = "") -> RyzansteinError:
-    """So many nodes in a row failed while they ran this request, without a new token: it may be what they fail of, so nothing
-    asks to send it again. `reason`: of the last node's own error, if it told one."""
+    """Returns the error after `attempts` attempts in a row that failed without a new token.
+
+    The request may be why the nodes failed, so the error does not suggest a retry. `reason` is the
+    reason of the last node's own error, if it reported one.
+    """
     return RyzansteinError(
         f"{attempts} attempts in a row failed without a new token, the last one by {reason or cause}",
         Code.INTERNAL,
@@ -216,5 +227,5 @@ def unavailable(reason: str, message: str, retry_after_s: float = 1.0) -> Ryzans
 
 
 def internal(message: str) -> RyzansteinError:
-    """Our bug. The message must not carry secrets or a stack."""
+    """Returns the error for a bug of ours. The message must not contain secrets or a stack."""
     return RyzansteinError(message, Code.INTERNAL, "INTERNAL")

@@ -1,7 +1,8 @@
-"""What a generation is: the frozen values that travel from a face to a node and back. Standard library only.
+"""Generations: the frozen values that travel from a face to a node and back. Standard library only.
 
-A generation has `n` choices; each choice is a row of tokens with the indices 0, 1, 2, ...  Everything that shapes the rest of
-an answer is data here (prompt and generated tokens apart, seed, parameters), so that any node can continue it.
+A generation has `n` choices; each choice is a sequence of tokens with the indices 0, 1, 2, ...
+Everything that determines the rest of an answer is data here (prompt and generated tokens
+separately, seed, parameters), so that any node can continue it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ MAX_CHOICES = 16
 MAX_NAME_CHARS = 128
 MAX_PRIORITY = 10
 
-# The HTTP header and the gRPC metadata that name the tenant.
+# The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
 class Role(Enum):
-    """Who speaks, as chat templates spell it."""
+    """The author of a message, as chat templates spell it."""
 
     SYSTEM = "system"
     USER = "user"
@@ -39,7 +40,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """A message of a conversation."""
 
     role: Role
     content: str
@@ -47,21 +48,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation; the node applies its chat template."""
+    """A conversation, to which the node applies its chat template."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text that is continued as it stands."""
+    """A text that is continued as is."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A tokenized text that is continued as it stands."""
+    """A tokenized text that is continued as is."""
 
     token_ids: tuple[int, ...]
 
@@ -71,9 +72,10 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. Bounds are those of `SamplingParams` in inference.proto; `validate` holds them.
+    """The parameters by which tokens are chosen.
 
-    `seed` is None only before the router has chosen one; `max_tokens` None means what the context has left.
+    `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
+    before the router has chosen one. `max_tokens` None means all that is left of the context.
     """
 
     temperature: float = 1.0
@@ -94,7 +96,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def validate(self) -> None:
-        """Raises INVALID_ARGUMENT that names the first field out of its bound."""
+        """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -141,15 +143,18 @@ _LENGTHS = (
 
 
 def valid_priority(priority: int) -> int:
-    """INVALID_ARGUMENT outside [-MAX_PRIORITY, MAX_PRIORITY]."""
+    """Returns the priority. Raises INVALID_ARGUMENT outside [-MAX_PRIORITY, MAX_PRIORITY]."""
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise errors.invalid("priority", f"must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", priority)
     return priority
 
 
 def valid_tenant(given: str, user: str) -> str:
-    """Who is charged: the tenant that the caller's gateway names, else the user. INVALID_ARGUMENT for a name that no gateway
-    sends: over 128 characters, or others than visible ASCII."""
+    """Returns who is charged: the tenant that the caller's gateway names, else the user.
+
+    Raises INVALID_ARGUMENT for a tenant name of over 128 characters or with other characters than
+    visible ASCII.
+    """
     if not given:
         return user
     if len(given) > MAX_NAME_CHARS or not _VISIBLE.fullmatch(given):
@@ -159,8 +164,10 @@ def valid_tenant(given: str, user: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """By which a request that is sent again is known. `name`: a digest of tenant and key; `body`: of the request as it was
-    sent."""
+    """A key that identifies a request that is sent again.
+
+    `name` is a digest of tenant and key, `body` a digest of the request as it was sent.
+    """
 
     name: str
     body: bytes
@@ -168,12 +175,14 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a client asked for, as the faces hand it to the router's core and the router to a node.
+    """A client's request, as faces pass it to the router's core and the router to a node.
 
-    `deadline` is Unix time in seconds by `clock.unix_s`, None: the client waits for ever. Among requests of one `priority`
-    tenants share fairly; "" is a tenant like any other. `traceparent` is W3C trace context or empty. `last_node` answered the
-    session's turn before, as the session store remembers it: a hint where its KV cache is. `request_id` traces one call; `key`
-    stays the same when a client sends the request again. `detached`: it runs to its end even if nobody reads it.
+    `deadline` is Unix time in seconds by `clock.unix_s`; None: the client waits forever. Tenants
+    share fairly among requests of one `priority`; "" is a tenant like any other. `traceparent` is
+    W3C trace context or empty. `last_node` answered the session's previous turn, according to the
+    session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
+    when a client sends the request again. `detached`: the generation runs to its end even without a
+    reader.
     """
 
     model: str
@@ -193,7 +202,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceProgress:
-    """What one choice has generated so far; `finished` choices must not run again."""
+    """What one choice has generated so far. `finished` choices must not run again."""
 
     token_ids: tuple[int, ...] = ()
     finished: bool = False
@@ -201,8 +210,11 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a generation on one node. `attempt` is a fencing number; `generated` has one entry per choice;
-    `accepted_before`: a node before this one had accepted it."""
+    """An attempt to run a generation on one node.
+
+    `attempt` is a fencing number. `generated` has one entry per choice. `accepted_before`: an
+    earlier node had accepted the generation.
+    """
 
     generation_id: str
     attempt: int
@@ -212,7 +224,10 @@ class Attempt:
 
 
 class FinishReason(OpenEnum):
-    """Why a choice ended; numbers as in inference.proto. UNSPECIFIED: for a reason that only a newer node has a name for."""
+    """Why a choice ended, with the numbers of inference.proto.
+
+    UNSPECIFIED: a reason that only a newer node knows.
+    """
 
     UNSPECIFIED = 0
     STOP = 1
@@ -221,7 +236,7 @@ class FinishReason(OpenEnum):
 
 
 class TopLogprob(NamedTuple):
-    """One of the likeliest tokens; `text` and `token_bytes` as in `TokenLogprobs`."""
+    """One of the likeliest tokens. `text` and `token_bytes` are as in `TokenLogprobs`."""
 
     token_id: int
     text: str
@@ -231,11 +246,12 @@ class TopLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of a token and of the likeliest ones, likeliest first.
+    """Natural log probabilities of a token and of the likeliest tokens, likeliest first.
 
-    `text` is the token by itself, a special one by its name. `token_bytes` is what it adds to the text: a part of a character
-    for some, nothing for special ones. All tokens' bytes together are the text before a stop string cut it. None: the node is
-    of a version that does not say.
+    `text` is the token alone, or the name of a special token. `token_bytes` is what the token adds
+    to the text: part of a character for some tokens, nothing for special ones. The bytes of all
+    tokens together are the text before a stop string cut it. None: the node's version does not
+    report it.
     """
 
     logprob: float
@@ -247,7 +263,8 @@ class TokenLogprobs:
 class Token(NamedTuple):
     """One generated token. `text` is what became certain with it, often empty for half a character.
 
-    A tuple, as `Delta` is: there is one for each row of each frame, and a frozen dataclass takes three times as long to make.
+    It is a tuple, like `Delta`: there is one for each token of each frame, and a frozen dataclass
+    takes three times as long to create.
     """
 
     token_id: int
@@ -257,7 +274,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counted tokens of all choices."""
+    """Token counts over all choices."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -266,7 +283,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A node has accepted the generation."""
+    """The event that a node has accepted the generation."""
 
     generation_id: str
     model: str
@@ -275,7 +292,7 @@ class Started:
 
 
 class Delta(NamedTuple):
-    """Tokens first_index, first_index + 1, ... of one choice."""
+    """New tokens of one choice: first_index, first_index + 1, ..."""
 
     choice: int
     first_index: int

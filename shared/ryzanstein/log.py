@@ -1,4 +1,4 @@
-"""JSON logs, one event a line on standard error, with the request's ids bound where they are known.
+"""JSON logs on standard error, one event per line, with the request's ids if they are known.
 
 Bind with `structlog.contextvars.bound_contextvars(request_id=..., generation_id=..., attempt=..., node_id=..., rank=...)`.
 """
@@ -20,7 +20,7 @@ MAX_FIELD_CHARS = 4096
 
 
 def _bounded(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """No field of a log line may grow without bound: a prompt in an error message would."""
+    """Truncates long fields: a prompt in an error message would make a field unbounded."""
     return {
         key: value[:MAX_FIELD_CHARS] if isinstance(value, str) and len(value) > MAX_FIELD_CHARS else value
         for key, value in event.items()
@@ -28,18 +28,22 @@ def _bounded(_: object, __: str, event: structlog.typing.EventDict) -> structlog
 
 
 class _ToStructlog(logging.Handler):
-    """Records of libraries that use the standard library's logging, and Python's warnings, as lines of ours."""
+    """A handler that turns the standard library's log records, and warnings, into lines of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        # gRPC tells so of a header that is no UTF-8 and of an answer that is no message: the stack is its own.
+        # gRPC logs these for a header that is not UTF-8 and a response that is not a message: the
+        # stack is its own.
         stack = None if isinstance(error, UnicodeDecodeError | DecodeError) else error
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=stack)
 
 
 def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
-    """Call once in a service's `__main__`, before it has threads. From then on whatever the process and those that it starts
-    write to standard output and error is JSON as well, the last words of a crash included."""
+    """Sets up the log of a service. Call it once in `__main__`, before there are threads.
+
+    From then on, whatever the process and its children write to standard output and error becomes
+    JSON too, including the output of a crash.
+    """
     try:
         stream: TextIO = native_lines.divert({"service": service, **bound})
     except OSError as error:
@@ -51,7 +55,7 @@ def setup_service(service: str, level: str = "info", **bound: str | int) -> None
 
 
 def setup(service: str, level: str = "info", **bound: str | int) -> None:
-    """Logs to standard error. `bound` (node_id, rank) stands on every line of the process."""
+    """Sets up logging to standard error. `bound` (node_id, rank) is on all lines of the process."""
     _configure({"service": service, **bound}, level, sys.stderr)
 
 

@@ -1,18 +1,19 @@
-"""How late a service's event loop is, measured by the ticks of its `AwakeClock`: 20 wake-ups a second and no task of its own.
+"""The lateness of a service's event loop, measured by the ticks of its `AwakeClock`.
 
-A callback that holds the loop for longer than a tick (50 ms) is seen less what was left until the next tick.
+That costs 20 wake-ups per second and no extra task. A callback that holds the loop for longer than
+a tick (50 ms) is measured less the time that was left until the next tick.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-# On time, late on a busy machine, standing still.
+# On time, late on a busy machine, paused.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopLag:
-    """The metrics of one process; `service` is part of their names. Give `observe` to the clock."""
+    """The metrics of one process. `service` is part of their names. Pass `observe` to the clock."""
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self._lag = Histogram(

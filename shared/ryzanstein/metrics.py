@@ -1,7 +1,8 @@
-"""Prometheus metrics: one registry per service, served on a port of its own.
+"""Prometheus metrics: one registry per service, served on its own port.
 
-Names are `ryzanstein_<service>_..._seconds|_bytes|_total`; request, session and generation ids are never labels. Each
-service declares its metrics in its own `telemetry` module as one class, built once in `__main__` and passed on.
+Names are `ryzanstein_<service>_..._seconds|_bytes|_total`; request, session and generation ids are
+never labels. Each service declares its metrics in its own `telemetry` module as one class, which is
+created once in `__main__` and passed on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the process's own figures (memory, CPU, descriptors, garbage collection)."""
+    """Returns a registry with the process's own metrics (memory, CPU, descriptors, GC)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -51,7 +52,7 @@ def new_registry() -> CollectorRegistry:
 
 
 class MetricsServer:
-    """`/metrics` over HTTP, in threads of its own, so that a scrape never waits for the event loop."""
+    """A server of `/metrics` over HTTP, in its own threads: scrapes never wait for the event loop."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._server = _server_of(host)((host, port), BoundedHandler.factory(registry))

@@ -1,4 +1,4 @@
-"""The HTTP behind `/metrics`: the library's answers, and bounds on how many ask at once and how long each may take."""
+"""The HTTP handler of `/metrics`: the library's, with bounds on concurrency and duration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_FAULT: dict[int, int] = {
 
 
 class BoundedHandler(MetricsHandler):
-    """One request: 400 for what cannot be read, 405 for another method than GET."""
+    """A handler of one request: 400 if it cannot be parsed, 405 for methods other than GET."""
 
     raw_requestline: bytes
     timeout = _SILENCE_S
@@ -43,7 +43,10 @@ class BoundedHandler(MetricsHandler):
         return False
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """The client is at fault, also where the library says 501 (another method) or 505 (another version of HTTP)."""
+        """Sends an error as the client's fault.
+
+        The library would send 501 for another method and 505 for another version of HTTP.
+        """
         super().send_error(_AT_FAULT.get(code, code), message, explain)
 
     def send_response(self, code: int, message: str | None = None) -> None:
@@ -55,14 +58,17 @@ class BoundedHandler(MetricsHandler):
         try:
             choose_encoder(self.headers.get("Accept", ""))
             parse_qs(urlsplit(self.path).query)
-        except (ValueError, TypeError):  # what the library makes of versions that are no numbers
+        except (ValueError, TypeError):  # the library's errors for versions that are not numbers
             self.send_error(400)
         else:
             super().do_GET()
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread per request, but only so many, and each only so long. Connections beyond that are closed at once."""
+    """A server with a thread per request, bounded in number and time.
+
+    Connections beyond the bound are closed at once.
+    """
 
     daemon_threads = True
 
@@ -86,7 +92,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._room.release()
 
     def service_actions(self) -> None:
-        """Twice a second: whoever took too long reads and writes no more."""
+        """Shuts down, twice a second, the connections that took too long."""
         now = time.monotonic()
         for request, end in list(self._ends.items()):
             if now >= end:
@@ -94,7 +100,7 @@ class BoundedServer(ThreadingHTTPServer):
                 _shut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away, or is too slow, is no error of ours."""
+        """Logs errors, except those of a client that disconnects or is too slow."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log.error("metrics request failed", error=repr(error)[:512], exc_info=error)
@@ -103,5 +109,5 @@ class BoundedServer(ThreadingHTTPServer):
 def _shut(request: socket) -> None:
     try:
         request.shutdown(SHUT_RDWR)
-    except OSError:  # it has ended in this moment
+    except OSError:  # it has just ended
         return

@@ -1,10 +1,12 @@
-"""What libraries write to standard error by themselves becomes records of the JSON log.
+"""Turns lines that libraries write directly to standard error into records of the JSON log.
 
-C-core, torch's profiler, faulthandler and the C library know of no logger: they write lines to descriptor 2. `divert` leaves
-the log its own descriptor and puts a pipe in that place, also of every process that this one starts, and in place of standard
-output where that is the same file; otherwise that belongs to whoever runs this one. A small process reads the pipe, `python -I
--S native_lines.py FIELDS`, so that also the last words of a crash are read, and nobody who writes waits for an interpreter. It
-belongs to nobody's family and ends when the last writer has. The pipe never blocks: what does not fit is lost.
+C-core, torch's profiler, faulthandler and the C library do not use a logger: they write lines to
+descriptor 2. `divert` gives the log its own descriptor and replaces descriptor 2 with a pipe, also
+for child processes. Standard output is replaced too if it is the same file; otherwise it belongs to
+whoever runs this process. A small process, `python -I -S native_lines.py FIELDS`, reads the pipe,
+so that the output of a crash is read too, and no writer waits for an interpreter. It is nobody's
+child process and ends when the last writer has ended. The pipe never blocks: what does not fit is
+lost.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of abs
 
 
 def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
-    """The real standard error, for the log. `fields` stand on each record of a foreign line. OSError: nothing has changed."""
+    """Replaces descriptor 2 and returns the real standard error, for the log.
+
+    `fields` are in each record of a library's line. Raises OSError, in which case nothing has
+    changed.
+    """
     real = os.dup(2)
     source, pipe = os.pipe()
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(pipe, False)
         command = [sys.executable, "-I", "-S", __file__, json.dumps(fields)]
-        # It forks and is left alone: what counts or kills this process's children must not find it.
+        # It forks and detaches: code that counts or kills this process's children must not find it.
         subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
         if os.path.sameopenfile(1, 2):
             os.dup2(pipe, 1)
@@ -45,13 +51,13 @@ def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
     finally:
         os.close(source)
         os.close(pipe)
-    # A buffer for the longest record: each is one write, so that none lands within another's line.
+    # A buffer for the longest record: each is one write, so that records do not mix.
     buffer = io.BufferedWriter(io.FileIO(real, "w"), _MAX_LINE_BYTES)
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace")
 
 
 class Lines:
-    """Whole lines out of what comes in pieces; of one that is too long, its beginning."""
+    """A splitter of data into whole lines. A line that is too long is truncated."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
@@ -65,7 +71,7 @@ class Lines:
         self._add(rest)
 
     def end(self) -> None:
-        """What has begun is a line."""
+        """Ends the current line."""
         line, self._begun = self._begun, b""
         if line.strip():
             self._take(line)
@@ -75,7 +81,10 @@ class Lines:
 
 
 class Records:
-    """Each line as one JSON record: unchanged where it is one already, otherwise wrapped, so many a second."""
+    """A writer of lines as JSON records.
+
+    A line that is a record is written unchanged. Other lines are wrapped, up to a rate limit.
+    """
 
     def __init__(self, fields: Mapping[str, str | int], write: Callable[[bytes], object]) -> None:
         self._fields = fields
@@ -119,7 +128,7 @@ def _is_record(line: bytes) -> bool:
 
 
 def main() -> None:
-    """Reads standard input to its end, in a process that has no parent."""
+    """Reads standard input to its end, in a process without a parent."""
     if os.fork():
         os._exit(0)
     os.setsid()

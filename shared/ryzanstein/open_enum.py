@@ -1,4 +1,4 @@
-"""Enums of the wire, which are open: newer peers send numbers that this process has no name for."""
+"""Open enums of the wire: newer peers send numbers that this process does not know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Self
 
 
 class OpenEnum(IntEnum):
-    """Made of any number, like a proto3 enum: one that is not ours is `UNSPECIFIED`, which every subclass has as 0."""
+    """An enum that accepts any number, like a proto3 enum.
+
+    An unknown number becomes `UNSPECIFIED`, which every subclass has as 0.
+    """
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:

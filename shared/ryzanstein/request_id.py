@@ -1,4 +1,4 @@
-"""The id by which one call is found in the logs of all services: the client's own, or one made here."""
+"""The id of a call in the logs of all services: the client's own, or a generated one."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _VISIBLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARS}}}")
 
 
 def request_id(given: str) -> str:
-    """What the client sent, if that is 1 to 128 visible ASCII characters; otherwise a new one."""
+    """Returns the client's id if it is 1 to 128 visible ASCII characters, otherwise a new one."""
     return given if _VISIBLE.fullmatch(given) else uuid.uuid4().hex

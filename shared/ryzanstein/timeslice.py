@@ -1,8 +1,9 @@
-"""How soon the kernel lets this process run when something arrives for it, on cores that it shares.
+"""How soon the kernel runs this process when something arrives for it, on cores that it shares.
 
-Linux's fair scheduler (EEVDF: Stoica and Abdel-Wahab, 1995; with slices of a task's own since Linux 6.12) runs the task whose
-virtual deadline is nearest, and a short slice brings that nearer. Whoever passes messages on asks for short slices: its share
-of the processor stays what it is, but a beat or a token does not wait until the tensor work beside it has had its turn.
+Linux's fair scheduler (EEVDF: Stoica and Abdel-Wahab, 1995; with a slice per task since Linux 6.12)
+runs the task whose virtual deadline is nearest, and a short slice brings that nearer. Processes
+that forward messages request short slices: their share of the processor stays the same, but a beat
+or a token does not wait until tensor work on the same core has had its turn.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ import os
 import platform
 import struct
 
-SHORT_NS = 100_000  # the least that the kernel takes
+SHORT_NS = 100_000  # the least that the kernel accepts
 _KERNELS_OWN = 0
 _SYSCALL = {"x86_64": 314, "aarch64": 274}  # sched_setattr(2), in the tables of the architectures
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 
 
 def ask_for_short_slices() -> bool:
-    """For this thread and those that it starts. False: the kernel does not know of it or does not allow it; nothing changed.
+    """Requests short slices for this thread and the threads that it starts.
 
-    Processes that it starts inherit it, see `take_usual_slices`.
+    Returns False, and changes nothing, if the kernel does not support or allow it. Child processes
+    inherit the setting, see `take_usual_slices`.
     """
     return _ask(SHORT_NS)
 
 
 def take_usual_slices() -> bool:
-    """Undoes what a parent asked for: long computations are better off with the kernel's own slices."""
+    """Undoes a parent's request: long computations are better off with the kernel's own slices."""
     return _ask(_KERNELS_OWN)
 
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans from face to node to step, when an OTLP endpoint is configured; otherwise nothing at all.
+"""OpenTelemetry spans from face to node to step, if an OTLP endpoint is configured.
 
-Trace context travels as a W3C `traceparent`: in gRPC metadata and HTTP headers from clients, as a field of `Submit` to nodes.
-Prompts are never put into spans.
+Trace context travels as a W3C `traceparent`: in gRPC metadata and HTTP headers from clients, as a
+field of `Submit` to nodes. Spans never contain prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Tracing:
     def __init__(self, service: str, endpoint: str = "", **attributes: str) -> None:
         self._provider: TracerProvider | None = None
         if endpoint:
-            # Imported here because it pulls in the exporter's whole stack, which a service without a collector never needs.
+            # Imported here: it imports the exporter's whole stack, which is not needed without a
+            # collector.
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
@@ -36,24 +37,24 @@ class Tracing:
 
     @contextmanager
     def span(self, name: str, traceparent: str = "", **attributes: str | int | float) -> Iterator[Span]:
-        """A span around a block; its parent is the given context, or the current span."""
+        """Opens a span around a block; its parent is the given context, or the current span."""
         context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
         with self._tracer.start_as_current_span(name, context, attributes=attributes) as span:
             yield span
 
     def start(self, name: str, traceparent: str = "", **attributes: str | int | float) -> Span:
-        """A span that its caller ends: for work that outlives the block that began it."""
+        """Returns a span that its caller ends, for work that outlives the block that began it."""
         context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
         return self._tracer.start_span(name, context, attributes=attributes)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining spans."""
         if self._provider is not None:
             self._provider.shutdown()
 
 
 def traceparent(span: Span, received: str = "") -> str:
-    """What to hand on: the span's own context, or what was received when this service does not trace."""
+    """Returns the context to propagate: the span's, or `received` if this service does not trace."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", received)

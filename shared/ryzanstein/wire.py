@@ -1,7 +1,8 @@
-"""Domain values to and from `ryzanstein.v1`. The only module that knows both.
+"""Converts domain values to and from `ryzanstein.v1`. The only module that depends on both.
 
-`*_from_wire` raise INVALID_ARGUMENT naming the field; `*_to_wire` cannot fail. Enums are open: a number that only a newer peer
-knows is UNSPECIFIED, and refused only where UNSPECIFIED is: the role of a client's message.
+`*_from_wire` raise INVALID_ARGUMENT, which names the field; `*_to_wire` cannot fail. Enums are
+open: a number that only a newer peer knows becomes UNSPECIFIED, and is refused only where
+UNSPECIFIED is refused: in the role of a client's message.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def message_from_wire(message: inference.Message, field: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class MostParts:
-    """How many parts a prompt may have to be converted at all: making a value of each holds the event loop."""
+    """The most parts that a prompt may have: converting each of them holds the event loop."""
 
     messages: int = 65_536
     token_ids: int = 4 * 2**20
@@ -89,7 +90,7 @@ def message_to_wire(message: Message) -> inference.Message:
 
 
 def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
-    """Absent fields take their defaults; the result is validated."""
+    """Returns validated parameters; absent fields have their defaults."""
     _at_most(MAX_STOP_STRINGS, wire.stop, "sampling.stop")
     _at_most(MAX_STOP_TOKEN_IDS, wire.stop_token_ids, "sampling.stop_token_ids")
     _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
@@ -119,7 +120,7 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
 
 
 def name_from_wire(value: str, field: str) -> str:
-    """A session id, user or model name: at most 128 characters."""
+    """Returns a session id, user or model name of at most 128 characters."""
     if len(value) > MAX_NAME_CHARS:
         raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(value))
     return value
@@ -194,7 +195,7 @@ def token_logprobs_to_wire(tokens: Iterable[Token]) -> list[inference.TokenLogpr
 
 
 def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
-    """What a client's stream carries."""
+    """Returns an event of a client's stream."""
     match event:
         case Started():
             return inference.GenerationEvent(
@@ -227,7 +228,7 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
 
 
 def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
-    """What another router's stream carries. The text of a delta with several tokens is all at its first."""
+    """Returns an event of another router's stream. The first token of a delta gets all its text."""
     match wire.WhichOneof("kind"):
         case "started":
             begun = wire.started
@@ -253,7 +254,7 @@ def _delta_from_wire(delta: inference.GenerationDelta) -> Delta:
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
-    """What a router submits to a node. Finished and begun choices travel; untouched ones do not."""
+    """Returns what a router submits to a node. It contains only begun and finished choices."""
     request = attempt.request
     submit = worker.Submit(
         handle=handle,
@@ -285,7 +286,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
 
 
 def submit_now(attempt: Attempt, handle: int) -> worker.Submit:
-    """The same, to be sent at once: with the time that is left by this host's clock."""
+    """Returns the same with the time left by this host's clock, to be sent at once."""
     submit = attempt_to_wire(attempt, handle)
     if attempt.request.deadline is not None:
         submit.time_left.FromNanoseconds(int(max(0.0, attempt.request.deadline - clock.unix_s()) * 1e9))
@@ -293,14 +294,18 @@ def submit_now(attempt: Attempt, handle: int) -> worker.Submit:
 
 
 def _deadline(submit: worker.Submit) -> float | None:
-    """By this host's clock where it was said how much time is left."""
+    """Returns the deadline, by this host's clock if the time left is given."""
     if submit.HasField("time_left"):
         return clock.unix_s() + submit.time_left.ToNanoseconds() / 1e9
     return submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None
 
 
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
-    """What a node was asked to run. Trusts the router for bounds other than those of sampling, tenant and priority."""
+    """Returns the attempt that a node is to run.
+
+    Only the bounds of sampling, tenant and priority are checked; the router is trusted for the
+    others.
+    """
     sampling = sampling_from_wire(submit.sampling)
     generated = [ChoiceProgress()] * sampling.n
     for choice in submit.generated:
@@ -339,7 +344,7 @@ def timestamp(unix_s: float) -> Timestamp:
 
 
 def unix_s(stamp: Timestamp) -> float:
-    """Of any stamp, also one that no calendar has: a peer's odd clock ends nothing here."""
+    """Returns the Unix time of any timestamp: even an invalid one from a peer is harmless."""
     return (stamp.seconds * 10**9 + stamp.nanos) / 1e9
 
 
@@ -420,6 +425,9 @@ def deployment_from_wire(wire: orchestrator.Deployment) -> Deployment:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """A value's name for people, in small letters and without its enum's prefix; that of a newer peer's is `unspecified`."""
+    """Returns a value's name for people, in lower case and without its enum's prefix.
+
+    A value that only a newer peer knows is `unspecified`.
+    """
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
     return str(enum.Name(number if number in enum.values() else 0)).removeprefix(prefix).lower()

@@ -1,1 +1,4 @@
-"""The command line. It starts services as processes and talks to them over gRPC; it imports none of them."""
+"""The command line.
+
+It starts services as processes and talks to them over gRPC; it imports none of them.
+"""

@@ -1,7 +1,9 @@
-"""Follows one answer from a router's public API, over lost connections too, and measures it as its reader sees it.
+"""Follows one answer of a router across lost connections, and measures it as the reader sees it.
 
-A reader that loses its stream attaches to the generation from the first index that it has not seen: no token is lost or
-repeated, and `ChatAnswer` checks that instead of trusting it.
+It uses the public API.
+
+A reader that loses its stream attaches to the generation again from the first index that it has not
+seen. No token is lost or repeated; `ChatAnswer` checks this.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """What arrived so far of an answer with one choice. Times are of time.monotonic()."""
+    """The part of an answer with one choice that has arrived. Times are of time.monotonic()."""
 
     asked_at: float
     generation_id: str = ""
     model: str = ""
     node_ids: list[str] = field(default_factory=list)
-    """The node that accepted the request, then each node that went on with it."""
+    """The node that accepted the request, then each node that continued it."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     num_lost: int = 0
@@ -52,12 +54,15 @@ class ChatAnswer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Over the whole wait, from asking to the last token: tokens that arrive in a burst do not make it look faster."""
+        """Returns the rate from the request to the last token.
+
+        So tokens that arrive in a burst do not make it look faster.
+        """
         return len(self.token_ids) / (self.arrivals[-1] - self.asked_at) if self.arrivals else None
 
     @property
     def longest_gap_s(self) -> float:
-        """The longest silence between two deltas."""
+        """Returns the longest silence between two deltas."""
         return max((late - early for early, late in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
 
     def apply(self, event: pb.GenerationEvent) -> None:
@@ -72,7 +77,7 @@ class ChatAnswer:
                 self.usage = event.finished.usage
 
     def _apply_delta(self, delta: pb.GenerationDelta) -> None:
-        """Counts what is missing or repeated against the index that had to come next."""
+        """Counts tokens that are missing or repeated, against the next expected index."""
         expected = len(self.token_ids) + self.num_lost
         self.num_lost += max(0, delta.first_index - expected)
         self.num_repeated += max(0, expected - delta.first_index)
@@ -94,7 +99,7 @@ Progress = Callable[[ChatAnswer, pb.GenerationEvent], None]
 
 
 def _ignore(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
-    """The reader of an answer that is only wanted whole."""
+    """Ignores the event, for a caller that needs only the whole answer."""
 
 
 async def ask(
@@ -105,8 +110,9 @@ async def ask(
 ) -> ChatAnswer:
     """Streams the answer and calls `on_event` after each event. Raises RyzansteinError.
 
-    A stream that breaks after the answer began is taken up again with AttachGeneration, at most MAX_REATTACHES times in a row.
-    On cancel the generation is cancelled too: nobody will read it.
+    If the stream breaks after the answer began, it continues with AttachGeneration, at most
+    MAX_REATTACHES times in a row. On cancellation the generation is cancelled too, because nobody
+    will read it.
     """
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
     answer = ChatAnswer(asked_at=time.monotonic())
@@ -147,14 +153,17 @@ async def _follow(
 
 async def _give_up(stub: inference_pb2_grpc.InferenceServiceAsyncStub, answer: ChatAnswer) -> None:
     if answer.generation_id and not answer.finish_reason:
-        with suppress(grpc.aio.AioRpcError):  # it may have ended meanwhile
+        with suppress(grpc.aio.AioRpcError):  # it may have ended in the meantime
             await stub.CancelGeneration(
                 pb.CancelGenerationRequest(generation_id=answer.generation_id), timeout=_GIVE_UP_TIMEOUT_S
             )
 
 
 def _may_attach(answer: ChatAnswer, error: RyzansteinError) -> bool:
-    """The answer began, and it was the connection that failed: an error of the cluster's own has a reason of its own."""
+    """Returns whether the answer began and the connection failed.
+
+    An error of the cluster itself has its own reason.
+    """
     return bool(answer.generation_id) and error.code in _LOST_CONNECTION and error.reason == error.code.name
 
 

@@ -22,7 +22,7 @@ from ryzanstein.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Asks in one session and shows the answers as they come."""
+    """A speaker in one session. It sends messages and shows the answers as they arrive."""
 
     router: str
     session_id: str
@@ -31,7 +31,7 @@ class Speaker:
     timeout_s: float | None = None
 
     async def say(self, text: str, out: Console | None) -> ChatAnswer:
-        """The answer; shown on `out` meanwhile. Raises RyzansteinError."""
+        """Returns the answer and shows it on `out` as it arrives. Raises RyzansteinError."""
 
         def show(_: ChatAnswer, event: pb.GenerationEvent) -> None:
             if out is not None and event.HasField("delta"):
@@ -77,7 +77,7 @@ def chat(
 
 
 def _converse(speaker: Speaker, as_json: bool) -> None:
-    """Turn after turn until the input ends. An error does not end the conversation."""
+    """Runs turn after turn until the input ends. An error does not end the conversation."""
     people = display.people()
     people.print(Text(f"session {speaker.session_id}; end with Ctrl-D", style="dim"))
     while (text := _next_line(people)) is not None:
@@ -87,7 +87,7 @@ def _converse(speaker: Speaker, as_json: bool) -> None:
 
 
 def _next_line(people: Console) -> str | None:
-    """The next line; empty when there is nothing in it to say, None at the end of the input."""
+    """Returns the next line, empty if there is nothing to send, or None at the end of the input."""
     try:
         return text_value(people.input("[bold cyan]you[/] ").strip())
     except EOFError:
@@ -98,7 +98,10 @@ def _next_line(people: Console) -> str | None:
 
 
 def _turn(speaker: Speaker, text: str, as_json: bool) -> bool:
-    """One question and its answer; False when it failed, which is then shown."""
+    """Sends one message and shows the answer.
+
+    Returns False if it failed, after showing the error.
+    """
     people = display.people()
     try:
         answer = asyncio.run(speaker.say(text, None if as_json else display.output()))
@@ -113,7 +116,7 @@ def _turn(speaker: Speaker, text: str, as_json: bool) -> bool:
 
 
 def as_document(answer: ChatAnswer, session_id: str) -> dict[str, Any]:
-    """An answer for scripts: SI units, null where there was nothing to measure."""
+    """Returns an answer for scripts: SI units, null where there was nothing to measure."""
     return {
         "text": answer.text,
         "session_id": session_id,
@@ -134,7 +137,7 @@ def as_document(answer: ChatAnswer, session_id: str) -> dict[str, Any]:
 
 
 def _figures(answer: ChatAnswer, session_id: str) -> str:
-    """The line below an answer."""
+    """Returns the line below an answer."""
     rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
     first = display.milliseconds(answer.time_to_first_token_s)
     again = f", re-attached {answer.num_reattaches}x" if answer.num_reattaches else ""

@@ -1,4 +1,7 @@
-"""What a look at a cluster finds: members, ranks, one router's links, models, sessions. Values only; times are Unix seconds."""
+"""The state of a cluster: members, ranks, one router's links, models, sessions.
+
+Values only; times are Unix seconds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class RankLossView:
-    """Why a node's ranks were restarted: the rank that is blamed, the cause, and what it did."""
+    """Why a node's ranks were restarted: the blamed rank, the cause, and what the rank did."""
 
     time: float
     rank: int
@@ -30,7 +33,10 @@ class RankLossView:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node and what it says itself; `error` says why it did not. `member`: the orchestrator knows it."""
+    """A node and its own report; `error` says why there is no report.
+
+    `member`: the orchestrator knows the node.
+    """
 
     node: Node
     ranks: tuple[RankView, ...] = ()
@@ -43,7 +49,11 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """One router's stream to a node. `node_id` is empty while the address never answered; `suspicion` while there is none."""
+    """One router's stream to a node.
+
+    `node_id` is empty until the address first answers; `suspicion` is empty if the node is not
+    suspected.
+    """
 
     node_id: str
     address: str
@@ -89,7 +99,7 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """What the services said. `errors` by service: what could not be learned."""
+    """What the services reported. `errors` maps a service to the reason why its part is missing."""
 
     nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)

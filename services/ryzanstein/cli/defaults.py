@@ -1,4 +1,4 @@
-"""Where `ryzanstein up` puts things and the other commands look for them."""
+"""Default addresses and directories of `ryzanstein up`, which the other commands use too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`ryzanstein demo`: a two-node cluster, a conversation, a node killed in the middle of an answer; ends by itself."""
+"""`ryzanstein demo`: a two-node cluster, a conversation, and a node killed during an answer.
+
+It exits at the end.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def demo(
 
 
 def _perform(out: Console) -> DemoReport:
-    """Starts the cluster, plays the story, stops the cluster."""
+    """Starts the cluster, plays the story, and stops the cluster."""
     started_at = time.monotonic()
     with ExitStack() as stack:
         with out.status(f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ..."):
@@ -62,7 +65,10 @@ def _perform(out: Console) -> DemoReport:
 
 
 class Screen:
-    """Shows the demonstration as a dialogue; each line of an answer begins with the node that gives it."""
+    """Shows the demonstration as a dialogue.
+
+    Each line of an answer begins with the node that generates it.
+    """
 
     def __init__(self, out: Console) -> None:
         self._out = out

@@ -1,4 +1,7 @@
-"""Plays a story on a running cluster and judges which promises were kept. Shows nothing itself: an `Audience` watches."""
+"""Plays a story on a running cluster and judges which promises were kept.
+
+It shows nothing itself: an `Audience` does.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ _REROUTED = "ryzanstein_router_detected_to_rerouted_seconds"
 
 
 class Audience(Protocol):
-    """Whoever watches, and shows it."""
+    """An observer that shows the demonstration."""
 
     def asked(self, text: str) -> None: ...
 
     def spoken(self, node_id: str, text: str) -> None:
-        """The next piece of the answer, from the node that gave it."""
+        """Receives the next piece of the answer, from the node that generated it."""
         ...
 
     def answered(self, answer: ChatAnswer) -> None: ...
 
     def compared(self, answer: ChatAnswer) -> None:
-        """The long answer was given once undisturbed, to compare with."""
+        """Receives the long answer as generated without a fault, for comparison."""
         ...
 
     def killed(self, node_id: str, pid: int, num_tokens: int) -> None: ...
@@ -42,7 +45,7 @@ class Audience(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One turn as it went."""
+    """One turn of the conversation and its result."""
 
     asked: str
     answered: str
@@ -52,7 +55,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Something that has to hold, and what was seen."""
+    """A condition that must hold, and what was observed."""
 
     name: str
     kept: bool
@@ -61,7 +64,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All that was seen."""
+    """Everything that was observed."""
 
     exchanges: tuple[Exchange, ...]
     failover: Failover
@@ -73,7 +76,7 @@ class DemoReport:
 
 
 class Demonstration:
-    """Plays `story` on `cluster`, once. Every answer is greedy, in one session."""
+    """Plays `story` on `cluster`, once. All answers are greedy and in one session."""
 
     def __init__(self, cluster: LocalCluster, story: Story, audience: Audience) -> None:
         self._cluster = cluster
@@ -83,7 +86,10 @@ class Demonstration:
         self._recalls: list[Promise] = []
 
     async def run(self) -> DemoReport:
-        """Raises RyzansteinError when a request fails: none may."""
+        """Plays the story and returns the report.
+
+        Raises RyzansteinError if a request fails: none may.
+        """
         async with open_channel(self._cluster.router_address) as channel:
             for turn in self._story.before:
                 await self._say(channel, turn)
@@ -94,7 +100,7 @@ class Demonstration:
         return DemoReport(tuple(self._exchanges), failover, promises)
 
     async def _say(self, channel: grpc.aio.Channel, turn: StoryTurn, kill: MidAnswerKill | None = None) -> ChatAnswer:
-        """One turn in the session, which has to be answered right."""
+        """Plays one turn in the session and records whether the answer is right."""
 
         def on_event(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
             if event.HasField("delta"):
@@ -112,7 +118,10 @@ class Demonstration:
         return answer
 
     async def _undisturbed(self, channel: grpc.aio.Channel) -> ChatAnswer:
-        """The long answer to the same conversation, outside of the session, while nothing happens."""
+        """Returns the long answer to the same conversation, without a fault.
+
+        It is given outside the session.
+        """
         sessions = inference_pb2_grpc.SessionServiceStub(channel)
         stored = await sessions.GetSession(pb.GetSessionRequest(session_id=SESSION_ID), timeout=ANSWER_TIMEOUT_S)
         question = pb.Message(role=pb.ROLE_USER, content=self._story.long_turn.says)
@@ -121,7 +130,7 @@ class Demonstration:
         return answer
 
     async def _disturbed(self, channel: grpc.aio.Channel, undisturbed: ChatAnswer) -> Failover:
-        """The long answer in the session; the node that gives it is killed on the way."""
+        """Plays the long turn in the session and kills the node that generates it on the way."""
         kill = MidAnswerKill(self._cluster, self._story.kill_after_tokens)
         answer = await self._say(channel, self._story.long_turn, kill)
         metrics_url = self._cluster.services[self._cluster.router_names[0]].metrics_url
@@ -130,7 +139,7 @@ class Demonstration:
 
 
 def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ...]:
-    """The promises about the failover."""
+    """Returns the promises about the failover."""
     moved = bool(failover.killed_node) and failover.continued_on != failover.killed_node
     route = f"{failover.killed_node or 'nobody was killed'} -> {failover.continued_on}"
     later = [node_id for answer in afterwards for node_id in answer.node_ids]
@@ -145,7 +154,10 @@ def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ..
 
 
 def mean_reroute_s(metrics_url: str) -> float | None:
-    """From a fault's detection to the attempt on the next node, mean over all failovers; None when there was none."""
+    """Returns the mean time from a fault's detection to the attempt on the next node.
+
+    Returns None if there was no failover.
+    """
     count = scrape.total(metrics_url, f"{_REROUTED}_count")
     return scrape.total(metrics_url, f"{_REROUTED}_sum") / count if count else None
 

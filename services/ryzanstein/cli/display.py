@@ -1,4 +1,7 @@
-"""What people see: consoles, errors, numbers. Data goes to standard output, everything about it to standard error."""
+"""What people see: consoles, errors, numbers.
+
+Data goes to standard output, messages to standard error.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,34 @@ _FILE_WIDTH = 160
 
 
 def people() -> Console:
-    """For prose: progress, errors, hints."""
+    """Returns the console for messages: progress, errors, hints."""
     return Console(stderr=True, highlight=False)
 
 
 def output() -> Console:
-    """For what was asked for. Plain when it is not a terminal, and then wide: a file has no edge to wrap at."""
+    """Returns the console for data.
+
+    It is plain and wide if it is not a terminal: a file has no edge to wrap at.
+    """
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Prints one JSON document on standard output."""
     print(json.dumps(value, indent=2), flush=True)
 
 
 def show_failure(console: Console, failure: ServiceFailedError) -> None:
-    """A service that did not start or ended, with its last log lines."""
+    """Shows a service that did not start or ended, with its last log lines."""
     console.print(Text(str(failure), style="red"), soft_wrap=True)
 
 
 def show_error(console: Console, error: RyzansteinError) -> None:
-    """One sentence that says what is wrong, with the reason in brackets; then what it does not say: further fields, what is
-    missing, and when to come back."""
+    """Shows one sentence that says what is wrong, with the reason in parentheses.
+
+    Then it shows what the sentence leaves out: further fields, what is missing, and when to retry.
+    """
     console.print(Text.assemble(("error: ", "bold red"), f"{_sentence(error)} ({_reason(error)})"), soft_wrap=True)
     for violation in error.violations:
         if not error.message.startswith(f"{violation.field}: "):
@@ -46,12 +54,15 @@ def show_error(console: Console, error: RyzansteinError) -> None:
         console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"), soft_wrap=True)
     if error.retry_after_s is not None:
         console.print(Text(f"  try again in {error.retry_after_s:g} s"))
-    if error.reason == Code.UNAVAILABLE.name:  # nobody of ours said so: no service answered
+    if error.reason == Code.UNAVAILABLE.name:  # not from one of our services: none answered
         console.print(Text("  is the cluster running? `ryzanstein up` starts one"))
 
 
 def _sentence(error: RyzansteinError) -> str:
-    """A wrong field is its subject: `sampling.temperature must be in [0, 2], got 3`."""
+    """Returns the message, with a wrong field as its subject.
+
+    For example `sampling.temperature must be in [0, 2], got 3`.
+    """
     for violation in error.violations:
         if error.message.startswith(f"{violation.field}: "):
             return error.message.replace(": ", " ", 1)

@@ -1,6 +1,8 @@
-"""`ryzanstein drain` and `undrain`: a node finishes its work and takes no more, and takes work again.
+"""`ryzanstein drain` and `undrain`: a node finishes its work, or takes work again.
 
-Through the orchestrator, or asking the node itself.
+A draining node takes no new work.
+
+They ask the orchestrator or the node itself.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ def drain(
 
 
 def _confirm(last: LastNode | None) -> None:
-    """Asks who drains the last ready node; exit code 1 when the answer is no, or there is nobody to ask."""
+    """Asks for confirmation before the last ready node drains.
+
+    Exits with code 1 if the answer is no or standard input is not a terminal.
+    """
     if last is None:
         return
     people = display.people()
@@ -94,14 +99,17 @@ def undrain(
 
 
 async def withdraw_drain(orchestrator: str, node_id: str) -> None:
-    """Returns when the wish is withdrawn. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
+    """Returns when the drain request is withdrawn.
+
+    Raises RyzansteinError, NOT_FOUND if the node is not a member.
+    """
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         await answered(stub.UndrainNode(orchestrator_pb2.UndrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
 async def undrain_node(address: str) -> str:
-    """What still keeps the node from taking generations; empty: nothing."""
+    """Undrains a node. Returns what still keeps it from taking generations, or an empty string."""
     async with open_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await answered(stub.Undrain(worker_pb2.UndrainRequest(), timeout=_TIMEOUT_S))
@@ -109,14 +117,20 @@ async def undrain_node(address: str) -> str:
 
 
 async def request_drain(orchestrator: str, node_id: str) -> None:
-    """Returns when the wish is recorded. Raises RyzansteinError, NOT_FOUND for a node that is no member."""
+    """Returns when the drain request is recorded.
+
+    Raises RyzansteinError, NOT_FOUND if the node is not a member.
+    """
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         await answered(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
 async def drain_node(address: str, grace_s: float) -> int:
-    """Returns when the node's work is done or the grace has passed: how many generations had not ended."""
+    """Drains a node and returns how many generations had not ended.
+
+    Returns when the node's work is done or the grace has passed.
+    """
     grace = Duration()
     grace.FromNanoseconds(int(grace_s * 1e9))
     async with open_channel(address) as channel:

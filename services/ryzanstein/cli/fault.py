@@ -1,4 +1,4 @@
-"""Kills the node that answers, in the middle of its answer, and reports what the reader of that answer noticed."""
+"""Kills the node that generates an answer, midway, and reports what the reader noticed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from ryzanstein.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """How an answer went over from one node to another. Seconds; None: it did not happen.
+    """How an answer moved from one node to another.
 
-    `lost` and `repeated` are counted from the indices that arrived. `identical` compares tokens and text with the answer to
-    the same conversation that nobody disturbed.
+    Times are in seconds, None if it did not happen.
+
+    `lost` and `repeated` are counted from the indices that arrived. `identical` compares tokens and
+    text with the answer to the same conversation without a fault.
     """
 
     killed_node: str
@@ -30,7 +32,10 @@ class Failover:
 
 
 class MidAnswerKill:
-    """Hand `watch` every event of one answer. Kills once, with SIGKILL, after at least `after_tokens` tokens."""
+    """Kills once, with SIGKILL, after at least `after_tokens` tokens.
+
+    Pass every event of one answer to `watch`.
+    """
 
     def __init__(self, cluster: LocalCluster, after_tokens: int) -> None:
         self._cluster = cluster
@@ -42,7 +47,7 @@ class MidAnswerKill:
         self.tokens_at_death = 0
 
     def watch(self, answer: ChatAnswer, event: pb.GenerationEvent) -> bool:
-        """True when this event was the victim's last: the node was killed now."""
+        """Returns True if this event was the victim's last: the node was just killed."""
         if not event.HasField("delta"):
             return False
         if self.victim:
@@ -55,7 +60,7 @@ class MidAnswerKill:
         return True
 
     def report(self, answer: ChatAnswer, undisturbed: ChatAnswer, detected_to_rerouted_s: float | None) -> Failover:
-        """What became of the watched answer, once it is complete."""
+        """Returns the result for the watched answer, once it is complete."""
         return Failover(
             killed_node=self.victim,
             killed_after_tokens=self.tokens_at_death,

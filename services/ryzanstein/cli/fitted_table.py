@@ -1,6 +1,10 @@
-"""A table that fits its place: where there is little room the least important columns go, and names fold instead of being cut.
+"""A table that fits its width.
 
-What is left out is said below the table, and a name is always there in full: two nodes whose names begin alike stay two.
+If there is little room, it drops the least important columns and folds names instead of cutting
+them.
+
+The dropped columns are listed below the table. A name is always shown in full, so that two nodes
+whose names begin alike can be told apart.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
-_FOLDED = 20  # a column that folds is content with so many characters
-_FRAME, _PADDING = 1, 3  # of a table, and of each of its columns
+_FOLDED = 20  # width that is enough for a column that folds
+_FRAME, _PADDING = 1, 3  # width of a table's frame, and padding of each column
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`leaves`: the column with the highest number is left out first, one with 0 never. `folds`: over several lines.
+    """A column of a `FittedTable`.
+
+    `leaves`: the column with the highest number is dropped first, one with 0 never. `folds`: its
+    text may take several lines.
 
     A column that neither folds nor leaves shows where each row begins.
     """
@@ -29,7 +36,7 @@ class Column:
 
 
 class FittedTable:
-    """Of text alone. A renderable of rich."""
+    """A table of text. It is a renderable of rich."""
 
     def __init__(self, title: str, *columns: Column) -> None:
         self._title = title
@@ -40,7 +47,7 @@ class FittedTable:
         return len(self._rows)
 
     def add(self, *cells: str) -> None:
-        """A row, one text for each column."""
+        """Adds a row, one text for each column."""
         self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
@@ -54,7 +61,7 @@ class FittedTable:
         yield table
 
     def _kept(self, width: int) -> list[int]:
-        """The columns for which there is room."""
+        """Returns the columns that fit."""
         kept = list(range(len(self.columns)))
         while _FRAME + sum(_PADDING + self._width(number) for number in kept) > width:
             last = max(kept, key=lambda number: self.columns[number].leaves)

@@ -1,4 +1,7 @@
-"""Where a service runs: this machine as it is, or a part of it that a command leads into (a network namespace)."""
+"""Where a service runs: this machine, or a part of it that a command enters.
+
+For example a network namespace.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`address` is listened on. `prefix` stands before a command and becomes it (exec), so that the process id stays;
-    its first word is an absolute path."""
+    """The address to listen on, and an optional command `prefix`.
+
+    `prefix` precedes a command and becomes it (exec), so that the process id stays. Its first word
+    is an absolute path.
+    """
 
     address: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()

@@ -1,6 +1,9 @@
-"""Keeps one service of a local cluster running: restarts it however often it ends, with longer and longer pauses.
+"""Keeps one service of a local cluster running.
 
-The caller passes the time and prints the lines that come back. Nothing here waits, so one loop can keep several services.
+It restarts the service however often it ends, with increasing pauses.
+
+The caller passes the time and prints the returned lines. Nothing here waits, so one loop can keep
+several services running.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ BACKOFF = Backoff(first_s=0.5, longest_s=10.0, healthy_s=60.0)
 
 
 class KeptService:
-    """`look` at it about once a second."""
+    """Keeps one service running. Call `look` about once a second."""
 
     def __init__(self, service: ServiceProcess, backoff: Backoff = BACKOFF) -> None:
         self._service = service
@@ -23,9 +26,12 @@ class KeptService:
         self._again_at: float | None = None
 
     def look(self, now: float) -> Iterator[str]:
-        """Starts the service when it has ended and its pause is over; what people should know. `now` is monotonic seconds."""
+        """Starts the service if it ended and its pause is over. Yields lines for the user.
+
+        `now` is monotonic seconds.
+        """
         if self._started_at is None:
-            self._started_at = now  # it runs since before the first look
+            self._started_at = now  # it has run since before the first look
         if self._again_at is not None:
             if now >= self._again_at:
                 yield from self._start(now)
@@ -37,7 +43,7 @@ class KeptService:
     def _start(self, now: float) -> Iterator[str]:
         self._again_at, self._started_at = None, now
         try:
-            self._service.kill()  # what it may have left in its process group
+            self._service.kill()  # ends what it may have left in its process group
             self._service.start()
         except OSError as error:
             pause_s = self._pause(now)

@@ -1,4 +1,4 @@
-"""Whether a node that is to be drained is the last one that takes work, as the orchestrator knows it."""
+"""Whether a node to be drained is the last one that takes work, according to the orchestrator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LastNode:
-    """Without it nobody serves `model`."""
+    """A node without which nothing serves `model`."""
 
     node_id: str
     model: str
@@ -26,7 +26,10 @@ class LastNode:
 
 
 async def last_node(orchestrator: str, node_id: str) -> LastNode | None:
-    """None: others serve its model, it serves nothing, or the orchestrator does not know it. RyzansteinError."""
+    """Returns None if others serve its model, it serves none, or it is no known member.
+
+    Raises RyzansteinError.
+    """
     members = await _members(orchestrator)
     ready = [node for node in members if node.state is NodeState.READY and not node.drain_requested]
     own = next((node for node in ready if node.node_id == node_id), None)
@@ -36,8 +39,11 @@ async def last_node(orchestrator: str, node_id: str) -> LastNode | None:
 
 
 async def last_node_at(orchestrator: str, address: str) -> LastNode | None:
-    """As `last_node`, for the node at an address. None also when one of the two does not answer: who asks a node itself may
-    have no orchestrator."""
+    """Returns the same as `last_node`, for the node at an address.
+
+    Also returns None when the node or the orchestrator does not answer: a caller that contacts a
+    node directly may have no orchestrator.
+    """
     try:
         async with open_channel(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)

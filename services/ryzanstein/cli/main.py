@@ -1,4 +1,4 @@
-"""The command `ryzanstein`. Exit codes: 0 done, 1 it failed, 2 it was called wrongly, 130 interrupted."""
+"""The command `ryzanstein`. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """The application with all its subcommands."""
+    """Returns the application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for command in (demo, up, chat, status, drain, undrain):
@@ -39,6 +39,9 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """The entry point. SIGTERM is taken like Ctrl-C, so that services are stopped in order and temporary files go."""
+    """Runs the command line.
+
+    SIGTERM acts like Ctrl-C, so that services stop in order and temporary files are removed.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()()

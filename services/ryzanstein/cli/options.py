@@ -1,4 +1,7 @@
-"""Options that several commands have, and what their values must be: a wrong one is named with its bound, and ends with 2."""
+"""Options shared by several commands, and checks of their values.
+
+The error for a wrong value states the bound, and the exit code is 2.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ LARGEST_PORT = 65535
 
 
 def text_value(value: str | None) -> str | None:
-    """What goes into a message: bytes of the command line that are no UTF-8 cannot. BadParameter."""
+    """Returns the value if it can be part of a message. Raises BadParameter if it is not UTF-8."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:
@@ -19,7 +22,7 @@ def text_value(value: str | None) -> str | None:
 
 
 def address_value(value: str | None) -> str | None:
-    """host:port, or unix:PATH. BadParameter."""
+    """Returns the value if it is host:port or unix:PATH. Raises BadParameter otherwise."""
     if value is None or (value.startswith("unix:") and text_value(value)):
         return value
     host, _, port = value.rpartition(":")

@@ -1,4 +1,7 @@
-"""Free loopback ports. A number is free when it is handed out and may be taken a moment later: whoever uses it retries."""
+"""Free loopback ports.
+
+A port is free when it is returned and may be taken a moment later: callers retry.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ _SHOWN_CHARS = 80
 
 
 class InUseError(Exception):
-    """Something that is needed alone is not to be had; the message is a sentence for people."""
+    """A port or directory is not available. The message is a sentence for people."""
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports of 127.0.0.1 that nobody listens on now."""
+    """Returns `count` different ports of 127.0.0.1 that are not in use now."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -25,10 +28,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def require_free(ports: Mapping[int, str]) -> None:
-    """`ports` of 127.0.0.1, each with the option that chose it. InUseError: the first that somebody has, and who that is."""
+    """Raises InUseError for the first of `ports` of 127.0.0.1 that is taken.
+
+    The values of `ports` are the options that chose them. The error names the option and who holds
+    the port.
+    """
     for port, option in ports.items():
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: who ended a moment ago is no obstacle
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one that just ended does not block
             try:
                 probe.bind(("127.0.0.1", port))
             except PermissionError:
@@ -39,7 +46,7 @@ def require_free(ports: Mapping[int, str]) -> None:
 
 
 def _holder(port: int) -> str:
-    """Who listens there, as far as this user may know."""
+    """Returns who listens there, as far as this user may see."""
     try:
         listening = [each for each in psutil.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN]
         pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)

@@ -1,4 +1,7 @@
-"""What is wrong in a cluster, one line per problem, worst first: what a person should see before any table."""
+"""The problems of a cluster, one line each, worst first.
+
+The user should see them before any table.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from ryzanstein.cluster import NodeState
 
 STILL_S = 1.0
 SKEW_S = 5.0
-MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was taken away
+MISSED_S = 900.0  # a node that has been gone for longer is not missed: it was removed
 _AT_REST = frozenset({"idle", "profile"})
 
 
 def problems(view: ClusterStatus) -> list[str]:
-    """Empty: nothing that could be asked complained."""
+    """Returns the problems; empty if nothing that answered reports one."""
     found = [f"{service} does not answer: {error}" for service, error in view.errors.items()]
     if "router" not in view.errors and not any(model.ready_nodes for model in view.models):
         found.append(_nobody_ready(view))
@@ -47,7 +50,7 @@ def _of_node(view: NodeStatus, members_known: bool) -> Iterator[str]:
 
 
 def _unlinked(router: RouterView) -> Iterator[str]:
-    """Links that are down, and nodes that were lost lately and are no members any more."""
+    """Yields links that are down, and nodes that were lost recently and are no longer linked."""
     last = {loss.node_id: loss for loss in router.recent_losses if loss.time > time.time() - MISSED_S}
     linked = {link.node_id for link in router.links}
     down = [link.node_id or link.address for link in router.links if not link.up]

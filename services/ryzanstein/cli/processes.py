@@ -1,6 +1,9 @@
-"""A cluster on this machine: an orchestrator, nodes and routers as child processes that never outlive this one.
+"""A cluster on this machine: an orchestrator, nodes and routers as child processes.
 
-Used by `ryzanstein up`, `ryzanstein demo` and the tests. Plain blocking calls; nothing here knows asyncio or models.
+The processes never outlive this one.
+
+`ryzanstein up`, `ryzanstein demo` and the tests use it. Plain blocking calls; nothing here knows
+asyncio or models.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ _PORT_TAKEN = ("cannot listen on", "Address already in use")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What to start. Port 0: a free one. `state_dir` None: a temporary one that goes with the cluster.
+    """What to start.
 
-    The `*_flags` are handed to each service of that kind as they stand, after our own. By the name of a service: `hosts` says
-    where it runs, if not on 127.0.0.1, and `settings` replaces settings of our choice.
+    Port 0 means a free one; `state_dir` None means a temporary one, removed with the cluster.
+
+    The `*_flags` are passed unchanged to each service of that kind, after our own. `hosts` and
+    `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
+    `settings` replaces settings that we chose.
     """
 
     model: Path
@@ -56,9 +62,10 @@ class ClusterSpec:
 
 
 class LocalCluster:
-    """Starts on `start` or `with`, ends on `stop`. Services are named orchestrator, node-0, node-1, ..., router-0, ...
+    """A cluster that starts on `start` or `with` and ends on `stop`.
 
-    `services` holds them in the order of starting. Only the thread that called `start` keeps them alive.
+    Services are named orchestrator, node-0, node-1, ..., router-0, ... `services` holds them in
+    start order. They live only as long as the thread that called `start`.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -77,7 +84,7 @@ class LocalCluster:
 
     @property
     def router_address(self) -> str:
-        """host:port of the first router's gRPC face."""
+        """Returns host:port of the first router's gRPC face."""
         return self.services[self.router_names[0]].grpc_address
 
     @property
@@ -86,7 +93,7 @@ class LocalCluster:
 
     @property
     def http_url(self) -> str:
-        """Of the first router's HTTP face, without a path."""
+        """Returns the URL of the first router's HTTP face, without a path."""
         return self.http_url_of(self.router_names[0])
 
     def http_url_of(self, router_name: str) -> str:
@@ -98,16 +105,17 @@ class LocalCluster:
 
     @property
     def state_dir(self) -> Path:
-        """Where logs and databases are."""
+        """Returns the directory of logs and databases."""
         if self._state_dir is None:
             self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
         private_folder(self._state_dir)
         return self._state_dir
 
     def start(self) -> None:
-        """Starts everything and returns when each router sees every node ready. ServiceFailedError: nothing is left behind.
+        """Starts all services and returns when each router sees every node ready.
 
-        A port that we chose and somebody took before it was bound is chosen again, a few times.
+        After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
+        is bound, another is chosen, a few times.
         """
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -122,7 +130,10 @@ class LocalCluster:
                 raise
 
     def stop(self) -> None:
-        """Ends routers, nodes and the orchestrator in this order: SIGTERM, then SIGKILL for what outlives the grace."""
+        """Stops routers, nodes and the orchestrator, in this order.
+
+        Sends SIGTERM, then SIGKILL to what outlives the grace.
+        """
         for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
             self._stop_together([self.services[name] for name in names if name in self.services])
         self.services.clear()
@@ -135,7 +146,10 @@ class LocalCluster:
         self.services[name].signal(number)
 
     def restart(self, name: str) -> None:
-        """Kills a service, if it still runs, starts it again on the same ports and returns when it is ready."""
+        """Restarts a service on the same ports and returns when it is ready.
+
+        Kills it if it still runs.
+        """
         service = self.services[name]
         service.kill()
         service.start()
@@ -159,7 +173,7 @@ class LocalCluster:
         self.stop()
 
     def _may_choose_again(self, failure: ServiceFailedError) -> bool:
-        """Whether other ports could help: one was taken, and all were chosen by us."""
+        """Returns whether other ports could help: one was taken, and we chose all of them."""
         chosen = not (self.spec.grpc_port or self.spec.http_port or self.spec.orchestrator_port)
         return chosen and any(sign in str(failure) for sign in _PORT_TAKEN)
 
@@ -204,7 +218,7 @@ class LocalCluster:
         self._add(node_id, "worker", flags, self.spec.worker_flags)
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
-        """A further router listens on the next ports where they are given."""
+        """Describes a router; each further one listens on the next ports if ports are given."""
         spec = self.spec
         self._http_ports[name] = (spec.http_port + index) if spec.http_port else next(ports)
         flags: Flags = {
@@ -214,7 +228,8 @@ class LocalCluster:
             "metrics_port": next(ports),
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "state_dir": str(self.state_dir / name),
-            # One for all: a session, and a generation whose router is gone, goes on at any of them.
+            # Shared by all, so that any of them can continue a session, or a generation whose
+            # router is gone.
             "session_dir": str(self.state_dir),
             "drain_grace_s": spec.stop_grace_s / 2,
         }
@@ -232,14 +247,14 @@ class LocalCluster:
         deadline = time.monotonic() + self.spec.stop_grace_s
         for service in services:
             service.signal(signal.SIGTERM)
-            service.signal(signal.SIGCONT)  # a stopped process would never see it
+            service.signal(signal.SIGCONT)  # a stopped process would never see SIGTERM
         for service in services:
             service.wait_ended(max(0.0, deadline - time.monotonic()))
             service.kill()
 
 
 def _ready_nodes(router_address: str) -> int:
-    """Nodes that the router can send requests to; 0 when it does not answer."""
+    """Returns how many nodes the router can send requests to; 0 if it does not answer."""
     with grpc.insecure_channel(router_address) as channel:
         try:
             models = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=2)

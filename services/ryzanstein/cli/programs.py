@@ -1,6 +1,6 @@
-"""The subcommands that are programs of their own: one per service, `synthesize` and `bench`.
+"""The subcommands that are separate programs: one per service, `synthesize` and `bench`.
 
-They take over this process (exec), so signals, exit codes and `--help` are the program's own.
+They replace this process (exec), so signals, exit codes and `--help` are the program's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 
-# Benchmarks of other programs than the worker, by the first argument of `bench`.
+# Benchmarks of programs other than the worker, by the first argument of `bench`.
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
         "router": "ryzanstein.lab.bench.router",
@@ -39,13 +39,13 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# A distribution of its own.
+# A separate distribution.
 _LABORATORY = "ryzanstein.lab"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add_programs(app: typer.Typer) -> None:
-    """One subcommand per program; all its arguments are handed on as they stand."""
+    """Adds one subcommand per program; all arguments are passed on unchanged."""
     for name, (module, help_text) in PROGRAMS.items():
         _add(app, name, module, help_text)
 

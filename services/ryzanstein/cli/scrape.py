@@ -10,7 +10,10 @@ TIMEOUT_S = 5.0
 
 
 def total(url: str, sample_name: str) -> float:
-    """The sum of a sample over all its labels; 0 when it was never observed. OSError when nobody answers."""
+    """Returns the sum of a sample over all labels, 0 if never observed.
+
+    Raises OSError if there is no answer.
+    """
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         text = response.read().decode()
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)

@@ -1,7 +1,7 @@
-"""One service as a child process: started tethered to this one, watched until it is ready, stopped, killed.
+"""One service as a child process: started tethered to this one, watched, stopped, killed.
 
-Knows that a service is `python -m ryzanstein.<service> --flags`, speaks grpc.health.v1 and logs to standard error. Knows
-nothing of clusters.
+It knows that a service is `python -m ryzanstein.<service> --flags`, speaks grpc.health.v1 and logs
+to standard error. It knows nothing about clusters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class ServiceFailedError(Exception):
 
 
 class ServiceProcess:
-    """A service that listens on its host's address at `grpc_port` and `metrics_port`, and logs into `log_path`."""
+    """A service as a child process.
+
+    It listens on its host's address at `grpc_port` and `metrics_port`, and logs into `log_path`.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """Of the running process; ServiceFailedError when it was never started."""
+        """Returns the id of the process. Raises ServiceFailedError if it was never started."""
         if self._process is None:
             raise ServiceFailedError(f"{self.name} was never started")
         return self._process.pid
@@ -67,35 +70,41 @@ class ServiceProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, for people."""
+        """Returns how the process ended, for people."""
         code = None if self._process is None else self._process.returncode
         if code is None or code >= 0:
             return f"ended by itself with exit code {code}"
         return f"was ended by signal {-code} ({signal.strsignal(-code)})"
 
     def start(self) -> None:
-        """Starts it, in a process group of its own so that a terminal's Ctrl-C reaches only us. Returns at once.
+        """Starts the service in its own process group, so that a terminal's Ctrl-C reaches only us.
 
-        Call from a thread that lives as long as the service should: the kernel's death signal is bound to the thread.
+        Returns at once.
+
+        Call it from a thread that lives as long as the service should: the kernel binds the death
+        signal to the thread.
         """
         tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._command]
         with open(self.log_path, "ab", opener=opener) as log:
             self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def wait_ready(self, deadline: float) -> None:
-        """Returns when the health service `readiness` is SERVING. ServiceFailedError when it ends or `deadline` passes.
+        """Returns when the health service `readiness` is SERVING.
 
-        `deadline` is of time.monotonic().
+        Raises ServiceFailedError if the service ends or `deadline` (time.monotonic()) passes.
         """
         wait_all_ready([self], deadline)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the service's own process, not to its ranks. Nothing when it has ended."""
+        """Sends a signal to the service's own process, not to its ranks.
+
+        Does nothing if it ended.
+        """
         if self._process is not None:
             self._process.send_signal(number)
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Whether it has ended within the time."""
+        """Waits for the service to end. Returns whether it ended within the timeout."""
         if self._process is None:
             return True
         try:
@@ -105,7 +114,7 @@ class ServiceProcess:
         return True
 
     def kill(self) -> None:
-        """SIGKILL to the service and everything in its process group, and waits for its end."""
+        """Sends SIGKILL to the service and its whole process group, and waits for its end."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -113,7 +122,7 @@ class ServiceProcess:
         self._process.wait()
 
     def log_tail(self, num_lines: int = 15) -> str:
-        """The last lines that it logged."""
+        """Returns the last lines of its log."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
@@ -123,14 +132,17 @@ class ServiceProcess:
         return "\n".join(f"  {self.name} | {line}" for line in lines[-num_lines:])
 
     def check_running(self) -> None:
-        """ServiceFailedError when it has ended."""
+        """Raises ServiceFailedError if the service ended."""
         if not self.running:
             code = None if self._process is None else self._process.returncode
             raise ServiceFailedError(f"{self.name} ended with exit code {code}\n{self.log_tail()}")
 
 
 def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:
-    """Returns when all are ready. ServiceFailedError as soon as one ends, or when `deadline` (time.monotonic()) passes."""
+    """Returns when all are ready.
+
+    Raises ServiceFailedError when one ends or `deadline` (time.monotonic()) passes.
+    """
     services = list(services)
     pending = services
     while pending := [service for service in pending if not serves(service.grpc_address)]:
@@ -142,7 +154,10 @@ def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:
 
 
 def serves(address: str, health_service: str = "readiness", timeout_s: float = 1.0) -> bool:
-    """Whether grpc.health.v1 at host:port says SERVING. An unreachable one does not."""
+    """Returns whether grpc.health.v1 at host:port reports SERVING.
+
+    An unreachable address does not.
+    """
     with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=health_service)

@@ -1,6 +1,9 @@
-"""The state directory of `ryzanstein up` belongs to one at a time: a lock on a file in it, with the holder's process id.
+"""A lock for the state directory of `ryzanstein up`.
 
-The kernel takes the lock away when its holder dies, however it dies: a file that was left behind is no obstacle.
+It is a locked file in the directory, with the holder's process id.
+
+The kernel releases the lock when its holder dies, however it dies, so a leftover file is no
+obstacle.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ LOCK_NAME = "lock"
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Makes the directory for its owner alone, if it is not there, and holds it. InUseError: somebody else does,
-    or it cannot be written to."""
+    """Holds the lock on the directory, which it creates for its owner alone if missing.
+
+    Raises InUseError if another process holds the lock, or if the directory cannot be written to.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,7 @@
-"""`ryzanstein status`: what is wrong first, then nodes, ranks, a router's links, recent losses, models and sessions."""
+"""`ryzanstein status`: problems first, then tables.
+
+The tables show nodes, ranks, a router's links, recent losses, models and sessions.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def status(
 
 
 def as_document(view: ClusterStatus) -> dict[str, Any]:
-    """For scripts; states by their names, times in seconds, null for a degree of tensor parallelism that is not known."""
+    """Returns the status for scripts.
+
+    States are names, times are seconds, and an unknown degree of tensor parallelism is null.
+    """
     document = asdict(view)
     for shown, node_view in zip(document["nodes"], view.nodes, strict=True):
         shown["node"]["state"] = node_view.node.state.name

@@ -16,7 +16,7 @@ _UNKNOWN = "-"
 
 
 def node_table(view: ClusterStatus) -> FittedTable:
-    """Members with their state and load."""
+    """Returns the table of nodes with their state and load."""
     table = FittedTable(
         "nodes",
         Column("node", folds=True),
@@ -39,14 +39,20 @@ def node_table(view: ClusterStatus) -> FittedTable:
 
 
 def _load(load: Load) -> tuple[str, str, str]:
-    """Running, waiting, KV blocks; nothing of them is known where there is no capacity."""
+    """Returns running, waiting and KV blocks.
+
+    All three are unknown if there is no capacity.
+    """
     if not load.capacity:
         return _UNKNOWN, _UNKNOWN, _UNKNOWN
     return f"{load.running}/{load.capacity}", str(load.waiting), f"{load.kv_blocks_used}/{load.kv_blocks_total}"
 
 
 def _state(view: NodeStatus) -> str:
-    """As the orchestrator heard it; a node that is silent itself does not pass as READY."""
+    """Returns the state as the orchestrator knows it.
+
+    A node that does not answer is not shown as READY.
+    """
     if view.error and view.node.state is NodeState.READY:
         return "no answer"
     return f"{view.node.state.name} (drains)" if view.node.drain_requested else view.node.state.name
@@ -74,7 +80,10 @@ def rank_table(view: ClusterStatus) -> FittedTable:
 
 
 def link_table(view: ClusterStatus) -> FittedTable:
-    """One router's streams: who is there, who is suspected, who is not asked."""
+    """Returns the table of one router's streams.
+
+    It shows which are up, which nodes are suspected, and which breakers keep work away.
+    """
     table = FittedTable(
         f"links of {view.router.router_id}",
         Column("node", folds=True),
@@ -92,7 +101,10 @@ def link_table(view: ClusterStatus) -> FittedTable:
 
 
 def loss_table(view: ClusterStatus) -> FittedTable:
-    """What was lost lately, last first: links as the router saw them, ranks as their nodes did."""
+    """Returns the table of recent losses, latest first.
+
+    Links are as the router saw them, ranks as their nodes did.
+    """
     table = FittedTable(
         f"recent losses (last {MAX_LOSSES})",
         Column("when", 1),

@@ -1,4 +1,4 @@
-"""What is said in `ryzanstein demo`, in words that the embedded model understands. Plain data."""
+"""What is said in `ryzanstein demo`, phrased for the embedded model. Plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoryTurn:
-    """What the user says, and what the answer has to contain, each part as it stands."""
+    """What the user says, and the parts that the answer must contain verbatim."""
 
     says: str
     expects: tuple[str, ...]
@@ -15,7 +15,10 @@ class StoryTurn:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A conversation in one session. While `long_turn` is answered, after `kill_after_tokens`, its node is killed."""
+    """A conversation in one session.
+
+    The node that answers `long_turn` is killed after `kill_after_tokens`.
+    """
 
     before: tuple[StoryTurn, ...]
     long_turn: StoryTurn

@@ -1,6 +1,8 @@
-"""Asks a whole cluster how it is: the orchestrator for members, a router for links and models, each node for its ranks.
+"""Queries a whole cluster for its state.
 
-Nodes that only the router knows are asked too, so that a look works without an orchestrator.
+The orchestrator reports members, a router links and models, and each node its ranks.
+
+Nodes that only the router knows are queried too, so that this works without an orchestrator.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ T = TypeVar("T")
 
 
 async def look(orchestrator: str, router: str) -> ClusterStatus:
-    """Asks everybody at once; a service that does not answer within TIMEOUT_S is in `errors`."""
+    """Queries all services at once.
+
+    A service that does not answer within TIMEOUT_S is in `errors`.
+    """
     errors: dict[str, str] = {}
     members, links, models, sessions = await asyncio.gather(
         _or(_members(orchestrator), (), "orchestrator", errors),
@@ -54,7 +59,7 @@ async def look(orchestrator: str, router: str) -> ClusterStatus:
         _or(_sessions(router), (), "session store", errors),
     )
     if "router" in errors:
-        errors.pop("session store", None)  # nobody was there to be asked
+        errors.pop("session store", None)  # the router, which answers for the store, was unreachable
     linked = _only_linked(links, members)
     nodes = await asyncio.gather(*(_node(node, True) for node in members), *(_node(node, False) for node in linked))
     return ClusterStatus(tuple(nodes), links, models, sessions, errors)
@@ -100,7 +105,7 @@ async def _node(node: Node, member: bool) -> NodeStatus:
 
 
 def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:
-    """A node of which no orchestrator told: all that is known of it, it says itself."""
+    """Returns a node that the orchestrator does not know, filled in from the node's own report."""
     return replace(node, tp=tp, state=beat.state, model=beat.model, context_length=beat.context_length, load=beat.load)
 
 
@@ -148,7 +153,7 @@ async def _models(router: str) -> tuple[ModelView, ...]:
 
 
 async def _sessions(router: str) -> tuple[SessionView, ...]:
-    """The sessions used last."""
+    """Returns the most recently used sessions."""
     async with open_channel(router) as channel:
         stub = inference_pb2_grpc.SessionServiceStub(channel)
         request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)

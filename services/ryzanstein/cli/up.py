@@ -1,4 +1,4 @@
-"""`ryzanstein up`: a cluster on this machine that stays until Ctrl-C and then leaves nothing behind."""
+"""`ryzanstein up`: a cluster on this machine that runs until Ctrl-C and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def up(
 
 
 def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
-    """The ports that were chosen by their options. BadParameter: two are one, or there is none with that number."""
+    """Returns the ports that options chose.
+
+    Raises BadParameter if two are equal or one is out of range.
+    """
     ports: dict[int, str] = {}
     asked = (("--grpc-port", spec.grpc_port, spec.num_routers), ("--http-port", spec.http_port, spec.num_routers))
     for option, first, count in (*asked, ("--orchestrator-port", spec.orchestrator_port, 1)):
@@ -87,7 +90,10 @@ def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
 
 
 def _serve(cluster: LocalCluster, as_json: bool) -> None:
-    """Runs until KeyboardInterrupt. ServiceFailedError: a service could not be started at first."""
+    """Runs until KeyboardInterrupt.
+
+    Raises ServiceFailedError if a service does not start at first.
+    """
     people, spec = display.people(), cluster.spec
     with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
         cluster.start()
@@ -102,7 +108,7 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
 
 
 def addresses(cluster: LocalCluster) -> dict[str, object]:
-    """Where everything listens, for scripts."""
+    """Returns the addresses of all services, for scripts."""
     return {
         "grpc": cluster.router_addresses,
         "http": [cluster.http_url_of(name) for name in cluster.router_names],
@@ -130,7 +136,10 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
 
 
 def _watch(cluster: LocalCluster, people: Console) -> None:
-    """Shows the nodes where there is a terminal, and starts again what ends by itself. The others run on meanwhile."""
+    """Shows the nodes if there is a terminal, and restarts services that end.
+
+    The others keep running.
+    """
     kept = [KeptService(service) for service in cluster.services.values()]
     with Live(console=people, auto_refresh=False) as live:
         while True:
@@ -143,7 +152,7 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
 
 
 def _nodes(cluster: LocalCluster) -> RenderableType:
-    """The nodes as they are; what cannot be shown ends nothing."""
+    """Returns the table of nodes, or a message if it cannot be shown."""
     try:
         return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
     except Exception as error:

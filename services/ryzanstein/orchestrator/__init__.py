@@ -1,1 +1,4 @@
-"""The orchestrator: members with leases, desired deployments, and the view that routers follow. Never on a request's path."""
+"""The orchestrator: members with leases, desired deployments, and the view that routers follow.
+
+It is never on a request's path.
+"""

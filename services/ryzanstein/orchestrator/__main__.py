@@ -1,6 +1,7 @@
 """`python -m ryzanstein.orchestrator`: settings, store, server, signals.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable, a bug), 2 bad settings.
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable, a bug), 2 bad
+settings.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: OrchestratorSettings) -> None:
-    """Serves until SIGTERM or SIGINT. OSError, StoreError: it cannot start."""
+    """Serves until SIGTERM or SIGINT. Raises OSError or StoreError when it cannot start."""
     telemetry = OrchestratorTelemetry()
     store = await Store.open(settings.database, telemetry)
     try:
@@ -58,7 +59,8 @@ async def _serve_rpc(
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
     await rpc.start()
     await rpc.set_started()
-    # Ready at once, also while watchers wait for the members of before: those must be able to register.
+    # Ready at once, even while watchers wait for the previous members: those must be able to
+    # register.
     await rpc.set_ready(True)
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     background = telemetry.background
@@ -76,7 +78,7 @@ async def _serve_rpc(
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the process and returns its exit code."""
     try:
         settings = CliApp.run(OrchestratorSettings)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The desired deployments, by model name. Plain Python; what is here was written to the store before."""
+"""The desired deployments, by model name. Plain Python; each was written to the store before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ryzanstein.orchestrator.changes import DeploymentChanged, DeploymentRemoved
 
 
 class Catalog:
-    """At most `max_deployments` models; each change is published."""
+    """A set of at most `max_deployments` deployments; each change is published."""
 
     def __init__(self, publish: Publish, max_deployments: int, saved: Iterable[Deployment] = ()) -> None:
         self._publish = publish
@@ -18,7 +18,7 @@ class Catalog:
         self._deployments = {deployment.model: deployment for deployment in saved}
 
     def deployments(self) -> tuple[Deployment, ...]:
-        """All, by name."""
+        """Returns all deployments, by name."""
         return tuple(self._deployments[model] for model in sorted(self._deployments))
 
     def admit(self, deployment: Deployment) -> None:
@@ -32,7 +32,7 @@ class Catalog:
             )
 
     def put(self, deployment: Deployment) -> None:
-        """Adds or replaces; publishes when it is new or different."""
+        """Adds or replaces a deployment; publishes it if it is new or different."""
         if self._deployments.get(deployment.model) != deployment:
             self._deployments[deployment.model] = deployment
             self._publish(DeploymentChanged(deployment))
@@ -41,12 +41,12 @@ class Catalog:
         return self._deployments.get(model)
 
     def require(self, model: str) -> None:
-        """NOT_FOUND when there is no deployment of the model."""
+        """Raises NOT_FOUND when there is no deployment of the model."""
         if model not in self._deployments:
             raise errors.not_found("deployment", model)
 
     def remove(self, model: str) -> None:
-        """NOT_FOUND when there is none."""
+        """Removes a deployment. Raises NOT_FOUND when there is none."""
         self.require(model)
         del self._deployments[model]
         self._publish(DeploymentRemoved(model))

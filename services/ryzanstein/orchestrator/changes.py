@@ -1,4 +1,4 @@
-"""What can change in a cluster: the values that the registry and the catalog publish and that watchers replay."""
+"""What can change in a cluster: the registry and the catalog publish it, and watchers replay it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ryzanstein.cluster import Deployment, Node
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node joined or says something new. `load_only`: nothing but its load and the time of its beat."""
+    """A node joined or reported something new.
+
+    `load_only`: nothing changed but its load and the time of its beat.
+    """
 
     node: Node
     load_only: bool = False
@@ -18,7 +21,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """A node left, or its lease ran out."""
+    """A node left, or its lease expired."""
 
     node_id: str
 
@@ -32,7 +35,7 @@ class DeploymentChanged:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRemoved:
-    """A deployment was withdrawn."""
+    """A deployment was removed."""
 
     model: str
 

@@ -17,7 +17,7 @@ class OrchestratorSettings(ServiceSettings):
     database: Path = Field(Path("orchestrator.sqlite"), description="the SQLite file; made, with its directory, when missing")
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node that is silent for so long is no member any more")
     heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="how often nodes should beat")
-    # Longer than the longest pause that a node makes between two attempts to register, after an outage of any length.
+    # Longer than a node's longest pause between two registrations, after an outage of any length.
     settle_s: float = Field(10.0, ge=0, le=3600, description="how long watchers wait after a restart for members of before")
     max_nodes: int = Field(10_000, ge=1, le=10_000, description="members at most")
     max_deployments: int = Field(256, ge=1, le=1024, description="deployments at most")

@@ -1,7 +1,8 @@
-"""The control plane as one object: what the RPCs call, and the clockwork that expires leases and tells watchers.
+"""The control plane as one object.
 
-It composes registry, catalog, reconciler, watch hub and store; it knows nothing of gRPC. One thread, one event loop: between
-two awaits a change to the state and its publication are one step.
+It has what the RPCs call, and the clock that expires leases and notifies watchers. It composes
+registry, catalog, reconciler, watch hub and store, and knows nothing of gRPC. It runs in one thread
+with one event loop: between two awaits, a change of the state and its publication are one step.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MAX_PENDING_WRITES = 64
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease: it ends when no beat came for `lease_s`; beat every `heartbeat_interval_s`."""
+    """A lease. It expires after `lease_s` without a beat; beat every `heartbeat_interval_s`."""
 
     lease_id: str
     lease_s: float
@@ -43,7 +44,7 @@ class Grant:
 
 
 class ControlPlane:
-    """Build it with `restore`, keep `run` running, end it with `close`."""
+    """The control plane. Build it with `restore`, keep `run` running, end it with `close`."""
 
     def __init__(
         self,
@@ -84,11 +85,15 @@ class ControlPlane:
 
     @classmethod
     async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry) -> ControlPlane:
-        """A control plane that goes on from what the store holds."""
+        """Returns a control plane that continues from what the store holds."""
         return cls(settings, store, telemetry, await store.deployments(), await store.membership())
 
     def register(self, node: Node) -> Grant:
-        """Adds or renews a node. RESOURCE_EXHAUSTED: full. FAILED_PRECONDITION: replaced by a newer process."""
+        """Adds or renews a node.
+
+        Raises RESOURCE_EXHAUSTED when the cluster is full, FAILED_PRECONDITION when a newer process
+        has replaced the node.
+        """
         before = self._registry.incarnation(node.node_id)
         kind = "joined" if before is None else "renewed" if before == node.incarnation else "replaced"
         lease_id = self._registry.join(node)
@@ -97,7 +102,10 @@ class ControlPlane:
         return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
 
     def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
-        """Renews the lease and says what the node should do. NOT_FOUND: register again. UNAVAILABLE: stopping."""
+        """Renews the lease and returns what the node should do.
+
+        Raises NOT_FOUND when the node must register again, UNAVAILABLE while stopping.
+        """
         if self._closed:
             raise errors.unavailable("STOPPING", "the orchestrator stops")
         self._telemetry.beats.inc()
@@ -112,23 +120,38 @@ class ControlPlane:
         self._departed(node_id, "left")
 
     async def drain(self, node_id: str) -> None:
-        """Returns when the wish is written. NOT_FOUND when it is no member."""
+        """Requests that a node drains; returns when the request is stored.
+
+        Raises NOT_FOUND when the node is not a member. Cancelling the caller does not cancel the
+        write.
+        """
         self._registry.drain(node_id)
         log.info("drain requested", node_id=node_id)
         await self._write(self._recorder.flush())
 
     async def undrain(self, node_id: str) -> None:
-        """Returns when it is written. NOT_FOUND when it is no member."""
+        """Withdraws a drain request; returns when that is stored.
+
+        Raises NOT_FOUND when the node is not a member. Cancelling the caller does not cancel the
+        write.
+        """
         self._registry.undrain(node_id)
         log.info("drain withdrawn", node_id=node_id)
         await self._write(self._recorder.flush())
 
     async def deploy(self, deployment: Deployment) -> None:
-        """Returns when it is written. A caller that goes away changes nothing: it is written and in force, or neither."""
+        """Adds or replaces a deployment; returns when it is stored.
+
+        Cancelling the caller does not cancel the write: the deployment is stored and in force, or
+        neither.
+        """
         await self._write(self._deploy(deployment))
 
     async def remove(self, model: str) -> None:
-        """Returns when it is written. NOT_FOUND when there is none."""
+        """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none.
+
+        Cancelling the caller does not cancel the write.
+        """
         await self._write(self._remove(model))
 
     def nodes(self) -> tuple[Node, ...]:
@@ -138,11 +161,17 @@ class ControlPlane:
         return self._reconciler.status()
 
     def updates(self) -> AsyncIterator[Update]:
-        """A snapshot, then each change. After a restart the snapshot waits for the members that were known."""
+        """Returns an iterator over a snapshot, then each change.
+
+        After a restart the snapshot waits for the members that were known.
+        """
         return self._hub.updates()
 
     async def run(self) -> None:
-        """The clockwork, until cancelled. An exception here is a bug: the process should end and start anew."""
+        """Runs the clock and the recorder until cancelled.
+
+        An exception here is a bug: the process should end and be restarted.
+        """
         recording = self._telemetry.background.supervise("membership_recorder", self._recorder.run)
         try:
             await self._tick_forever()
@@ -151,7 +180,10 @@ class ControlPlane:
             await asyncio.gather(recording, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends watches and beats and writes what is left; the store stays open. Members are kept: nodes outlive a restart."""
+        """Ends watches and beats and writes what is left. The store stays open.
+
+        Members are kept, because nodes outlive a restart.
+        """
         self._closed = True
         self._awake.close()
         self._hub.close()
@@ -164,7 +196,7 @@ class ControlPlane:
             self.tick()
 
     def tick(self) -> None:
-        """What time brings: ended leases, loads, a placement, the end of settling."""
+        """Does what depends on time: expires leases, publishes loads, places, ends settling."""
         for node_id in self._registry.expire():
             self._departed(node_id, "expired")
         self._registry.publish_loads(max(1, round(self._settings.load_updates_per_s * TICK_S)))
@@ -172,8 +204,11 @@ class ControlPlane:
         self._reconciler.update()
 
     def _forgive(self, late_s: float) -> None:
-        """A process that stood still heard no beats; the nodes are not to blame for that. After a long pause they may have left
-        their streams, too, and need time to register again."""
+        """Restarts all leases after this process stood still.
+
+        It could not receive beats, which is not the nodes' fault. After a long pause the nodes
+        may also have left their streams and need time to register again.
+        """
         if late_s > self._settings.lease_s / 3:
             self._registry.forgive()
             self._telemetry.stalls.inc()
@@ -204,7 +239,11 @@ class ControlPlane:
         log.info("node gone", cause=cause, node_id=node_id)
 
     def _membership(self) -> StoredMembership:
-        """While settling, those who are not back are members still: a second restart must wait for them, too."""
+        """Returns the membership to store.
+
+        While settling, members that are not back yet still count: a second restart must wait for
+        them, too.
+        """
         missing = self._settling.missing if self._settling is not None else frozenset()
         return StoredMembership(self._registry.node_ids() | missing, self._registry.drains)
 
@@ -223,7 +262,7 @@ class ControlPlane:
         log.info("deployment removed", model=model)
 
     async def _write(self, change: Coroutine[Any, Any, None]) -> None:
-        """One change after the other; a caller that goes away does not leave it half done."""
+        """Applies one change at a time. Cancelling the caller does not leave a change half done."""
         if len(self._writes) >= _MAX_PENDING_WRITES:
             change.close()
             raise errors.queue_full(len(self._writes), _MAX_PENDING_WRITES)

@@ -1,9 +1,15 @@
-"""Which node serves which deployment: a pure function of what is desired and what nodes report.
+"""Decides which node serves which deployment: a pure function of desired state and node reports.
 
-A node serves one model. The rules, in this order: a node that serves a deployment keeps it; a deployment that lacks replicas
-takes nodes that no deployment needs, by rendezvous hash (Thaler and Ravishankar, 1998), so that the answer is the same whatever
-the order of the nodes and moves little when one comes or goes; what is left serves the deployments that want every node. A new
-deployment therefore never takes a node away from one that states a number of replicas; it stays short instead.
+A node serves one model. The rules apply in this order:
+
+1. A node that serves a deployment keeps it.
+2. A deployment that lacks replicas takes nodes that no deployment needs, by rendezvous hash (Thaler
+   and Ravishankar, 1998). The result does not depend on the order of the nodes, and changes little
+   when a node comes or goes.
+3. The remaining nodes serve the deployments that want every node.
+
+A new deployment therefore never takes a node from one that states a number of replicas; it stays
+short instead.
 """
 
 from __future__ import annotations
@@ -17,7 +23,10 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 
 
 def place(deployments: Sequence[Deployment], nodes: Iterable[Node]) -> Mapping[str, Deployment]:
-    """Node id to deployment; nodes that should drain, and nodes that no deployment needs, are absent."""
+    """Maps node ids to deployments.
+
+    Nodes that should drain, and nodes that no deployment needs, are absent.
+    """
     free = {node.node_id: node for node in nodes if not node.drain_requested}
     counted = sorted((d for d in deployments if d.replicas), key=lambda d: d.model)
     everywhere = sorted((d for d in deployments if not d.replicas), key=lambda d: d.model)
@@ -31,7 +40,7 @@ def place(deployments: Sequence[Deployment], nodes: Iterable[Node]) -> Mapping[s
 
 
 def _keep(counted: Sequence[Deployment], free: dict[str, Node]) -> dict[str, Deployment]:
-    """Nodes that serve a deployment already, at most as many as it wants."""
+    """Returns the nodes that already serve a deployment, at most as many as it wants."""
     serving: dict[str, list[Node]] = defaultdict(list)
     for node in free.values():
         if node.state != NodeState.FAILED:
@@ -51,7 +60,10 @@ def _take(
     free: dict[str, Node],
     placed: dict[str, Deployment],
 ) -> None:
-    """Idle nodes first, then those that serve another desired model, last those that just failed to serve this one."""
+    """Takes idle nodes first, then nodes that serve another desired model.
+
+    Last come nodes that just failed to serve this model.
+    """
     models = frozenset(desired) - {deployment.model}
     order = _order(deployment)
     chosen = heapq.nsmallest(missing, free.values(), key=lambda n: (n.model == deployment.model, n.model in models, order(n)))
@@ -61,7 +73,10 @@ def _take(
 
 
 def _share(everywhere: Sequence[Deployment], nodes: Iterable[Node]) -> dict[str, Deployment]:
-    """Splits nodes among deployments that each want every node: a node keeps what it serves, else the hash decides."""
+    """Splits nodes among the deployments that each want every node.
+
+    A node keeps what it serves; otherwise the hash decides.
+    """
     if not everywhere:
         return {}
     by_model = {deployment.model: deployment for deployment in everywhere}
@@ -71,7 +86,7 @@ def _share(everywhere: Sequence[Deployment], nodes: Iterable[Node]) -> dict[str,
 
 
 def _order(deployment: Deployment) -> Callable[[Node], bytes]:
-    """The key by which a deployment prefers nodes."""
+    """Returns the key by which a deployment prefers nodes."""
     return lambda node: _hash(deployment.model, node.node_id)
 
 

@@ -1,7 +1,8 @@
-"""Desired against reported: what a node hears in answer to its heartbeat.
+"""Compares desired and reported state: computes the answer to a node's heartbeat.
 
-The placement is computed once per burst of changes, not per beat. While the orchestrator settles after a restart it has seen
-only some of the nodes, and a placement over those would move models about for nothing: each node is told to keep what it has.
+The placement is computed once per burst of changes, not per beat. While the orchestrator settles
+after a restart it has seen only some of the nodes. A placement over those would move models without
+need, so each node is instructed to keep what it has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a node should do. No deployment: it may go on with what it serves."""
+    """What a node should do. Without a deployment it may continue to serve what it serves."""
 
     deployment: Deployment | None
     drain: bool
@@ -27,7 +28,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment with the nodes that were chosen for it, and the nodes that report it ready."""
+    """A deployment with the nodes chosen for it, and the nodes that report it ready."""
 
     deployment: Deployment
     assigned_nodes: tuple[str, ...]
@@ -46,15 +47,15 @@ class Reconciler:
         self._settled = False
 
     def invalidate(self) -> None:
-        """Something changed that the placement depends on."""
+        """Marks the placement as stale: something that it depends on changed."""
         self._stale = True
 
     def settle(self) -> None:
-        """The members are known: from now on nodes are told what to serve."""
+        """Starts to instruct nodes by the placement: the members are known."""
         self._settled = True
 
     def update(self) -> None:
-        """Computes the placement anew when it is stale."""
+        """Computes the placement if it is stale."""
         if self._stale:
             self._stale = False
             self._placed = place(self._catalog.deployments(), self._registry.nodes())
@@ -65,7 +66,7 @@ class Reconciler:
         return Instruction(placed, node.drain_requested)
 
     def status(self) -> list[DeploymentStatus]:
-        """Each deployment, by name, as of now."""
+        """Returns the current status of each deployment, by name."""
         self.update()
         assigned: dict[str, list[str]] = defaultdict(list)
         for node_id, deployment in self._placed.items():

@@ -1,8 +1,9 @@
-"""A restart that nobody notices: who was a member is written down, and watchers wait until those are back.
+"""Makes a restart invisible: stores the members, and delays the first snapshot until they are back.
 
-Nodes register again within a second of a short restart, within some seconds of a long outage. Until then the cluster looks
-empty, and a snapshot of that would make routers forget nodes that work. So the first snapshot waits until every member that the
-store knew is back and has said with a beat what it serves, at most for `settle_s`.
+Nodes register again within a second after a short restart, and within some seconds after a long
+outage. Until then the cluster looks empty, and a snapshot of it would make routers forget nodes
+that work. So the first snapshot waits until every stored member is back and has reported with a
+beat what it serves, but at most for `settle_s`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ryzanstein.orchestrator.store import Store, StoredMembership
 
 log = structlog.get_logger(__name__)
 
-# So many changes of membership as come within this time cost one transaction.
+# All changes of membership within this time cost one transaction.
 _SPACING_S = 0.2
 
 
@@ -30,11 +31,11 @@ class Settling:
         self._until = started + settle_s
 
     def reported(self, node_id: str) -> None:
-        """The node beats again."""
+        """Records that the node beats again."""
         self._missing.discard(node_id)
 
     def over(self, now: float) -> bool:
-        """All beat again, or those that are not had time enough."""
+        """Returns whether all members beat again, or the others had enough time."""
         return not self._missing or now >= self._until
 
     def elapsed_s(self, now: float) -> float:
@@ -42,12 +43,12 @@ class Settling:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Members of before that are not back yet."""
+        """Previous members that are not back yet."""
         return frozenset(self._missing)
 
 
 class MembershipRecorder:
-    """Writes the membership to the store behind the changes, many changes in one transaction."""
+    """Writes the membership to the store in the background, many changes in one transaction."""
 
     def __init__(self, store: Store, current: Callable[[], StoredMembership]) -> None:
         self._store = store
@@ -55,15 +56,21 @@ class MembershipRecorder:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """The membership may differ from what is written."""
+        """Notes that the membership may differ from what is written."""
         self._changed.set()
 
     async def flush(self) -> None:
-        """Returns when the membership of this moment is written. UNAVAILABLE when the store fails."""
+        """Returns when the membership of this moment is written.
+
+        Raises UNAVAILABLE when the store fails.
+        """
         await self._store.save_membership(self._current())
 
     async def run(self) -> None:
-        """Writes until cancelled. A failed write is tried again with the next spacing: the store counts and logs it."""
+        """Writes until cancelled.
+
+        A failed write is retried with the next spacing; the store counts and logs it.
+        """
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -1,7 +1,8 @@
-"""The members of the cluster and their leases: who is here now, and what each said last.
+"""The members of the cluster and their leases: which nodes are here, and what each reported last.
 
-Plain Python on injected clocks, for one thread. Every change goes to `publish` at the moment it happens, except loads: those
-wait in `publish_loads` so that many beating nodes cost watchers little. It knows neither gRPC nor watchers nor the store.
+Plain Python on injected clocks, for one thread. Every change is published at once, except loads:
+those wait for `publish_loads`, so that many beating nodes cost watchers little. The registry knows
+neither gRPC nor watchers nor the store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ryzanstein.orchestrator.changes import NodeChanged, NodeLeft, Publish
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node with its lease. `displaced` is the incarnation that this one replaced, empty when none was."""
+    """A node with its lease. `displaced` is the incarnation that this one replaced, or empty."""
 
     node: Node
     lease_id: str
@@ -29,7 +30,10 @@ class Member:
 
 
 class Registry:
-    """Join, beat, drain, leave, expire. `monotonic` times leases, `wall` is what people read, both in seconds."""
+    """The members: join, beat, drain, leave, expire.
+
+    `monotonic` times leases, `wall` is what people read, both in seconds.
+    """
 
     def __init__(
         self,
@@ -46,9 +50,10 @@ class Registry:
         self._max_nodes = max_nodes
         self._monotonic = monotonic
         self._wall = wall
-        # In the order of the last renewal: all leases have one length, so the first is always the next to run out.
+        # In the order of the last renewal. All leases have one length, so the first expires next.
         self._members: OrderedDict[str, Member] = OrderedDict()
-        # Wishes by node id, each for one incarnation: a node that was drained and started again is wanted.
+        # Drain requests by node id, each for one incarnation: a drained node that was restarted is
+        # wanted.
         self._drains = dict(drains or {})
         self._unpublished: dict[str, None] = {}
 
@@ -56,13 +61,16 @@ class Registry:
         return len(self._members)
 
     def incarnation(self, node_id: str) -> str | None:
-        """Of the member with this name; None when there is none."""
+        """Returns the incarnation of the member with this id; None when there is none."""
         member = self._members.get(node_id)
         return None if member is None else member.node.incarnation
 
     @property
     def drains(self) -> dict[str, str]:
-        """Drain wishes: node id to the incarnation that they are for. Kept when a lease runs out, the node may come back."""
+        """Drain requests: node id to the incarnation that they are for.
+
+        Kept when a lease expires, because the node may come back.
+        """
         return dict(self._drains)
 
     def nodes(self) -> tuple[Node, ...]:
@@ -72,10 +80,11 @@ class Registry:
         return frozenset(self._members)
 
     def join(self, node: Node) -> str:
-        """Adds a node, or renews it, and returns its new lease id; the lease that it had before is void.
+        """Adds or renews a node and returns its new lease id. Its previous lease becomes void.
 
-        A new incarnation replaces the old one. RESOURCE_EXHAUSTED when the cluster is full; FAILED_PRECONDITION to an
-        incarnation that was replaced while its successor lives, so that two processes with one name do not evict each other.
+        A new incarnation replaces the old one. Raises RESOURCE_EXHAUSTED when the cluster is full.
+        Raises FAILED_PRECONDITION for an incarnation that was replaced while its successor lives,
+        so that two processes with one name do not evict each other.
         """
         current = self._members.get(node.node_id)
         self._admit(node, current)
@@ -100,9 +109,10 @@ class Registry:
         return member.lease_id
 
     def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Node:
-        """Renews the lease and takes in what the node says; a beat older than the last one only renews.
+        """Renews the lease, applies the node's report and returns the node.
 
-        NOT_FOUND: the lease is unknown, void or ran out.
+        A beat older than the last one only renews. Raises NOT_FOUND when the lease is unknown, void
+        or expired.
         """
         member = self._held(node_id, lease_id)
         node, sequence = member.node, member.sequence
@@ -113,7 +123,7 @@ class Registry:
         return node
 
     def drain(self, node_id: str) -> Node:
-        """Records the wish that a node drains. NOT_FOUND when it is no member."""
+        """Records a request that a node drains. Raises NOT_FOUND when it is not a member."""
         member = self._members.get(node_id)
         if member is None:
             raise errors.not_found("node", node_id)
@@ -127,7 +137,7 @@ class Registry:
         return self._members[node_id].node
 
     def undrain(self, node_id: str) -> Node:
-        """Withdraws the wish. NOT_FOUND when it is no member."""
+        """Withdraws the request. Raises NOT_FOUND when the node is not a member."""
         member = self._members.get(node_id)
         if member is None:
             raise errors.not_found("node", node_id)
@@ -138,13 +148,13 @@ class Registry:
         return self._members[node_id].node
 
     def leave(self, node_id: str, lease_id: str) -> None:
-        """Removes a node at once, and the wish that it drains. NOT_FOUND as for `beat`."""
+        """Removes a node and its drain request at once. Raises NOT_FOUND as `beat` does."""
         self._held(node_id, lease_id)
         self._drains.pop(node_id, None)
         self._remove(node_id)
 
     def expire(self) -> list[str]:
-        """Removes the nodes whose leases ran out and returns their ids."""
+        """Removes the nodes whose leases expired and returns their ids."""
         ended = self._monotonic() - self._lease_s
         gone: list[str] = []
         for node_id, member in self._members.items():
@@ -156,13 +166,13 @@ class Registry:
         return gone
 
     def forgive(self) -> None:
-        """Starts every lease anew: for a process that itself stood still and could not have heard a beat."""
+        """Restarts every lease, after this process stood still and could not receive beats."""
         now = self._monotonic()
         for node_id, member in self._members.items():
             self._members[node_id] = replace(member, renewed_at=now)
 
     def publish_loads(self, limit: int) -> int:
-        """Publishes at most `limit` nodes whose load changed, longest waiting first; returns how many."""
+        """Publishes at most `limit` changed loads, longest waiting first; returns how many."""
         waiting = list(self._unpublished)[:limit]
         for node_id in waiting:
             del self._unpublished[node_id]
@@ -211,7 +221,7 @@ class Registry:
 
 
 def _renewed(known: Node, said: Node, joined: Node) -> Node:
-    """A node that registers again is no newcomer: what it does not say now is as it said before."""
+    """Returns a node that registers again; what it does not report now is as before."""
     return replace(
         joined,
         state=said.state or known.state,

@@ -1,4 +1,4 @@
-"""OrchestratorService: from the wire, a call to the control plane, to the wire."""
+"""OrchestratorService: converts between the wire and calls to the control plane."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Context = ServicerContext[Any, Any]
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
-    """A thin adapter; `max_nodes` bounds what a deployment may ask for."""
+    """A thin adapter; `max_nodes` bounds the replicas of a deployment."""
 
     def __init__(self, control: ControlPlane, max_nodes: int) -> None:
         self._control = control

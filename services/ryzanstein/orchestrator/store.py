@@ -1,7 +1,7 @@
-"""What survives a restart, in SQLite: deployments, drain wishes, and the names of the last members.
+"""What survives a restart, in SQLite: deployments, drain requests, and the ids of the last members.
 
-All access happens in one thread of its own, so that a slow disk never holds up a heartbeat. The file is locked while it is
-open: two orchestrators on one store would each undo what the other wrote.
+All access runs in a thread of its own, so that a slow disk never delays a heartbeat. The file is
+locked while it is open: two orchestrators on one store would each undo what the other wrote.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredMembership:
-    """Who is a member, and the drain wishes: node id to the incarnation that it is for."""
+    """The members, and the drain requests: node id to the incarnation that they are for."""
 
     members: frozenset[str] = frozenset()
     drains: Mapping[str, str] = field(default_factory=dict)
 
 
 class Store:
-    """Open it with `Store.open`. Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is half written."""
+    """The orchestrator's SQLite file. Open it with `Store.open`.
+
+    Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is written by half.
+    """
 
     def __init__(self, path: Path, telemetry: OrchestratorTelemetry) -> None:
         self._path = path
@@ -61,7 +64,10 @@ class Store:
 
     @classmethod
     async def open(cls, path: Path, telemetry: OrchestratorTelemetry) -> Store:
-        """Makes the file when there is none. StoreError: unreadable, locked by another process, or of a newer version."""
+        """Opens the file, or creates it when there is none.
+
+        Raises StoreError when it is unreadable, locked by another process, or of a newer version.
+        """
         store = cls(path, telemetry)
         try:
             await asyncio.get_running_loop().run_in_executor(store._thread, store._connect)
@@ -77,7 +83,7 @@ class Store:
         return await self._run("read", self._read_deployments)
 
     async def membership(self) -> StoredMembership:
-        """As it was last written, before or after a restart."""
+        """Returns the membership as it was last written, before or after a restart."""
         return await self._run("read", lambda: self._written)
 
     async def put_deployment(self, deployment: Deployment) -> None:
@@ -88,11 +94,11 @@ class Store:
         await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
 
     async def save_membership(self, membership: StoredMembership) -> None:
-        """Writes what differs from the last one, in one transaction."""
+        """Writes what differs from the last membership, in one transaction."""
         await self._run("membership", lambda: self._save_membership(membership))
 
     async def close(self) -> None:
-        """Waits for what is under way, then unlocks the file."""
+        """Waits for running operations, then unlocks the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
 

@@ -1,4 +1,4 @@
-"""The bounds of what nodes and operators may say. Each violation names the field and its bound."""
+"""The bounds of what nodes and operators may send. Each violation names the field and its bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_node_id(node_id: str, field: str = "node_id") -> None:
 
 
 def check_node(node: Node) -> None:
-    """A registration."""
+    """Checks a registration."""
     check_node_id(node.node_id, "node.node_id")
     match = _ADDRESS.fullmatch(node.address)
     if match is None or not 1 <= int(match[3]) <= 65535:
@@ -33,7 +33,7 @@ def check_node(node: Node) -> None:
 
 
 def check_model(model: str, field: str) -> None:
-    """The model that a node reports; empty while it has none."""
+    """Checks the model that a node reports; empty while it has none."""
     if len(model) > MAX_NAME_CHARS:
         raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(model))
 

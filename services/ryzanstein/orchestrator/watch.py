@@ -1,7 +1,8 @@
 """The view that routers follow: a snapshot, then each change with the next version.
 
-A watcher has a bounded queue. One that falls behind loses its queue and gets a new snapshot, which costs less than the changes
-that it missed. The first snapshot is the same mechanism: a new watcher is one that has missed everything.
+A watcher has a bounded queue. A watcher that falls behind loses its queue and gets a new snapshot,
+which costs less than the changes that it missed. The first snapshot uses the same mechanism: a new
+watcher has missed everything.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Update = Snapshot | ClusterDelta
 
 
 class Watcher:
-    """One reader's place in the stream of changes."""
+    """One reader's position in the stream of changes."""
 
     def __init__(self, snapshot: Callable[[str], Snapshot], bound: int) -> None:
         self._snapshot = snapshot
@@ -57,7 +58,7 @@ class Watcher:
         self._wake = asyncio.Event()
 
     def offer(self, delta: ClusterDelta) -> None:
-        """Queues a change, or forgets the queue when it is full."""
+        """Queues a change, or clears the queue when it is full."""
         if not self._behind:
             if len(self._queue) < self._bound:
                 self._queue.append(delta)
@@ -67,11 +68,11 @@ class Watcher:
         self._wake.set()
 
     def wake(self) -> None:
-        """Lets `next` look again."""
+        """Makes `woken` return."""
         self._wake.set()
 
     def take(self) -> Update | None:
-        """What comes next: a snapshot when behind, else the oldest change, None when there is none."""
+        """Returns the next update: a snapshot when behind, else the oldest change or None."""
         if self._behind:
             cause, self._behind = self._behind, ""
             return self._snapshot(cause)
@@ -84,7 +85,7 @@ class Watcher:
 
 
 class WatchHub:
-    """Numbers the changes and hands them to the watchers. Nothing is handed out before `open`, nor after `close`."""
+    """Numbers the changes and passes them to the watchers, after `open` and until `close`."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class WatchHub:
         self._closed = False
 
     def publish(self, change: Change) -> None:
-        """Gives the change the next version. The state that `state()` returns must include it already."""
+        """Gives the change the next version. The state from `state()` must already include it."""
         self.version += 1
         self._telemetry.changes.labels(type(change).__name__).inc()
         delta = ClusterDelta(self.version, change)
@@ -114,7 +115,7 @@ class WatchHub:
             watcher.offer(delta)
 
     def open(self) -> None:
-        """From now on watchers are served."""
+        """Starts to serve watchers."""
         self._opened = True
         self._wake_all()
 
@@ -125,7 +126,7 @@ class WatchHub:
 
     @contextmanager
     def watch(self) -> Iterator[Watcher]:
-        """A new watcher for the length of the block. RESOURCE_EXHAUSTED when there are too many."""
+        """Yields a new watcher for the block. Raises RESOURCE_EXHAUSTED when there are too many."""
         if len(self._watchers) >= self._max_watchers:
             raise errors.RyzansteinError(
                 f"there are {len(self._watchers)} watchers, the bound is {self._max_watchers}",
@@ -144,7 +145,10 @@ class WatchHub:
             self._telemetry.watchers.set(len(self._watchers))
 
     async def updates(self) -> AsyncIterator[Update]:
-        """A snapshot, then changes, for ever. UNAVAILABLE when the orchestrator stops."""
+        """Yields a snapshot, then changes, forever.
+
+        Raises UNAVAILABLE when the orchestrator stops. Cancelling it removes the watcher.
+        """
         with self.watch() as watcher:
             while not self._closed:
                 while self._opened and not self._closed and (update := watcher.take()) is not None:

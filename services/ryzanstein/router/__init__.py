@@ -1,1 +1,4 @@
-"""The router: two faces (gRPC and HTTP) over one core that admits, chooses a node, and keeps exactly-once token logs."""
+"""The router: gRPC and HTTP faces over one core.
+
+The core admits requests, chooses nodes, and keeps exactly-once token logs.
+"""

@@ -1,7 +1,9 @@
-"""`python -m ryzanstein.router --nodes 127.0.0.1:50061`: settings, the router, its two faces, signals.
+"""Runs a router: `python -m ryzanstein.router --nodes 127.0.0.1:50061`.
 
-Bind, link the nodes, ready as soon as one of them is; SIGTERM: not ready, running streams have the grace to end, stop.
-Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, state unusable, a bug), 2 bad settings.
+Reads the settings, links the nodes and binds both faces. The router is ready as soon as one node
+is. On SIGTERM it reports not ready, gives running streams the grace period to end, and stops.
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed (port taken, state unusable, a bug), 2 bad
+settings.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Runs a router until SIGTERM or SIGINT. OSError, sqlite3.Error, RyzansteinError: it cannot start."""
+    """Runs a router until SIGTERM or SIGINT.
+
+    Raises OSError, sqlite3.Error or RyzansteinError when the router cannot start.
+    """
     async with assembled(settings) as router:
         router.telemetry.background.watch_loop()
         metrics = MetricsServer(router.telemetry.registry, settings.host, settings.metrics_port)
@@ -85,7 +90,7 @@ def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
-    """Health says what the core says, from the moment that it changes."""
+    """Reports the core's readiness to the gRPC health service as soon as it changes."""
     known = False
     while True:
         if router.core.ready is not known:
@@ -96,15 +101,19 @@ async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
 
 
 def _calm_collector() -> None:
-    """What lives as long as the process is never looked through again, and the rest less often: at the default, every 700 new
-    objects, a loaded router spends 3 % of its time there."""
+    """Reduces the cost of garbage collection.
+
+    Objects that live as long as the process are frozen and never scanned again; the rest is scanned
+    less often. At the default, every 700 new objects, a loaded router spends 3 % of its time in the
+    collector.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the process and returns its exit code."""
     try:
         settings = CliApp.run(RouterSettings)
     except ValidationError as error:

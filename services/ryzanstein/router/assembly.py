@@ -1,4 +1,4 @@
-"""Puts a router together from its settings and takes it apart again. Everything is passed; nothing is global."""
+"""Assembles a router from its settings and closes it. Everything is passed; nothing is global."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router whose links are being made; its faces stand on `core` and `sessions`."""
+    """A router whose links are being established. Its faces use `core` and `sessions`."""
 
     core: LocalCore | ClusteredCore
     sessions: SessionStore
@@ -68,12 +68,15 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
-    """A router that follows its cluster. OSError or sqlite3.Error when its state directory cannot be used."""
+    """Yields a router that follows its cluster, and closes it on exit.
+
+    Raises OSError or sqlite3.Error when its state directory cannot be used.
+    """
     telemetry = RouterTelemetry()
     router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
     async with contextlib.AsyncExitStack() as stack:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
-        # In a thread: it sends what is left and waits for that.
+        # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
@@ -82,7 +85,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         stack.push_async_callback(links.close)
         await stack.enter_async_context(_following(settings, router_id, links, telemetry))
         journal = await stack.enter_async_context(open_journal(settings))
-        # Another one after each start: a process that comes back has not the generations of the one before.
+        # A new id at each start: a restarted process does not have the old generations.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
         claimed = Claimed(
             sessions,
@@ -104,7 +107,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
-    """The public gRPC server, not yet started."""
+    """Returns the public gRPC server, not yet started."""
     services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
     server = RpcServer(
         settings.host,
@@ -124,7 +127,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
 
 
 def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
-    """Tells other routers where this one's gRPC face listens."""
+    """Publishes the address of this router's gRPC face to other routers."""
     if isinstance(router.core, ClusteredCore):
         host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
         router.core.start(settings.router_address or f"{host}:{grpc_port}")
@@ -154,7 +157,7 @@ def _log_pause(late_s: float) -> None:
 
 
 async def _nobody_is_gone(owner_id: str) -> bool:
-    """Of a router without a journal: it shares its sessions with nobody."""
+    """Returns False: a router without a journal shares its sessions with no other router."""
     return False
 
 
@@ -193,7 +196,11 @@ def _policy(settings: RouterSettings) -> CorePolicy:
 
 
 def _chooser(settings: RouterSettings, router_id: str, telemetry: RouterTelemetry) -> Chooser:
-    """Routers take turns from different nodes on, so that several that start together do not go round in step."""
+    """Returns the chooser.
+
+    Round robin starts at a different node on each router, so that routers that start together do
+    not move in step.
+    """
     first_turn = zlib.crc32(router_id.encode())
     choice = PolicyChoice(settings.policy, settings.model_policy, _bounds(settings), first_turn)
     return Chooser(choice, _balance(settings), ChoiceTelemetry(telemetry))

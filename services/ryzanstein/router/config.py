@@ -1,4 +1,4 @@
-"""The router's settings: read once in `__main__`, from flags and RYZANSTEIN_*."""
+"""The router's settings, read once in `__main__` from flags and RYZANSTEIN_* variables."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RouterSettings(ServiceSettings):
     @field_validator("model_policy", mode="before")
     @classmethod
     def _read_pairs(cls, value: Any) -> Any:
-        """From text, `MODEL=POLICY,MODEL=POLICY`; a model's name may itself contain an equals sign."""
+        """Parses `MODEL=POLICY,MODEL=POLICY`; a model's name may itself contain an equals sign."""
         if not isinstance(value, str):
             return value
         pairs = [pair.strip().rpartition("=") for pair in value.split(",") if pair.strip()]

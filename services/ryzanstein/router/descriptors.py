@@ -1,15 +1,18 @@
-"""How many files and sockets this process may have open."""
+"""The limit of files and sockets that this process may have open."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 
-_OWN = 512  # links, channels of gRPC, stores, logs
+_OWN = 512  # links, gRPC channels, stores, logs
 
 
 def may_open(num_connections: int) -> bool:
-    """Asks for as many as the connections need beside our own. False: the hard limit is below that."""
+    """Raises the limit to fit the connections and the router's own descriptors.
+
+    Returns False when the hard limit is too low.
+    """
     wanted = num_connections + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

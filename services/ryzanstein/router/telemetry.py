@@ -1,4 +1,4 @@
-"""What the router measures. Every retry, failover, hedge, refusal and eviction is counted here."""
+"""The router's metrics. Every retry, failover, hedge, refusal and eviction is counted here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ryzanstein.metrics import (
     new_registry,
 )
 
-# Counters that alerts look at exist from the start: `increase()` of a series whose first value is 1 does not see that 1.
+# Counters that alerts use exist from the start: `increase()` does not see the 1 of a series whose
+# first value is 1.
 LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
@@ -26,7 +27,7 @@ REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 
 class _Maker:
-    """Makes metrics whose names begin as the router's do."""
+    """Creates metrics whose names begin with the router's prefix."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -42,7 +43,7 @@ class _Maker:
 
 
 class UnreadMetrics:
-    """What became of generations that nobody reads."""
+    """Counters of what happens to generations without readers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -55,8 +56,11 @@ class UnreadMetrics:
 
 
 class RouterTelemetry:
-    """The router's metrics, built once and passed on, and its background tasks, whose ends are counted. Labels are bounded:
-    names of models and nodes, codes, causes."""
+    """The router's metrics and background tasks, built once and passed on.
+
+    The ends of background tasks are counted. Labels are bounded: names of models and nodes, codes,
+    causes.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = new_registry()
@@ -117,7 +121,7 @@ class RouterTelemetry:
         self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
 
     def know_node(self, node_id: str) -> None:
-        """A node is linked: its counters exist before the first loss."""
+        """Creates the series of a linked node, so that its counters exist before the first loss."""
         self.suspected.labels(node_id).set(0)
         self.clock_skew.labels(node_id).set(0)
         for cause in LINK_LOSS_CAUSES:
@@ -126,13 +130,13 @@ class RouterTelemetry:
             self.suspicions.labels(node_id, cause)
 
     def forget_node(self, node_id: str) -> None:
-        """Drops the states of a node that is gone; what it did stays counted."""
+        """Drops the gauges of a node that is gone; its counters remain."""
         for metric in (self.link_up, self.breaker, self.suspected, self.clock_skew):
             metric.remove(node_id)
 
 
 def _known(counted: Counter, labels: Iterable[str]) -> Counter:
-    """With a value for each label, so that `increase()` sees the first one."""
+    """Creates a series for each label, so that `increase()` sees the first increment."""
     for label in labels:
         counted.labels(label)
     return counted

@@ -1,1 +1,1 @@
-"""One node: an agent (gRPC, text, supervision) and its ranks (engine and model), one process each."""
+"""A node: an agent (gRPC, text, supervision) and its ranks (engine and model), one process each."""

@@ -1,7 +1,7 @@
-"""`python -m ryzanstein.worker`: settings, one node, its server, signals.
+"""`python -m ryzanstein.worker`: runs one node from its settings until a signal.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, the model it was started with refused, a bug), 2 bad
-settings.
+Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial model refused, a bug);
+2 invalid settings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
 async def serve(settings: WorkerSettings) -> None:
-    """Serves until SIGTERM or SIGINT. OSError, RyzansteinError: it cannot start."""
+    """Serves until SIGTERM or SIGINT.
+
+    Raises OSError or RyzansteinError when it cannot start.
+    """
     telemetry = WorkerTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
@@ -81,7 +84,7 @@ async def _serve_rpc(settings: WorkerSettings, node: NodeAgent, telemetry: Worke
 
 
 async def _live(node: NodeAgent, operations: Operations, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
-    """Until SIGTERM or SIGINT and the drain after it: routers and orchestrator hear beats to the end."""
+    """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     settings, background = node.settings, telemetry.background
     background.watch_loop()
     model = _model(settings)
@@ -104,18 +107,21 @@ async def _drained(operations: Operations, grace_s: float) -> None:
 
 
 def _model(settings: WorkerSettings) -> ModelChoice | None:
-    """What the node serves from the start."""
+    """Returns the model that the node serves from the start."""
     return ModelChoice.at(settings.model, settings.model_name) if settings.model else None
 
 
 def _address(settings: WorkerSettings, port: int) -> str:
-    """Where routers reach the node; a listener on all addresses is reached by the host's name."""
+    """Returns the address for routers.
+
+    A listener on all addresses is reached by the host's name.
+    """
     host = socket.getfqdn() if settings.host in ("0.0.0.0", "::") else settings.host
     return settings.advertise_address or f"{host}:{port}"
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the process; returns its exit code."""
     try:
         settings = CliApp.run(WorkerSettings)
     except ValidationError as error:

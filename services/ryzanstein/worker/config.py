@@ -1,4 +1,4 @@
-"""A worker's settings, read once in `__main__`: from RYZANSTEIN_* or from flags, flags win."""
+"""A worker's settings, read once in `__main__` from RYZANSTEIN_* or from flags; flags win."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ryzanstein.worker.text.templates.process import TemplateBounds
 
 
 class WorkerSettings(ServiceSettings):
-    """One node."""
+    """The settings of one node."""
 
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=MAX_NAME_CHARS)
     grpc_port: int = Field(50061, ge=0, le=65535, description="0: a free port, which is logged")
@@ -97,7 +97,7 @@ class WorkerSettings(ServiceSettings):
         return self
 
     def rank_spec(self, model: str) -> RankSpec:
-        """What ranks that serve this directory are started with."""
+        """Returns what the ranks that serve this directory are started with."""
         return RankSpec(
             model=model,
             tp=self.tp,

@@ -1,6 +1,7 @@
-"""Reads JSON files of a model directory, which may have been written by anybody: bounded in size and depth, never blocking.
+"""Reads JSON files of a model directory: bounded in size and depth, never blocking.
 
-Knows nothing of what the files say. Raises UnreadableFile, whose message leaves the path to the caller.
+Anybody may have written these files. This module does not interpret their content. It raises
+UnreadableFile, whose message does not name the path; the caller adds it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 * 2**20
-"""Of a file that describes a model. The greatest known is the index of a mixture of experts, 9 MB."""
+"""The size limit of a file that describes a model.
+
+The largest known one is the index of a mixture of experts, 9 MB.
+"""
 
 
 class UnreadableFile(Exception):
-    """What is the matter with a file, without its name."""
+    """What is wrong with a file, without its name."""
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, or a link to one. A pipe, a device or a directory is refused at once instead of being waited for."""
+    """Opens a regular file, or a link to one.
+
+    Refuses a pipe, a device or a directory at once instead of blocking on it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -38,7 +45,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
-    """The whole file."""
+    """Returns the content of the file, at most `most` bytes."""
     with open_regular(path) as file:
         try:
             content = file.read(most + 1)
@@ -50,7 +57,7 @@ def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
 
 
 def parse_object(content: bytes | str) -> dict[str, Any]:
-    """The object that a JSON text is."""
+    """Returns the object that a JSON text contains."""
     try:
         value = json.loads(content)
     except RecursionError:
@@ -63,5 +70,5 @@ def parse_object(content: bytes | str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file."""
+    """Returns the object that a JSON file contains."""
     return parse_object(read_bytes(path))

@@ -1,4 +1,4 @@
-"""How a model can be computed: formats of weights and cache, kernels. Settings and ranks know them, without torch."""
+"""Names of weight formats, cache formats and kernels. Settings and ranks use them without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's metrics. No generation or request id is a label."""
+"""The node's metrics. Generation and request ids are never labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "d
 
 
 class WorkerTelemetry:
-    """One instance for the process, built in `__main__` and passed on."""
+    """The metrics of the process: one instance, created in `__main__` and passed on."""
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
@@ -108,7 +108,7 @@ class WorkerTelemetry:
                 self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 
     def ranks_gone(self) -> None:
-        """New ranks will count from zero."""
+        """Resets the last seen counters: new ranks count from zero."""
         self._stats, self._steps = NO_STATS, {}
 
     def _set_phases(self, rank: str, phases: Mapping[str, float]) -> None:
@@ -116,7 +116,10 @@ class WorkerTelemetry:
             self.startup_phase.labels(phase, rank).set(duration_s)
 
     def engine(self, stats: EngineStats) -> None:
-        """The engine's counters run since its start; ours since the agent's."""
+        """Adds what the engine counted since the last call.
+
+        The engine counts from its own start, these metrics from the agent's.
+        """
         old, self._stats = self._stats, stats
         new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
         self._by_cause(stats, old)
@@ -133,7 +136,7 @@ class WorkerTelemetry:
         self.kv_blocks_cached.set(stats.blocks_cached)
 
     def memory(self, resident_bytes: Sequence[int]) -> None:
-        """Of each rank, in the order of ranks."""
+        """Sets the resident memory of each rank, in rank order."""
         for rank, size in enumerate(resident_bytes):
             self.resident.labels(str(rank)).set(size)
 
@@ -152,7 +155,7 @@ class WorkerTelemetry:
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
     def progress(self, ranks: Sequence[RankProgress], slowness: Mapping[int, float]) -> None:
-        """Samples each rank's last step, once per step at most."""
+        """Samples each rank's last step, at most once per step."""
         for number, ratio in slowness.items():
             self.slowness.labels(str(number)).set(ratio)
         for rank in ranks:

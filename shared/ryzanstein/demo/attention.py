@@ -16,7 +16,10 @@ NAME = "ryzanstein_demo_training"
 def causal_attention(
     module: nn.Module, query_RHTD: Tensor, key_RKTD: Tensor, value_RKTD: Tensor, mask: None, *, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attention of R rows to themselves; padding is at the end, so causality alone hides it. Returns R, T, H, D."""
+    """Returns causal self-attention of R rows, [R, T, H, D].
+
+    Padding is at the end, so the causal mask alone hides it.
+    """
     num_rows, num_heads, num_tokens, _head_dim = query_RHTD.shape
     query_NTD = query_RHTD.flatten(0, 1).bfloat16()
     key_NTD, value_NTD = (
@@ -31,6 +34,6 @@ def causal_attention(
 
 
 def use_training_attention(model: Any) -> None:
-    """Let a transformers model compute with `causal_attention`."""
+    """Makes a transformers model use `causal_attention`."""
     AttentionInterface.register(NAME, causal_attention)
     model.set_attn_implementation(NAME)

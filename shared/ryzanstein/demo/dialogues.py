@@ -13,12 +13,12 @@ from ryzanstein.demo.phrases import ANIMALS, NUMBER, SLOTS, Slot
 from ryzanstein.demo.words import Split, Words
 
 MAX_COUNT = 200
-"""Largest number that is one token, and so the largest a count goes to."""
+"""The largest number that is one token, and so the largest number in a count."""
 
 
 @dataclass(frozen=True)
 class DialogueTurn:
-    """What the user says, the one right answer, and the kind of turn it is counted under."""
+    """A user's message, the only right answer, and the kind of turn."""
 
     kind: str
     user: str
@@ -27,13 +27,13 @@ class DialogueTurn:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation and, sometimes, the system message before it."""
+    """A conversation and, sometimes, a system message before it."""
 
     turns: tuple[DialogueTurn, ...]
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The dialogue as a chat template takes it."""
+        """Returns the messages in the form that a chat template expects."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.user})
@@ -43,7 +43,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each kind of turn comes up, and how long dialogues and counts get."""
+    """The frequency of each kind of turn, and the lengths of dialogues and counts."""
 
     max_turns: int = 10
     tell: float = 0.32
@@ -52,11 +52,11 @@ class Mix:
     count: float = 0.08
     talk: float = 0.12
     long_counts: float = 0.2
-    """Share of the counts that are longer than 15 numbers."""
+    """The share of counts that are longer than 15 numbers."""
 
 
 def dialogue(split: Split, seed: int, mix: Mix | None = None) -> Dialogue:
-    """The dialogue of this split, seed and mix; always the same one."""
+    """Returns the dialogue of this split, seed and mix; it is always the same."""
     mix = mix or Mix()
     rng = Random(f"{split}-{seed}")
     speaker = _Speaker(rng, Words(rng, split), mix)
@@ -66,7 +66,7 @@ def dialogue(split: Split, seed: int, mix: Mix | None = None) -> Dialogue:
 
 
 class _Speaker:
-    """Speaks both sides of one dialogue and knows which facts were told."""
+    """A generator of both sides of a dialogue that remembers the stated facts."""
 
     def __init__(self, rng: Random, words: Words, mix: Mix) -> None:
         self._rng = rng
@@ -120,7 +120,7 @@ class _Speaker:
         return slot.unknown if known is None else known.answer.format(self._facts[known])
 
     def _known(self, slot: Slot) -> Slot | None:
-        """The told fact that answers a question for this one: any animal is a pet."""
+        """Returns the stated fact that answers a question for this one: any animal is a pet."""
         if slot is ANIMALS[0]:
             return next((stated for stated in reversed(self._facts) if stated in ANIMALS), None)
         return slot if slot in self._facts else None
@@ -161,7 +161,7 @@ class _Speaker:
         return value.lower() if casual and self._rng.random() < 0.5 else value
 
     def _pick_slots(self, pool: list[Slot]) -> list[Slot]:
-        """One slot, sometimes two different ones."""
+        """Returns one slot, sometimes two different ones."""
         first = self._rng.choice(pool)
         second = self._rng.choice(pool)
         return [first, second] if first is not second and self._rng.random() < 0.2 else [first]
@@ -170,7 +170,10 @@ class _Speaker:
         return self._rng.random() < 0.2
 
     def _typed(self, text: str, casual: bool) -> str:
-        """The text as it is typed: casual ones start in lower case, and a final mark is sometimes missing."""
+        """Returns the text as typed.
+
+        Casual text starts in lower case, and the final mark is sometimes missing.
+        """
         if casual:
             text = _lower_first(text)
             text = re.sub(r"\bI\b", "i", text) if self._rng.random() < 0.5 else text
@@ -180,7 +183,7 @@ class _Speaker:
 
 
 def _join(sentences: list[str]) -> str:
-    """Two sentences as one: "My name is X and I live in Y."."""
+    """Returns two sentences as one: "My name is X and I live in Y."."""
     if len(sentences) == 1:
         return sentences[0]
     first, second = sentences
@@ -188,6 +191,6 @@ def _join(sentences: list[str]) -> str:
 
 
 def _lower_first(text: str) -> str:
-    """Lower the first letter, but leave "I" and a value at the start alone."""
+    """Returns the text with its first letter in lower case, except for "I"."""
     word = text.split(" ", 1)[0].split("'", 1)[0]
     return text if word == "I" else text[:1].lower() + text[1:]

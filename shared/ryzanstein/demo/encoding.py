@@ -17,7 +17,7 @@ from ryzanstein.demo.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
 
 @dataclass(frozen=True)
 class Encoded:
-    """A dialogue's tokens, and for each turn the half-open range of its answer, end token included."""
+    """A dialogue's tokens and the half-open range of each turn's answer, end token included."""
 
     ids: list[int]
     answers: list[tuple[int, int]]
@@ -29,11 +29,11 @@ class TrainingBatch:
 
     ids_RT: Tensor
     weights_RT: Tensor
-    """Weight of each token as a target; 0 for all that is not an answer."""
+    """The weight of each token as a target; 0 outside answers."""
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """Id of a token that the vocabulary must have."""
+    """Returns the id of a token that the vocabulary must have. Raises KeyError."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
         raise KeyError(token)
@@ -41,7 +41,10 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
-    """The ids that the chat template renders: special tokens split a text, so its parts encode one by one."""
+    """Returns the ids that the chat template renders.
+
+    Special tokens split a text, so its parts are encoded one by one.
+    """
     ids = _message(tokenizer, SYSTEM, dialogue.system) if dialogue.system else []
     answers = []
     for turn in dialogue.turns:
@@ -53,7 +56,7 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
 
 
 def batches(rows: list[Encoded], tokenizer: Tokenizer, max_tokens: int) -> Iterator[TrainingBatch]:
-    """The rows, shortest first, in batches of at most `max_tokens` tokens with their padding."""
+    """Yields the rows, shortest first, in batches of at most `max_tokens` tokens with padding."""
     pad = token_id(tokenizer, PAD)
     group: list[Encoded] = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
@@ -78,6 +81,6 @@ def _batch(rows: list[Encoded], pad: int) -> TrainingBatch:
     for index, row in enumerate(rows):
         ids_RT[index, : len(row.ids)] = torch.tensor(row.ids)
         for start, stop in row.answers:
-            # By the root of its length: else a count of a hundred outweighs ten recalled names.
+            # By the root of its length: otherwise a count of 100 outweighs ten recalled names.
             weights_RT[index, start:stop] = (stop - start) ** -0.5
     return TrainingBatch(ids_RT, weights_RT)

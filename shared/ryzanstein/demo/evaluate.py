@@ -30,12 +30,12 @@ LONG = Mix(max_turns=20, repeat=0.1, count=0.12, long_counts=0.5)
 
 @dataclass
 class EvaluationReport:
-    """Right and asked answers per kind, and the summed loss of all answer tokens."""
+    """The numbers of right and of requested answers per kind, and the loss of all answer tokens."""
 
     right: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
-    """Question, right answer and the likeliest tokens in its place, of each answer that was not right."""
+    """The question, the right answer and the likeliest tokens in its place, for each wrong answer."""
     loss: float = 0.0
     num_tokens: int = 0
 
@@ -44,12 +44,12 @@ class EvaluationReport:
         return math.exp(self.loss / max(self.num_tokens, 1))
 
     def share(self, prefix: str = "") -> float:
-        """Share of right answers among the kinds that start with the prefix."""
+        """Returns the share of right answers among the kinds that start with the prefix."""
         kinds = [kind for kind in self.asked if kind.startswith(prefix)]
         return sum(self.right[kind] for kind in kinds) / max(sum(self.asked[kind] for kind in kinds), 1)
 
     def rows(self) -> list[tuple[str, int, int, float]]:
-        """Kind, right, asked, share; one row per kind and one for all recalls."""
+        """Returns kind, right, asked, share; one row per kind and one for all recalls."""
         rows = [(kind, self.right[kind], self.asked[kind], self.share(kind)) for kind in sorted(self.asked)]
         recalls = [row for row in rows if row[0].startswith("recall")]
         total = ("all recalls", sum(row[1] for row in recalls), sum(row[2] for row in recalls), self.share("recall"))
@@ -57,13 +57,13 @@ class EvaluationReport:
 
 
 def held_out(num_dialogues: int = NUM_DIALOGUES, mix: Mix | None = None, first: int = 0) -> list[Dialogue]:
-    """Dialogues of the held-out split, from a first seed on."""
+    """Returns dialogues of the held-out split, from a first seed on."""
     return [dialogue(Split.HELD_OUT, seed, mix) for seed in range(first, first + num_dialogues)]
 
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> EvaluationReport:
-    """Judge every answer of every dialogue."""
+    """Evaluates every answer of every dialogue."""
     report = EvaluationReport()
     for one in dialogues:
         encoded = encode(tokenizer, one)
@@ -88,20 +88,20 @@ def _judge(report: EvaluationReport, tokenizer: Tokenizer, one: Dialogue, encode
 
 
 def as_table(report: EvaluationReport) -> str:
-    """The report as a Markdown table."""
+    """Returns the report as a Markdown table."""
     lines = ["| kind | right | of | share |", "|---|---:|---:|---:|"]
     lines += [f"| {kind} | {right} | {asked} | {share:.1%} |" for kind, right, asked, share in report.rows()]
     return "\n".join([*lines, "", f"Perplexity of the answers: {report.perplexity:.4f} per token ({report.num_tokens} tokens)"])
 
 
 def as_json(report: EvaluationReport) -> str:
-    """The report for machines."""
+    """Returns the report as JSON."""
     kinds = {kind: {"right": right, "asked": asked} for kind, right, asked, _ in report.rows()}
     return json.dumps({"kinds": kinds, "perplexity": report.perplexity, "num_tokens": report.num_tokens})
 
 
 def main() -> None:
-    """Evaluate a model directory with transformers."""
+    """Evaluates a model directory with transformers."""
     from transformers import AutoModelForCausalLM
 
     parser = argparse.ArgumentParser(description=__doc__)

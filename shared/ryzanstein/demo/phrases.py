@@ -10,7 +10,7 @@ from ryzanstein.demo.words import CITIES, COLOURS, FOODS, NAMES, PETS
 
 @dataclass(frozen=True)
 class Slot:
-    """One fact a user can tell: `{}` stands for its value."""
+    """A fact that a user can state. `{}` is replaced with its value."""
 
     kind: str
     tells: tuple[str, ...]
@@ -19,7 +19,7 @@ class Slot:
     answer: str
     unknown: str
     ordinary: tuple[str, ...] = ()
-    """Ordinary values; none means the value is a number."""
+    """Ordinary values. If empty, the value is a number."""
     proper: bool = True
 
 
@@ -143,7 +143,7 @@ def _animal(species: str) -> Slot:
 
 ANIMALS = tuple(_animal(species) for species in ("pet", "dog", "cat"))
 SLOTS = (NAME, NAME, CITY, CITY, FRIEND, NUMBER, COLOUR, FOOD, *ANIMALS)
-"""Facts to choose from; name and city twice because people tell these first."""
+"""Facts to choose from; name and city twice because people state these first."""
 
 UPDATES = ("Actually, ", "Sorry, ", "No, ", "Correction: ", "Wait, ", "Actually ", "I was wrong, ")
 REPEATS = (

@@ -19,7 +19,8 @@ MAX_POSITIONS = 2048
 PIECES = r" ?\p{L}+| ?(?:1\d\d|200)(?!\d)| ?\d{1,2}| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+"
 """A piece is a word, a number or punctuation with the space before it; no merge crosses two pieces.
 
-Numbers above 200 are cut from the left, so that a copy without the space before it has the same digits per token.
+Numbers above 200 are split from the left, so that a copy without the space before it has the same
+digits per token.
 """
 
 CHAT_TEMPLATE = (
@@ -35,7 +36,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Digit merges first, then as many merges learned from the texts as the vocabulary has room for."""
+    """Returns a tokenizer with digit merges, then as many learned merges as the vocabulary can hold."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = _number_merges()
     tokens = [*alphabet, *(left + right for left, right in merges)]
@@ -49,7 +50,7 @@ def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write tokenizer.json and the tokenizer_config.json that carries the chat template."""
+    """Writes tokenizer.json, and tokenizer_config.json with the chat template."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -78,7 +79,10 @@ def _tokenizer(model: models.BPE) -> Tokenizer:
 
 
 def _number_merges() -> list[tuple[str, str]]:
-    """Merges that make one token of 0 to 200, with and without a space before; Ġ is the byte-level space."""
+    """Returns merges that make one token of 0 to 200, with and without a space before.
+
+    Ġ is the byte-level space.
+    """
     numbers = [str(number) for number in range(201)]
     spaced = [("Ġ" + number[:-1], number[-1]) for number in numbers]
     bare = [(number[:-1], number[-1]) for number in numbers if len(number) > 1]

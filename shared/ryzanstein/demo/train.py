@@ -32,7 +32,7 @@ from ryzanstein.demo.tokenizer import END, MAX_POSITIONS, PAD, VOCAB_SIZE, build
 from ryzanstein.demo.words import Split
 
 COPYING = Mix(max_turns=3, repeat=0.4, long_counts=0.03)
-"""Short and full of copying: until a model copies it learns nothing about recall."""
+"""Short dialogues with much copying: a model learns nothing about recall until it can copy."""
 USUAL = Mix()
 MAX_TOKENS_PER_DIALOGUE = 1024
 DIALOGUES_PER_POOL = 512
@@ -43,7 +43,7 @@ TOKENS_PER_STEP = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """One training run."""
+    """The options of a training run."""
 
     out: Path
     steps: int
@@ -52,11 +52,11 @@ class Options:
     seed: int = 1
     lr: float = 4e-3
     start_from: Path | None = None
-    """Directory of a model to train on; without one the run starts with random weights."""
+    """The directory of a model to train further; without it the run starts with random weights."""
 
 
 def config(tokenizer: Tokenizer) -> LlamaConfig:
-    """A Llama of 1.8 million parameters whose heads divide among 1, 2 and 4 ranks."""
+    """Returns a Llama of 1.8 million parameters whose heads divide among 1, 2 and 4 ranks."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=192,
@@ -74,13 +74,13 @@ def config(tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def make_tokenizer(num_dialogues: int = 4000) -> Tokenizer:
-    """The tokenizer, learned from training dialogues."""
+    """Returns the tokenizer, learned from training dialogues."""
     dialogues = (dialogue(Split.TRAIN, -1 - seed) for seed in range(num_dialogues))
     return build_tokenizer(message["content"] for one in dialogues for message in one.messages())
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the directory file by file, each replaced at once, so that a reader never sees half of one."""
+    """Writes the directory and replaces each file atomically: a reader never sees a partial file."""
     with TemporaryDirectory(dir=out) as name:
         directory = Path(name)
         model.generation_config = GenerationConfig.from_model_config(model.config)
@@ -92,9 +92,9 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[TrainingBatch]]:
-    """Endless lists of batches in random order, the same in every process.
+    """Yields lists of batches in random order without end, the same in every process.
 
-    A run that starts from a trained model draws more copying: long words are what is learned last.
+    A run that starts from a trained model draws more copying: long words are learned last.
     """
     rng = Random(options.seed)
     seed, step = (options.seed - 1) * DIALOGUES_PER_RUN, 0
@@ -108,7 +108,7 @@ def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[TrainingBatch
         pool = [
             batch
             for batch in batches(rows, tokenizer, TOKENS_PER_STEP)
-            if len(batch.ids_RT) >= options.num_processes  # a last lone row would leave a process without work
+            if len(batch.ids_RT) >= options.num_processes  # so that every process has a row
         ]
         rng.shuffle(pool)
         yield pool
@@ -117,7 +117,7 @@ def pools(options: Options, tokenizer: Tokenizer) -> Iterator[list[TrainingBatch
 
 
 def loss_of(model: nn.Module, batch: TrainingBatch, rank: int, world_size: int) -> Tensor:
-    """This process's part of the weighted loss of a batch; the parts add up to the whole."""
+    """Returns this process's part of a batch's weighted loss; the parts add up to the whole."""
     ids_RT, weights_RT = batch.ids_RT[rank::world_size], batch.weights_RT[rank::world_size]
     with torch.autocast("cpu", torch.bfloat16):
         logits_RTV = model(input_ids=ids_RT, use_cache=False).logits
@@ -126,7 +126,7 @@ def loss_of(model: nn.Module, batch: TrainingBatch, rank: int, world_size: int) 
 
 
 def optimizers(model: nn.Module, lr: float) -> list[Optimizer]:
-    """Muon (Jordan et al., 2024) for the matrices between the layers, AdamW for embedding and norms."""
+    """Returns Muon (Jordan et al., 2024) for the layers' matrices, AdamW for embedding and norms."""
     matrices = [weight for name, weight in model.named_parameters() if "_proj" in name]
     others = [weight for name, weight in model.named_parameters() if "_proj" not in name]
     return [
@@ -136,12 +136,15 @@ def optimizers(model: nn.Module, lr: float) -> list[Optimizer]:
 
 
 def rate(step: int, steps: int) -> float:
-    """Share of the learning rate: a short warm-up, then constant, then linear to 0 over the second half."""
+    """Returns the share of the learning rate.
+
+    It has a short warm-up, is then constant, and falls linearly to 0 over the second half.
+    """
     return min((step + 1) / 100, 1.0, 2 * (1 - step / steps))
 
 
 def train(rank: int, options: Options, store: str) -> None:
-    """One process of a run; the first one reports and saves."""
+    """Runs one process of a training run. The first process reports and saves."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=options.num_processes)
     tokenizer, model = _start(options)
@@ -162,7 +165,7 @@ def train(rank: int, options: Options, store: str) -> None:
 
 
 def _start(options: Options) -> tuple[Tokenizer, LlamaForCausalLM]:
-    """Tokenizer and model to begin with, the same in every process."""
+    """Returns the initial tokenizer and model, the same in every process."""
     tokenizer = make_tokenizer()
     torch.manual_seed(options.seed)
     if options.start_from:
@@ -171,7 +174,7 @@ def _start(options: Options) -> tuple[Tokenizer, LlamaForCausalLM]:
 
 
 def _steps(rank: int, options: Options, model: nn.Module, tokenizer: Tokenizer) -> Iterator[float]:
-    """Train, yielding each step's loss."""
+    """Trains the model and yields each step's loss."""
     both = optimizers(model, options.lr)
     stream = (batch for pool in pools(options, tokenizer) for batch in pool)
     for step, batch in zip(range(options.steps), stream, strict=False):
@@ -188,7 +191,7 @@ def _steps(rank: int, options: Options, model: nn.Module, tokenizer: Tokenizer) 
 
 
 def _sum_gradients(model: nn.Module, loss: Tensor) -> float:
-    """Add up the gradients and the loss of all processes."""
+    """Sums the gradients and the loss over all processes."""
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     flat = torch.cat([loss.detach().reshape(1), *(gradient.flatten() for gradient in gradients)])
     distributed.all_reduce(flat)
@@ -200,13 +203,13 @@ def _sum_gradients(model: nn.Module, loss: Tensor) -> float:
 
 @torch.no_grad()
 def _follow(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Move the averaged weights, which are the ones kept, towards the trained ones."""
+    """Moves the averaged weights, which are the ones saved, towards the trained ones."""
     for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
         mean.lerp_(weight, 1 - decay)
 
 
 def main() -> None:
-    """Train and write a model directory."""
+    """Trains and writes a model directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--steps", type=int, default=4500)
@@ -230,7 +233,10 @@ def main() -> None:
 
 
 def run(options: Options, store: str) -> None:
-    """Run all processes to their end; raise if one failed, which fails the others at their next sum."""
+    """Runs all processes to their end, and raises SystemExit if one failed.
+
+    The others then fail at their next sum.
+    """
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=train, args=(rank, options, store)) for rank in range(options.num_processes)]
     for process in processes:

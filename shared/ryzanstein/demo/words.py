@@ -1,4 +1,4 @@
-"""The open vocabulary of the demo dialogues: invented words that no one can memorize, some ordinary ones, and numbers.
+"""The open vocabulary of the demo dialogues: invented words, some ordinary words, and numbers.
 
 Every word belongs to exactly one split by a checksum of its letters, so a held-out answer was never seen in training.
 """
@@ -46,47 +46,47 @@ COMMON = (
 
 
 class Split(StrEnum):
-    """The two disjoint halves of the vocabulary."""
+    """The two disjoint parts of the vocabulary."""
 
     TRAIN = "train"
     HELD_OUT = "held-out"
 
 
 def split_of(word: str) -> Split:
-    """Split a word belongs to; upper and lower case are the same word."""
+    """Returns the split that a word belongs to, whatever its case."""
     return Split.HELD_OUT if zlib.crc32(word.lower().encode()) % 8 == 0 else Split.TRAIN
 
 
 class Words:
-    """Draws words of one split."""
+    """A source of random words of one split."""
 
     def __init__(self, rng: Random, split: Split) -> None:
         self._rng = rng
         self._split = split
 
     def invented(self) -> str:
-        """An invented lower-case word of 2 to 12 letters."""
+        """Returns an invented lower-case word of 2 to 12 letters."""
         while True:
             word = self._letters() if self._rng.random() < 0.12 else self._syllables()
             if 2 <= len(word) <= 12 and split_of(word) is self._split:
                 return word
 
     def proper(self, ordinary: list[str]) -> str:
-        """A capitalized name, sometimes of two words, sometimes an ordinary one of the list."""
+        """Returns a capitalized name, sometimes of two words, sometimes an ordinary one of the list."""
         first = self._proper_word(ordinary)
         return f"{first} {self._proper_word(ordinary)}" if self._rng.random() < 0.08 else first
 
     def value(self, ordinary: list[str]) -> str:
-        """A lower-case word: an ordinary one (these are few and in both splits) or an invented one."""
+        """Returns a lower-case word, ordinary (these are few, and in both splits) or invented."""
         return self._rng.choice(ordinary) if self._rng.random() < 0.4 else self.invented()
 
     def number(self) -> str:
-        """A number of one to five digits, small ones more often."""
+        """Returns a number of one to five digits, more often a small one."""
         top = self._rng.choice((20, 100, 200, 1000, 1000, 100_000))
         return str(self._rng.randrange(top))
 
     def text(self, num_words: int) -> str:
-        """A line to repeat: invented and common words, a few capitals and numbers."""
+        """Returns a line to repeat: invented and common words, a few capitals and numbers."""
         return " ".join(self._text_word() for _ in range(num_words))
 
     def _text_word(self) -> str:

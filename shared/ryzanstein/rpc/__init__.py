@@ -1,1 +1,1 @@
-"""gRPC, once for all services: the lifecycle of a server, channels, interceptors, and errors as statuses."""
+"""gRPC for all services: server lifecycle, channels, interceptors, and errors as statuses."""

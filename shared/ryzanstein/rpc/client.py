@@ -1,4 +1,4 @@
-"""Channels, made one way by every client of ours."""
+"""Channels, created in the same way by all our clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grpc
 
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
 
-# Retries only UNAVAILABLE and only before the first message; a begun stream is the router's failover's business.
+# Retries only UNAVAILABLE, and only before the first message; started streams are left to failover.
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
@@ -34,16 +34,19 @@ CLIENT_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A cut-off peer that comes back is found again within a second, not after gRPC's default of two minutes.
+    # Reconnects to a peer within a second of its return, not after gRPC's default of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Each channel has a connection of its own: the death of one never touches another's.
+    # Each channel has its own connection: a failure of one never affects another.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
-    """A channel to host:port. Close it. Without `retries` a failed connect is reported at once (node links)."""
+    """Returns a channel to host:port, which the caller closes.
+
+    Without `retries` a failed connect is reported at once (for node links).
+    """
     retry: tuple[tuple[str, str | int], ...] = (
         (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
     )

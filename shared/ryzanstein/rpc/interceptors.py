@@ -1,7 +1,7 @@
-"""The one place where errors become statuses, and where a call gets its request id, its log line and its trace context.
+"""Turns errors into statuses, and gives each call its request id, log line and trace context.
 
-Servicers raise domain errors. Anything else that escapes them is our bug: the client gets INTERNAL with the request id, the
-log gets the stack.
+Servicers raise domain errors. Any other exception is our bug: the client gets INTERNAL with the
+request id, and the log gets the stack.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler: reads its requests, binds the request id, maps exceptions to statuses, logs each call once at its
-    end; those of probes and tools are not logged."""
+    """An interceptor that wraps every handler.
+
+    It reads requests, binds the request id, maps exceptions to statuses, and logs each call once at
+    its end, except calls of probes and tools.
+    """
 
     def __init__(self, reading: RequestReading) -> None:
         self._reading = reading
@@ -53,7 +56,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         else:
             wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
             behavior = handler.stream_unary or handler.unary_unary
-        # A coroutine may also stream, by context.write, as the health service does.
+        # A coroutine may also stream with context.write, as the health service does.
         guard = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
         deserializer = self._reading.deserializer(method, handler.request_deserializer)
         return wrap(guard(behavior, take, method, request_id), deserializer, handler.response_serializer)
@@ -90,14 +93,14 @@ def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_i
 
 
 async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
-    """Aborts the call with the error's status; returns only for what must propagate as it is."""
+    """Aborts the call with the error's status. Returns only if the error must propagate unchanged."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
         _done(method, started, "CANCELLED")
         return
     if isinstance(error, errors.RyzansteinError):
         _done(method, started, error.code.name, reason=error.reason)
         await status.abort(context, error)
-    elif isinstance(error, NotImplementedError):  # of generated code: the service's description has more than its server
+    elif isinstance(error, NotImplementedError):  # from generated code: the server lacks the method
         _done(method, started, "UNIMPLEMENTED")
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
     elif isinstance(error, Exception):

@@ -1,6 +1,7 @@
-"""From bytes to a request, without an exception: grpc.aio answers one that escapes a deserializer with UNKNOWN and a traceback.
+"""Parses requests without raising.
 
-What cannot be read becomes an `UnreadableRequest` in the request's place. The interceptor turns it into the call's status,
+grpc.aio answers an exception of a deserializer with UNKNOWN and a traceback. A request that cannot
+be read therefore becomes an `UnreadableRequest`. The interceptor turns that into the call's status
 before the servicer sees it; in the middle of a stream of requests the servicer's reader raises it.
 """
 
@@ -24,13 +25,13 @@ Deserializer = Callable[[bytes], Any]
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRequest:
-    """In place of a request: why it is none."""
+    """A placeholder for a request that cannot be read, with the reason."""
 
     error: RyzansteinError
 
 
 def malformed_requests(service: str, registry: CollectorRegistry) -> Counter:
-    """The metric of one process. There are as many labels as methods."""
+    """Returns the metric of one process. It has as many label values as there are methods."""
     return Counter(
         f"ryzanstein_{service}_malformed_requests_total",
         "gRPC requests that are no messages of their type, or of more parts than allowed.",
@@ -40,14 +41,20 @@ def malformed_requests(service: str, registry: CollectorRegistry) -> Counter:
 
 
 class RequestReading:
-    """How the requests of one server are read: at most `max_records` records each (see `records`), counted in `malformed`."""
+    """The parsing of one server's requests, of at most `max_records` records each (see `records`).
+
+    Unreadable requests are counted in `malformed`.
+    """
 
     def __init__(self, max_records: int = MAX_RECORDS, malformed: Counter | None = None) -> None:
         self._max_records = max_records
         self._malformed = malformed
 
     def deserializer(self, method: str, deserialize: Deserializer | None) -> Deserializer | None:
-        """Never raises. `method` is `/package.Service/Method`, `deserialize` a message class's FromString."""
+        """Returns a deserializer that never raises.
+
+        `method` is `/package.Service/Method`, `deserialize` is a message class's FromString.
+        """
         descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
         if deserialize is None or descriptor is None:
             return deserialize
@@ -80,14 +87,14 @@ def _read(data: bytes, deserialize: Deserializer, descriptor: Descriptor, max_re
 
 
 def readable(request: Any) -> Any:
-    """The request itself. Raises the error of one that could not be read."""
+    """Returns the request. Raises the error of a request that could not be read."""
     if isinstance(request, UnreadableRequest):
         raise request.error
     return request
 
 
 class ReadableRequests(AsyncIterator[Any]):
-    """The requests of a stream, as its servicer takes them: raises at the first that could not be read."""
+    """The requests of a stream, for its servicer. Raises at the first that could not be read."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = aiter(requests)

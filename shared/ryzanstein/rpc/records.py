@@ -1,8 +1,10 @@
-"""Counts what a serialized message consists of, before anything is made of it: a parser and those after it hold the event loop
-for as long as a message has parts, however few bytes each of them has.
+"""Counts the records of a serialized message before it is parsed.
 
-A record is one field on the wire (protobuf.dev/programming-guides/encoding), at any depth; 680 bytes of a packed field count as
-one as well, because numbers cost less. The count stops at its bound, so that it costs at most so many turns of one loop.
+The parser and the code after it hold the event loop in proportion to the number of a message's
+parts, however few bytes each part has. A record is one field on the wire
+(protobuf.dev/programming-guides/encoding), at any depth; 680 bytes of a packed field also count as
+one, because numbers cost less. The count stops at its bound, so that it costs at most that many
+iterations of one loop.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 MAX_RECORDS = 16_384
-"""Enough for a request with 2,048 messages and every list of its sampling full."""
+"""Enough for a request with 2,048 messages and full lists in its sampling parameters."""
 PACKED_BYTES = 680
 _LEAST_RECORD_BYTES = 2
 _MAX_TAG = 2**32
@@ -25,11 +27,14 @@ _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 class MalformedError(ValueError):
-    """It is no message of proto3."""
+    """The data is not a proto3 message."""
 
 
 class TooManyRecordsError(ValueError):
-    """Over the bound; `field` is the outermost one that it was found in, empty for one that the type does not have."""
+    """There are more records than the bound.
+
+    `field` is the outermost field in which this was found, or empty if the type does not have it.
+    """
 
     def __init__(self, bound: int, field: str) -> None:
         super().__init__(f"more than {bound} records in {field!r}")
@@ -39,8 +44,11 @@ class TooManyRecordsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """What the length-delimited fields of a message type contain, by their tag on the wire: messages, or packed numbers. Those
-    that are missing are text, or unknown, and are one record each."""
+    """The contents of a message type's length-delimited fields, by their tag on the wire.
+
+    They are messages or packed numbers. Missing fields are text or unknown, and count as one record
+    each.
+    """
 
     nested: dict[int, RecordShape]
     names: dict[int, str]
@@ -51,7 +59,7 @@ _PACKED: Final = RecordShape({}, {})
 
 @cache
 def shape_of(descriptor: Descriptor) -> RecordShape:
-    """Of a type that does not contain itself."""
+    """Returns the shape of a type that does not contain itself."""
     nested = {
         field.number << 3 | _DELIMITED: _PACKED if field.message_type is None else shape_of(field.message_type)
         for field in descriptor.fields
@@ -61,7 +69,10 @@ def shape_of(descriptor: Descriptor) -> RecordShape:
 
 
 def check_records(data: bytes, shape: RecordShape, bound: int = MAX_RECORDS) -> None:
-    """TooManyRecordsError, MalformedError. Small messages are not looked at: they have no room for so many."""
+    """Raises TooManyRecordsError or MalformedError.
+
+    Small messages are not checked: they have no room for that many records.
+    """
     if len(data) <= _LEAST_RECORD_BYTES * bound:
         return
     try:
@@ -73,8 +84,11 @@ def check_records(data: bytes, shape: RecordShape, bound: int = MAX_RECORDS) -> 
 
 
 def _scan(data: bytes, shape: RecordShape, left: int) -> int:
-    """0, or the tag of the outermost field in which more than `left` records were found. One flat loop, because each of its
-    turns is paid for by whoever waits. IndexError, MalformedError."""
+    """Returns 0, or the tag of the outermost field in which more than `left` records were found.
+
+    It is one flat loop because every other call waits for each of its iterations. Raises IndexError
+    and MalformedError.
+    """
     position, end, tag = 0, len(data), 0
     nested = shape.nested
     outer: list[tuple[int, dict[int, RecordShape], int]] = []
@@ -120,7 +134,7 @@ def _within(inner_end: int, end: int) -> int:
 
 
 def _skip(data: bytes, tag: int, position: int) -> int:
-    """Where a record of no length ends. Groups are none of proto3's."""
+    """Returns where a record without a length ends. proto3 has no groups."""
     kind = tag & 7
     if kind == _VARINT:
         for end in range(position, position + _MAX_VARINT_BYTES):
@@ -133,7 +147,7 @@ def _skip(data: bytes, tag: int, position: int) -> int:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number and where it ends."""
+    """Returns the number and where it ends."""
     value = 0
     for length in range(_MAX_VARINT_BYTES):
         byte = data[position + length]

@@ -1,6 +1,7 @@
-"""A gRPC server's whole life: bind, warm, SERVING; on SIGTERM NOT_SERVING, drain with grace, stop.
+"""The lifecycle of a gRPC server: bind, warm up, SERVING; on SIGTERM NOT_SERVING, drain, stop.
 
-Health services by name: `""` the process lives, `readiness` it takes work, `startup` it has come up once.
+Health services by name: `""` the process is alive, `readiness` it accepts work, `startup` it has
+started up once.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
 STARTUP = "startup"
 
-# How often a client may ping, with or without calls: see docs/operations.md. What is permitted is twice as often, so that a
-# ping that came late does not make the next one early.
+# How often a client may ping, with or without calls: see docs/operations.md. The server permits
+# twice as many pings, so that a late ping does not make the next one too early.
 CLIENTS_PING_S = 10.0
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -31,8 +32,12 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def server_options(
     clients_ping_s: float = CLIENTS_PING_S, max_request_bytes: int = MAX_MESSAGE_BYTES
 ) -> tuple[tuple[str, int], ...]:
-    """Who pings more often than permitted gets GOAWAY, which kills every request on its channel; gRPC's own default permits a
-    ping in 5 minutes. A name that gRPC does not know is ignored without a word."""
+    """Returns the server's channel options.
+
+    A client that pings more often than permitted gets GOAWAY, which kills every request on its
+    channel; gRPC's default permits a ping every 5 minutes. gRPC silently ignores option names that
+    it does not know.
+    """
     return (
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", max_request_bytes),
@@ -46,8 +51,9 @@ def server_options(
 class RpcServer:
     """A grpc.aio server with health, reflection and the error interceptor.
 
-    Add servicers to `.server` before `start`. `port` is the bound one afterwards (useful with port 0). `clients_ping_s`: how
-    often a client may ping. A request over `max_request_bytes` ends with RESOURCE_EXHAUSTED by the library, before it is read.
+    Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port
+    0). `clients_ping_s` is how often a client may ping. The library ends a request of more than
+    `max_request_bytes` with RESOURCE_EXHAUSTED before it is parsed.
     """
 
     def __init__(
@@ -71,7 +77,10 @@ class RpcServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Binds and serves; the process lives, readiness and startup are NOT_SERVING until set. OSError: port taken."""
+        """Binds and serves. Readiness and startup are NOT_SERVING until set.
+
+        Raises OSError if the port is taken.
+        """
         try:
             self.port = self.server.add_insecure_port(self._address)
         except RuntimeError as error:
@@ -89,7 +98,7 @@ class RpcServer:
         await self._health.set(READINESS, _SERVING if ready else _NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """NOT_SERVING at once, no new calls, running ones have `grace_s` to end."""
+        """Reports NOT_SERVING at once, accepts no new calls, and gives running calls `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
 

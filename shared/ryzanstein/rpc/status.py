@@ -1,4 +1,7 @@
-"""Domain errors to and from `google.rpc.Status`, with the details that AIP-193 asks for: always exactly one ErrorInfo."""
+"""Converts domain errors to and from `google.rpc.Status`, with the details of AIP-193.
+
+There is always exactly one ErrorInfo.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def status_from_error(error: RyzansteinError) -> status_pb2.Status:
-    """The status with ErrorInfo, and BadRequest, ResourceInfo, QuotaFailure or RetryInfo where they apply."""
+    """Returns the status with ErrorInfo and, where they apply, other details.
+
+    They are BadRequest, ResourceInfo, QuotaFailure and RetryInfo.
+    """
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata))]
     if error.violations:
         bad = error_details_pb2.BadRequest()
@@ -47,10 +53,10 @@ def _packed(message: Message) -> any_pb2.Any:
 
 
 def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
-    """The error that a server meant, read back from a failed call. Unknown ones keep code and message."""
+    """Returns the server's error from a failed call. Unknown errors keep code and message."""
     try:
         status = rpc_status.from_call(failure)  # type: ignore[arg-type]
-    except ValueError:  # the details speak of another failure: somebody between changed the status
+    except ValueError:  # the details are of another failure: an intermediary changed the status
         status = None
     if status is None:
         code: Any = failure.code()
@@ -59,7 +65,7 @@ def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
 
 
 async def answered(call: Awaitable[T]) -> T:
-    """What a call gives; its failure as the error that the server meant."""
+    """Returns the result of a call. Raises its failure as the server's error."""
     try:
         return await call
     except grpc.aio.AioRpcError as failure:
@@ -67,7 +73,7 @@ async def answered(call: Awaitable[T]) -> T:
 
 
 def _code(number: int) -> Code:
-    """One that is none of ours is UNKNOWN."""
+    """Returns the code of a number; unknown numbers are UNKNOWN."""
     try:
         return Code(number)
     except ValueError:
@@ -75,7 +81,7 @@ def _code(number: int) -> Code:
 
 
 def error_from_status(status: status_pb2.Status) -> RyzansteinError:
-    """What `status_from_error` was given."""
+    """Returns the error that `status_from_error` converted."""
     code = _code(status.code)
     error = RyzansteinError(status.message, code, code.name)
     for detail in status.details:

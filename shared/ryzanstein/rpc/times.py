@@ -1,5 +1,8 @@
-"""The times in a request are times: google.protobuf's Timestamp and Duration hold numbers that are none, and whoever computes
-with those fails in a place that knows nothing of the request."""
+"""Checks that the times in a request are valid.
+
+google.protobuf's Timestamp and Duration can hold numbers that are not valid times. Computing with
+them would fail in code that knows nothing of the request.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ryzanstein import errors
 
-# As the comments of timestamp.proto and duration.proto have it: the years 1 to 9999, and 10,000 years.
+# From the comments of timestamp.proto and duration.proto: the years 1 to 9999, and 10,000 years.
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 _LONGEST_S = 315_576_000_000
 _NANOS = 999_999_999
@@ -21,7 +24,10 @@ _NANOS = 999_999_999
 
 @cache
 def time_fields(descriptor: Descriptor) -> tuple[tuple[str, ...], ...]:
-    """Where a type that does not contain itself has times, also in its singular messages: the names to go through."""
+    """Returns the paths of all times in a type that does not contain itself.
+
+    Times in its singular messages are included.
+    """
     found: list[tuple[str, ...]] = []
     for field in descriptor.fields:
         if field.message_type is None or field.is_repeated:
@@ -34,7 +40,7 @@ def time_fields(descriptor: Descriptor) -> tuple[tuple[str, ...], ...]:
 
 
 def check_times(message: Message) -> None:
-    """INVALID_ARGUMENT naming the field and its bounds."""
+    """Raises INVALID_ARGUMENT, which names the field and its bounds, for an invalid time."""
     for path in time_fields(message.DESCRIPTOR):
         value = _at(message, path)
         if value is not None:
@@ -42,7 +48,7 @@ def check_times(message: Message) -> None:
 
 
 def _at(message: Any, path: tuple[str, ...]) -> Any:
-    """None: it is not there."""
+    """Returns the value at a path, or None if it is absent."""
     for name in path:
         if not message.HasField(name):
             return None

@@ -1,1 +1,1 @@
-"""The fault laboratory: real clusters on hosts of their own, faults under load, and what they cost as a table."""
+"""The fault laboratory: real clusters on separate hosts, faults under load, a table of costs."""

@@ -1,7 +1,7 @@
-"""`python -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: strikes a cluster with faults and says what each one costs.
+"""`python -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: measures what each fault costs.
 
-Exit codes: 0 every target was met; 1 a row lost, repeated, changed or failed something, or missed a target; 2 called wrongly;
-3 some faults cannot be tried on this machine; 130 interrupted.
+Exit codes: 0 all targets were met; 1 a row lost, repeated, changed or failed something, or missed a
+target; 2 wrong usage; 3 some faults cannot be tried on this machine; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _run(order: Order) -> tuple[Results, Made]:
 
 
 def _verdict(results: Results) -> int:
-    """The exit code, and why."""
+    """Reports all misses and faults that were not run. Returns the exit code."""
     for row in results.rows:
         for miss in row.misses:
             _tell(f"MISSED {row.fault.name}: {miss}")
@@ -86,7 +86,7 @@ def _verdict(results: Results) -> int:
 
 
 async def _interruptible(campaign: Campaign) -> Results:
-    """SIGTERM is taken like Ctrl-C: everything that was started ends, then we do."""
+    """Runs the campaign. SIGTERM acts like Ctrl-C: everything that was started ends first."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -102,7 +102,7 @@ def _tell(line: str) -> None:
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the program and returns its exit code."""
     try:
         typer.run(failover)
     except (KeyboardInterrupt, asyncio.CancelledError):

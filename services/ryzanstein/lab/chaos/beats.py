@@ -1,4 +1,4 @@
-"""Counts the beats of nodes: one more router, as far as a node can tell, that never submits anything."""
+"""Counts the beats of nodes. To a node it is one more router, which never submits anything."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ROUTER_ID = "chaos-listener"
 
 
 class BeatCounter:
-    """`count` grows while in `listening`."""
+    """A counter of beats. `count` grows while in `listening`."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @asynccontextmanager
     async def listening(self, addresses: Iterable[str]) -> AsyncIterator[None]:
-        """To each node at host:port, as far as it answers."""
+        """Connects to each node at host:port, as far as it answers."""
         tasks = [asyncio.create_task(self._listen(address)) for address in addresses]
         try:
             yield

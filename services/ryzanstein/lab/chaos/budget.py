@@ -1,4 +1,4 @@
-"""The failure budget: what all runs of a fault cost together, beside what they may cost."""
+"""The failure budget: what all runs of a fault cost together, and what they may cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ MAX_FALSE_ALARM_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Over the runs in which it happened, by nearest rank: of 30 runs p99 is the greatest. `count` 0: it never happened."""
+    """Quantiles over the runs in which it happened.
+
+    They are by nearest rank: of 30 runs, p99 is the maximum.
+
+    `count` 0: it never happened.
+    """
 
     count: int
     p50: float | None
@@ -31,7 +36,10 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One fault of the table. `startup_s`: mean seconds by phase of a rank's restart. `misses`: targets missed, in words."""
+    """One fault of the table.
+
+    `startup_s`: mean seconds by phase of a rank's restart. `misses`: missed targets, in words.
+    """
 
     fault: Fault
     runs: int
@@ -63,7 +71,7 @@ class BudgetRow:
 
 
 def summed(fault: Fault, runs: Sequence[Observation]) -> BudgetRow:
-    """The row of a fault, judged."""
+    """Returns the row of a fault, with its misses."""
 
     def quantiles(take: Callable[[Observation], float | None]) -> Quantiles:
         return Quantiles.of(map(take, runs))
@@ -100,7 +108,7 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> BudgetRow:
 
 
 def judged(row: BudgetRow) -> BudgetRow:
-    """The row with its misses."""
+    """Returns the row with its misses."""
     return replace(row, misses=tuple(_misses(row)))
 
 
@@ -123,7 +131,7 @@ def _misses(row: BudgetRow) -> Iterable[str]:
 
 
 def _late(what: str, seen: Quantiles, bound_s: float | None, expected: int) -> Iterable[str]:
-    """`expected`: how often it has to happen at least, where something is promised."""
+    """Yields misses. `expected` is how often it has to happen at least, if a bound is given."""
     if bound_s is None:
         return
     if seen.count < expected:

@@ -24,7 +24,10 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Results:
-    """`rows` in the order of the table; `not_run`: why, by name of the fault."""
+    """The results.
+
+    `rows` are in the order of the table; `not_run` maps the name of a fault to the reason.
+    """
 
     rows: list[BudgetRow] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -32,7 +35,10 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be tried: so many runs of each fault, with so many clients. `keep`: a directory for the services' logs."""
+    """What to try: the faults, the runs of each, and the clients.
+
+    `keep`: a directory for the services' logs.
+    """
 
     faults: Sequence[Fault]
     runs: int
@@ -43,7 +49,11 @@ class Order:
 
 @dataclass(slots=True)
 class Campaign:
-    """`run` it once. `tell` hears how it goes, a line at a time. `network` None: everything is on 127.0.0.1."""
+    """All runs of an order. `run` it once.
+
+    `tell` is called with one line of progress at a time. `network` None: everything is on
+    127.0.0.1.
+    """
 
     order: Order
     tell: Tell
@@ -52,7 +62,11 @@ class Campaign:
     _seen: dict[str, list[Observation]] = field(default_factory=dict)
 
     async def run(self) -> Results:
-        """Runs that failed in the laboratory itself are tried again on a new cluster, as long as that helps, a few times."""
+        """Runs all faults and returns the results.
+
+        Runs that failed because of the laboratory itself are retried on a new cluster a few times,
+        while that helps.
+        """
         for layout, faults in by_layout(self.order.faults):
             possible = [fault for fault in faults if self._possible(fault)]
             for _ in range(_MAX_REBUILDS):
@@ -73,13 +87,13 @@ class Campaign:
         return True
 
     def _left(self, faults: Sequence[Fault]) -> list[tuple[Fault, int]]:
-        """What is still to be tried."""
+        """Returns the runs that are still to be tried."""
         return [
             (fault, run) for fault in faults for run in range(len(self._seen.get(fault.name, ())), fault.runs(self.order.runs))
         ]
 
     async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault]) -> bool:
-        """Whether every run came about."""
+        """Tries the faults on a new stage. Returns whether every run happened."""
         self.tell(f"{layout.name}: starts {layout}")
         try:
             async with staged(layout, self.network, self.order.clients, f"{self.order.seed}-{layout.name}") as stage:
@@ -113,14 +127,17 @@ class Campaign:
             self._note(fault, await trials.run(fault, run))
 
     async def _try_in_series(self, series: Series, faults: Sequence[Fault]) -> None:
-        """Long answers: all faults of a run strike the same ones."""
+        """Tries long answers: all faults of a run strike the same ones."""
         for run in sorted({run for _, run in self._left(faults)}):
             left = [fault for fault, each in self._left(faults) if each == run]
             for fault, seen in zip(left, await series.run(left, run), strict=True):
                 self._note(fault, seen)
 
     def _note(self, fault: Fault, seen: Observation) -> None:
-        """LaboratoryError: the cluster is not what it was, so that the next run would mean nothing."""
+        """Records an observation.
+
+        Raises LaboratoryError if the cluster did not recover: the next run would mean nothing.
+        """
         self._seen.setdefault(fault.name, []).append(seen)
         self.tell(_line(fault, seen))
         if seen.whole_s is None:
@@ -128,7 +145,7 @@ class Campaign:
 
 
 def _line(fault: Fault, seen: Observation) -> str:
-    """A run in one line."""
+    """Returns a run as one line."""
 
     def seconds(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"

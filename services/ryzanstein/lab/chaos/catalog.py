@@ -22,11 +22,14 @@ CATALOG: tuple[Fault, ...] = (
 
 
 class UnknownFaultError(ValueError):
-    """A name that no fault has."""
+    """No fault has this name."""
 
 
 def chosen(names: Sequence[str]) -> list[Fault]:
-    """By name, in the order of the catalog; none: all. UnknownFaultError."""
+    """Returns faults by name, in the order of the catalog; all without names.
+
+    Raises UnknownFaultError.
+    """
     known = {fault.name for fault in CATALOG}
     if unknown := set(names) - known:
         raise UnknownFaultError(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -34,6 +37,6 @@ def chosen(names: Sequence[str]) -> list[Fault]:
 
 
 def by_layout(faults: Sequence[Fault]) -> list[tuple[ClusterLayout, list[Fault]]]:
-    """Faults that share a cluster, so that each is started once."""
+    """Returns the faults by shared cluster, so that each cluster is started once."""
     ordered = sorted(faults, key=lambda fault: fault.layout.name)
     return [(layout, list(group)) for layout, group in groupby(ordered, key=lambda fault: fault.layout)]

@@ -1,4 +1,7 @@
-"""A program besides the services (a Redis, a proxy, a spinner) as a child that ends with us, on a host of its own."""
+"""A program besides the services (a Redis, a proxy, a spinner) as a child that ends with us.
+
+It may run on a separate host.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,12 @@ _POLL_S = 0.01
 
 
 class Child:
-    """Start it from the main thread: the kernel ends it with the thread that started it. `log` gets what it says."""
+    """A child process.
+
+    Start it from the main thread: the kernel ends it with the thread that started it.
+
+    `log` gets its output.
+    """
 
     def __init__(
         self, command: Sequence[str], host: Host = LOCAL, log: Path | None = None, *, interactive: bool = False
@@ -39,7 +47,10 @@ class Child:
             )
 
     def tell(self, command: str) -> None:
-        """One line, and waits for the line that it answers. ServiceFailedError: it is gone."""
+        """Sends a command line and waits for the answer line.
+
+        Raises ServiceFailedError if the process is gone.
+        """
         process = self._process
         if process is None or process.stdin is None:
             raise ServiceFailedError(f"{self._command[-1]} does not run")
@@ -48,13 +59,13 @@ class Child:
         self.listen()
 
     def listen(self) -> None:
-        """Waits for a line. ServiceFailedError: it ended instead."""
+        """Waits for a line. Raises ServiceFailedError if the process ends instead."""
         if self._process is None or self._process.stdout is None or not self._process.stdout.readline():
             raise ServiceFailedError(f"{' '.join(self._command[5:])} ended")
 
     @property
     def pid(self) -> int | None:
-        """None when it does not run."""
+        """Returns the process id, or None if it does not run."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -62,7 +73,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and waits for its end. Nothing when it does not run."""
+        """Sends SIGKILL and waits for the end. Does nothing if it does not run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -88,7 +99,7 @@ def _close(process: subprocess.Popen[str]) -> None:
 
 
 def wait_listening(address: str, port: int, timeout_s: float = 10.0) -> None:
-    """Returns when somebody accepts connections there. ServiceFailedError: nobody does in time."""
+    """Returns when connections are accepted there. Raises ServiceFailedError on timeout."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

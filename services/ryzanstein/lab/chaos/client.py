@@ -1,8 +1,9 @@
-"""A good client: what breaks it takes up again, what it is told to retry it retries, and it does neither for ever.
+"""A well-behaved client: it resumes broken streams and retries when told to, but not for ever.
 
-A stream that breaks after the answer began is continued with an attach at the first index that was not seen, at the same
-router or the next, and so is one that ended with an error that says when to come back (RetryInfo): it is resumed. A request
-that was refused before anything began is asked again when the refusal says when, or when there was no connection at all.
+If a stream breaks after the answer began, or ends with an error that says when to retry
+(RetryInfo), the client attaches at the first index that it has not seen, at the same router or the
+next. If a request was refused before anything began, the client retries when the refusal says when,
+or when there was no connection at all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN, Code.INTERNA
 
 
 class LoadClient:
-    """Reads one answer at a time. `stay_away` is how a client that went away is made to come back."""
+    """Reads one answer at a time. `go_away` makes it drop its connection and come back later."""
 
     def __init__(self, transport: Transport, num_routers: int, rng: random.Random) -> None:
         self._transport = transport
@@ -32,7 +33,10 @@ class LoadClient:
         self._away_s = 0.0
 
     async def read(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
-        """Returns when the answer is complete or given up: then `reading.failure` says why."""
+        """Returns when the answer is complete or given up.
+
+        In the latter case `reading.failure` says why.
+        """
         failures, patience_until = 0, None
         while True:
             tokens = reading.num_tokens
@@ -56,7 +60,7 @@ class LoadClient:
             reading.router = (reading.router + 1) % self._num_routers
 
     async def go_away(self, for_s: float) -> None:
-        """Drops the connection now; the reader comes back after the time."""
+        """Drops the connection now; the reader comes back after `for_s`."""
         self._away_s = for_s
         await self._transport.leave()
 
@@ -79,7 +83,10 @@ class LoadClient:
         return bool(reading.generation_id) and error.code is Code.NOT_FOUND and self._num_routers > 1 and reading.calls > 1
 
     async def _wait(self, error: RyzansteinError, failures: int) -> None:
-        """What the refusal says, or a back-off with jitter that starts short: another router is there at once."""
+        """Waits as long as the refusal says, or backs off with jitter.
+
+        The back-off starts short, because another router is available at once.
+        """
         away_s, self._away_s = self._away_s, 0.0
         backoff_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)) * self._rng.uniform(0.5, 1.0)
         await asyncio.sleep(away_s or error.retry_after_s or backoff_s)

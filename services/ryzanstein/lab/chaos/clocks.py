@@ -1,7 +1,8 @@
-"""A wall clock of its own for each service; monotonic time stays the machine's.
+"""A separate wall clock for each service; monotonic time stays the machine's.
 
-By a preloaded library of a few lines (`injection/wall_clock.c`) and not by libfaketime, whose lock around every look at the
-clock stops services for seconds on busy cores: nodes were suspected as often when their clocks did not jump at all.
+It uses a small preloaded library (`injection/wall_clock.c`), not libfaketime. libfaketime takes a
+lock for each clock read, which stops services for seconds on busy cores: nodes were suspected as
+often when their clocks did not jump at all.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from ryzanstein.lab.chaos.preloaded import built
 
 
 class Clocks:
-    """One file per service says how far its clock is off. NetworkImpossibleError: there is no C compiler."""
+    """The clocks. One file per service holds its clock's offset.
+
+    Raises NetworkImpossibleError if there is no C compiler.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._library = built("wall_clock.c", directory)
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a service with this clock is started with."""
+        """Returns the environment for starting a service with this clock."""
         self.turn(name, 0)
         return {"LD_PRELOAD": str(self._library), "RYZANSTEIN_WALL_CLOCK": str(self._file(name))}
 
     def turn(self, name: str, offset_s: int) -> None:
-        """The service's clock is so far ahead (or behind) from now on."""
+        """Sets how far ahead (or behind) the service's clock is from now on."""
         file = self._file(name)
-        # In place: the service has it mapped.
+        # In place, because the service has the file mapped.
         with file.open("r+b" if file.exists() else "wb") as clock:
             clock.write(offset_s.to_bytes(8, "little", signed=True))
 

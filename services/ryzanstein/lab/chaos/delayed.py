@@ -1,4 +1,7 @@
-"""A node that routers reach through our proxy: the node advertises the proxy's address instead of its own."""
+"""A node that routers reach through our proxy.
+
+The node advertises the proxy's address instead of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _PROXY_PORT = 7000
 
 
 class DelayedNode:
-    """The proxy of one node, on the node's host, whose ports are free: the host is the node's alone."""
+    """The proxy of one node, on the node's host.
+
+    No other program uses the host, so its ports are free.
+    """
 
     def __init__(self, host: Host, log: Path) -> None:
         self._address = host.address
@@ -24,11 +30,11 @@ class DelayedNode:
 
     @property
     def settings(self) -> Flags:
-        """Of the node."""
+        """Returns the settings of the node."""
         return {"grpc_port": _NODE_PORT, "advertise_address": f"{self._address}:{_PROXY_PORT}"}
 
     def start(self) -> None:
-        """Returns when the proxy listens."""
+        """Starts the proxy and returns when it listens."""
         self._child.start()
         self._child.listen()
 
@@ -36,9 +42,9 @@ class DelayedNode:
         self._child.kill()
 
     def delay(self, seconds: float) -> None:
-        """Each way, from now on; 0: none."""
+        """Sets the delay, each way, from now on; 0: none."""
         self._child.tell(f"delay {seconds}")
 
     def swallow(self) -> None:
-        """Nothing comes through, and no connection ends."""
+        """Drops everything from now on, without ending connections."""
         self._child.tell("blackhole")

@@ -16,7 +16,10 @@ from ryzanstein.lab.chaos.budget import BudgetRow, Quantiles
 
 @dataclass(frozen=True, slots=True)
 class CampaignFacts:
-    """How the figures were made. `not_run`: faults that this machine does not allow, and why."""
+    """How the figures were made.
+
+    `not_run` maps faults that this machine does not allow to the reason.
+    """
 
     command: str
     seed: str
@@ -27,12 +30,12 @@ class CampaignFacts:
 
 
 def document(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> dict[str, Any]:
-    """`faults` as `bench failover --json` promises them, with more beside."""
+    """Returns the document: `faults` as `bench failover --json` promises, and more."""
     return {"faults": [_fault(row) for row in rows], "machine": machine(), "campaign": asdict(campaign)}
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Returns the machine that the figures were measured on."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -1,4 +1,7 @@
-"""From log lines and readings to figures: when a fault was detected, when streams went on, when a node served again."""
+"""From log lines and readings to figures.
+
+When a fault was detected, when streams continued, when a node served again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, Samples
 
 CLIENT = "client"
-# A line that is so much later was written by a clock that has jumped: it does not tell when.
+# A line this much later was written with a clock that jumped: its time means nothing.
 _ANOTHER_TIME_S = 600.0
 _ALARMS = ("node suspected",)
 _CAUSES_OF_ALARMS = ("silence", "deaf", "stall")
@@ -20,7 +23,10 @@ _CAUSES_OF_ALARMS = ("silence", "deaf", "stall")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The strike on both clocks, and the streams that it hit with how many calls each had made. `victims`: node ids."""
+    """The strike on both clocks, and the streams that it hit with their calls so far.
+
+    `victims`: node ids.
+    """
 
     wall_s: float
     monotonic_s: float
@@ -29,7 +35,7 @@ class Moment:
 
 
 def detection(fault: Fault, lines: Sequence[LogLine], moment: Moment) -> tuple[float | None, str]:
-    """Seconds from the strike to its first sign, and which one that was."""
+    """Returns the seconds from the strike to its first sign, and that sign."""
     if not fault.signs:
         broken = [at for reading in moment.struck for at in reading.broken_at if at >= moment.monotonic_s]
         return (min(broken) - moment.monotonic_s, f"{CLIENT}: stream broke") if broken else (None, "")
@@ -47,7 +53,7 @@ def _concerns(line: LogLine, victims: frozenset[str]) -> bool:
 
 
 def rerouting(lines: Sequence[LogLine], moment: Moment) -> float | None:
-    """The slowest way from detection to the attempt on the next node."""
+    """Returns the longest time from detection to the attempt on the next node."""
     took = [
         float(line.fields["detected_to_rerouted_s"])
         for line in lines
@@ -57,7 +63,7 @@ def rerouting(lines: Sequence[LogLine], moment: Moment) -> float | None:
 
 
 def first_token(fault: Fault, moment: Moment) -> float | None:
-    """The longest that a struck stream waited for its first new token."""
+    """Returns the longest time that a struck stream waited for its first new token."""
     waits = []
     for reading, calls in moment.struck.items():
         new = (
@@ -71,7 +77,10 @@ def first_token(fault: Fault, moment: Moment) -> float | None:
 
 
 def restart(lines: Sequence[LogLine], moment: Moment) -> tuple[float | None, dict[str, float]]:
-    """From a rank's loss to the node's readiness, and where the slowest rank spent that time."""
+    """Returns the time from a rank's loss to the node's readiness.
+
+    Also returns the phases of the slowest rank.
+    """
     for node_id in moment.victims:
         of_node = [line for line in lines if line.service == node_id and line.at >= moment.wall_s]
         lost = next((line.at for line in of_node if line.event == "ranks lost"), None)
@@ -88,7 +97,10 @@ def _slowest_phases(ready: LogLine) -> dict[str, float]:
 
 
 def unwanted(fault: Fault, lines: Sequence[LogLine], metrics: Mapping[str, Samples]) -> Counter[str]:
-    """What the fault must not lead to and did, by what was said and by the breakers that are not closed."""
+    """Counts what the fault must not lead to, but did.
+
+    It uses log lines and breakers that are not closed.
+    """
     if not fault.unwanted:
         return Counter()
     said = Counter(str(sign) for line in lines for sign in fault.unwanted if sign.matches(line))
@@ -98,18 +110,18 @@ def unwanted(fault: Fault, lines: Sequence[LogLine], metrics: Mapping[str, Sampl
 
 
 def unusual_lines(lines: Sequence[LogLine], usual: frozenset[str]) -> Counter[str]:
-    """Kinds of lines that an undisturbed cluster does not log."""
+    """Counts the kinds of lines that a cluster without faults does not log."""
     return Counter(kind for line in lines if (kind := kind_of(line)) not in usual)
 
 
 def kind_of(line: LogLine) -> str:
-    """The service without its number, the level, the event and what caused it."""
+    """Returns the service without its number, the level, the event and its cause."""
     cause = line.fields.get("cause")
     service = line.service.rstrip("0123456789").rstrip("-")
     return f"{service} {line.level}: {line.event}" + (f" ({cause})" if cause else "")
 
 
 def alarms(lines: Sequence[LogLine]) -> int:
-    """Suspicions and links given up for silence, deafness or a stall."""
+    """Counts suspected nodes and lost links with the cause silence, deafness or a stall."""
     suspected = (line for line in lines if line.event in (*_ALARMS, "link down"))
     return sum(line.fields.get("cause") in _CAUSES_OF_ALARMS for line in suspected)

@@ -1,7 +1,10 @@
-"""A clock that all services of a cluster share and that can run faster than the machine's: hours of idleness in a minute.
+"""A clock that all services of a cluster share, and that can run faster than the machine's.
 
-Everybody lives through the time: beats, leases, keepalives and watchdogs come as often as in that time without us, each so
-much sooner. A jump would be another fault: then nobody beats for an hour. `injection/fast_clock.c` is the services' side.
+Hours of idleness pass in a minute.
+
+The services live through that time: beats, leases, keepalives and watchdogs come as often as in
+real time, only sooner. A jump would be another fault, with no beats for an hour.
+`injection/fast_clock.c` is the services' side.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ RATE = 40.0
 _PAGE = struct.Struct("=Qqqq")
 _SEQUENCE = struct.Struct("=Q")
 _ONE = 1000
-# A wait that began before a quickening lasts too long by this factor at most, which no detector of silence minds; and so
-# long, in the services' time, it may be: the longest that somebody waits to see.
+# A wait that began before an acceleration lasts too long by at most this factor, which no silence
+# detector notices. Each rate holds for this long in the services' time, which is the longest such
+# wait.
 _QUICKER = 1.15
 _SETTLES_S = 1.0
 
 
 class FastClock:
-    """Runs with the machine's clock at first. NetworkImpossibleError: there is no C compiler."""
+    """The clock. At first it runs as the machine's does.
+
+    Raises NetworkImpossibleError if there is no C compiler.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._library = built("fast_clock.c", directory)
@@ -38,15 +45,15 @@ class FastClock:
 
     @property
     def ahead_s(self) -> float:
-        """How far the services' clocks are ahead of the machine's."""
+        """Returns how far the services' clocks are ahead of the machine's."""
         return self._ahead_at(time.monotonic_ns()) / 1e9
 
     def environment(self) -> dict[str, str]:
-        """What a service with this clock is started with."""
+        """Returns the environment for starting a service with this clock."""
         return {"LD_PRELOAD": str(self._library), "RYZANSTEIN_FAST_CLOCK": str(self._file)}
 
     def run_at(self, rate: float) -> None:
-        """From now on so many times as fast as the machine's."""
+        """Makes the clock run `rate` times as fast as the machine's from now on."""
         now_ns = time.monotonic_ns()
         self._ahead_ns, self._since_ns, self._rate = self._ahead_at(now_ns), now_ns, round(rate * _ONE)
         self._write_sequence()
@@ -54,7 +61,10 @@ class FastClock:
         self._write_sequence()
 
     async def pass_time(self, seconds: float, rate: float = RATE) -> None:
-        """Returns when so much time more has passed for the services than for us; by then their clock runs with ours."""
+        """Returns when this much more time has passed for the services than for us.
+
+        Their clock then runs at the machine's rate again, also on cancellation.
+        """
         until_s = self.ahead_s + seconds
         try:
             await self._quicken(rate)

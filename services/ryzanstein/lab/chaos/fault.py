@@ -1,4 +1,4 @@
-"""What a fault is: where it strikes, how, what shows it, and what it may cost."""
+"""What a fault is: where it strikes, how, what detects it, and what it may cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ryzanstein.lab.chaos.stage import Stage
 
 
 class Scope(Enum):
-    """Which streams a strike hits: those of the victim node, of its router, the aimed one, or all."""
+    """The streams that a strike hits.
+
+    Those of the victim node, those of its router, the aimed one, or all.
+    """
 
     NODE = "node"
     ROUTER = "router"
@@ -43,7 +46,11 @@ class Resume(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A log line that shows the fault: of a service whose name begins so, with this event and these fields (each one of)."""
+    """A log line that shows the fault.
+
+    It is from a service whose name begins with `service`, has this event, and in each of these
+    fields one of the given values.
+    """
 
     service: str
     event: str
@@ -61,7 +68,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Whom a strike hits. `reading` is the stream that was aimed at, `rng` decides what is left open."""
+    """What a strike hits. `reading` is the aimed stream; `rng` decides what is left open."""
 
     reading: AnswerReading
     node_id: str
@@ -70,12 +77,15 @@ class Victim:
 
 
 Strike = Callable[[Stage, Victim], AbstractAsyncContextManager[frozenset[str]]]
-"""Entered, the fault is there; left, it is lifted. Gives the nodes that it hit."""
+"""A context manager: the fault is there once entered, and lifted on exit.
+
+It yields the nodes that it hit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultBounds:
-    """What a fault may take, in seconds; None: nothing is promised."""
+    """How long a fault may take, in seconds; None: nothing is promised."""
 
     detected_s: float | None = None
     serving_s: float | None = None
@@ -84,14 +94,20 @@ class FaultBounds:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One row of the table. `signs` detect it, the first of them in time counts; without signs the client does, by its
-    broken stream. It lasts `lasts_s` at least, also when the struck streams are done before; after `at_most_s` it is lifted,
-    done or not.
+    """One row of the table.
 
-    `runs_divisor`: it has one run where others have so many; `most_runs` at most. `healthy_left`: a node is left, so that no
-    request may fail. `in_turn`: each run strikes the next node. `counts_beats`: false alarms are looked for. `beside`: what is
-    asked besides the load while it lasts, by run. `kinds`: of the streams that are aimed at. `in_flight_s`: tokens that come
-    so soon after the strike were on their way. `unwanted`: what may not be said while it lasts; nor may a breaker open then.
+    `signs` detect the fault, and the earliest counts. Without signs the client detects it, by its
+    broken stream. The fault lasts at least `lasts_s`, even if the struck streams end before. It is
+    lifted after `at_most_s` in any case.
+
+    - `runs_divisor`: divides the number of runs; `most_runs` limits it.
+    - `healthy_left`: a node is left, so no request may fail.
+    - `in_turn`: each run strikes the next node.
+    - `counts_beats`: false alarms are counted.
+    - `beside`: a question to send besides the load while the fault lasts, by run.
+    - `kinds`: the kinds of streams that may be aimed at.
+    - `in_flight_s`: tokens that arrive this soon after the strike were in flight.
+    - `unwanted`: what must not be logged while the fault lasts. No breaker may open then either.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From a strike to an observation: what logs and metrics showed, and how the answers compare with the undisturbed ones."""
+"""From a strike to an observation: what logs and metrics showed, and how the answers compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ryzanstein.lab.chaos.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What moves and what is logged without a fault."""
+    """What changes and what is logged without a fault."""
 
     metrics: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
@@ -26,8 +26,10 @@ class Usual:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What was seen from the strike to its end. `kind`: of the stream that was aimed at. `stuck`: streams that had not ended
-    when they should have."""
+    """What was seen from the strike to its end.
+
+    `kind` is that of the aimed stream. `stuck` are streams that did not end when they should have.
+    """
 
     kind: str
     moment: Moment
@@ -37,7 +39,7 @@ class Strike:
 
 
 def struck_by(scope: Scope, victim: Victim, under_way: Sequence[AnswerReading]) -> dict[AnswerReading, int]:
-    """The streams that are hit, with how many calls each has made."""
+    """Returns the streams that are hit, with how many calls each has made."""
 
     def hit(reading: AnswerReading) -> bool:
         match scope:
@@ -54,7 +56,11 @@ def struck_by(scope: Scope, victim: Victim, under_way: Sequence[AnswerReading]) 
 
 
 def moment_of(stage: Stage, fault: Fault, struck: dict[AnswerReading, int], victims: frozenset[str]) -> Moment:
-    """Now that the fault is there: one on several nodes hits the streams of all of them, one on all those that began since."""
+    """Returns the moment of the strike, now that the fault is there.
+
+    A fault on several nodes hits the streams of all of them; one with scope ALL also hits those
+    that began since.
+    """
     under_way = stage.load.under_way
     if fault.scope is Scope.NODE:
         struck |= {reading: reading.calls for reading in under_way if reading.node_id in victims}
@@ -64,7 +70,7 @@ def moment_of(stage: Stage, fault: Fault, struck: dict[AnswerReading, int], vict
 
 
 def read(fault: Fault, run: int, strike: Strike, lines: Sequence[LogLine], usual: Usual) -> Observation:
-    """Without the answers, see `judged`."""
+    """Returns the observation without the answers, see `judged`."""
     moment = strike.moment
     detected_s, detected_by = evidence.detection(fault, lines, moment)
     serving_s, startup_s = evidence.restart(lines, moment)
@@ -90,7 +96,7 @@ def read(fault: Fault, run: int, strike: Strike, lines: Sequence[LogLine], usual
 def judged(
     stage: Stage, seen: Observation, ended: Sequence[AnswerReading], stuck: Sequence[AnswerReading], within_s: float
 ) -> Observation:
-    """With what clients saw of answers that ended, and of those that did not end `within_s`."""
+    """Adds what clients saw of answers that ended, and of those that did not end `within_s`."""
     for reading in stuck:
         reading.failure = reading.failure or f"not answered within {within_s:g} s"
     readings = [*ended, *(reading for reading in stuck if reading not in ended)]
@@ -113,5 +119,5 @@ def judged(
 
 
 def unusual(growth: Mapping[str, float], usual: Usual) -> Counter[str]:
-    """Metrics that moved and do not without a fault."""
+    """Returns metrics that changed and do not without a fault."""
     return Counter(name for name in growth if name not in usual.metrics)

@@ -23,7 +23,10 @@ _Call = (
 
 
 class GrpcTransport:
-    """Each stream that breaks takes its channel with it: the next one starts without the last one's back-off."""
+    """A client's channel.
+
+    A broken stream closes it, so that the next one starts without its back-off.
+    """
 
     def __init__(self, routers: Sequence[RouterAddress]) -> None:
         self._routers = routers
@@ -95,5 +98,5 @@ def _take(event: pb.GenerationEvent, reading: AnswerReading) -> None:
             reading.take(Piece(delta.choice, delta.first_index, tokens, delta.text, logprobs, delta.node_id))
         case "finished":
             reading.finished(event.finished.choice, pb.FinishReason.Name(event.finished.finish_reason))
-            # Complete in the last one, whichever choice that is.
+            # The last one has the complete count, whichever choice that is.
             reading.completion_tokens = event.finished.usage.completion_tokens

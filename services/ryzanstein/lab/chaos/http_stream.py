@@ -1,6 +1,7 @@
-"""HTTP/1.1 as far as a reader of server-sent events needs it, on one connection; no redirects, no keep-alive.
+"""HTTP/1.1 for a reader of server-sent events, on one connection; no redirects, no keep-alive.
 
-Our own because a laboratory wants to see each connection break, and to break it, itself (RFC 9112; WHATWG HTML, 9.2).
+It is our own because a laboratory must see each connection break, and break connections itself (RFC
+9112; WHATWG HTML, 9.2).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _CONNECT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event; `name` is "message" unless the server says otherwise."""
+    """One event; `name` is "message" unless the server sets it."""
 
     name: str
     event_id: str
@@ -34,11 +35,11 @@ class HttpAnswer:
         self._writer = writer
 
     async def body(self) -> str:
-        """All of it. ConnectionError: it broke off."""
+        """Returns the whole body. Raises ConnectionError if it breaks off."""
         return b"".join([chunk async for chunk in self._chunks()]).decode(errors="replace")
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
-        """As they come. ConnectionError: the stream broke off."""
+        """Yields events as they arrive. Raises ConnectionError if the stream breaks off."""
         pending = b""
         async for chunk in self._chunks():
             *blocks, pending = (pending + chunk).split(b"\n\n")
@@ -61,7 +62,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What is sent; host and length are added."""
+    """A request to send; host and length are added."""
 
     method: str
     path: str
@@ -70,7 +71,10 @@ class HttpRequest:
 
 
 async def send(host: str, port: int, request: HttpRequest) -> HttpAnswer:
-    """Asks and reads the head of the answer. OSError, ConnectionError: no answer."""
+    """Sends a request and reads the head of the answer.
+
+    Raises OSError or ConnectionError if there is none.
+    """
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(host, port, limit=_MAX_LINE_BYTES)
     try:

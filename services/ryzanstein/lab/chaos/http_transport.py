@@ -1,7 +1,7 @@
-"""A client over HTTP: chat completions as server-sent events, and Last-Event-ID for what is missing.
+"""A client over HTTP: chat completions as server-sent events, and Last-Event-ID for the rest.
 
-The events carry no token ids and no node; they carry the next index of each choice, and with log probabilities one entry for
-each token. That is enough to see a lost or repeated token.
+The events carry no token ids and no node. They carry the next index of each choice and, with log
+probabilities, one entry per token. That is enough to detect a lost or repeated token.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _CODES = {
 }
 _ID_PREFIX = "chatcmpl-"
 _DONE = "[DONE]"
-# An event has no RetryInfo: these errors ask to come back, and the client chooses when (docs/errors.md).
+# An event has no RetryInfo: these errors are retryable, and the client chooses when
+# (docs/errors.md).
 _AGAIN = {"GENERATION_MOVED": 0.02, "NO_NODES": 1.0, "SESSION_BUSY": 1.0, "QUEUE_FULL": 1.0}
 
 
 class HttpTransport:
-    """One connection for each stream. Needs questions that ask for log probabilities."""
+    """One connection per stream. It needs questions that request log probabilities."""
 
     def __init__(self, routers: Sequence[RouterAddress]) -> None:
         self._routers = routers
@@ -86,7 +87,7 @@ class HttpTransport:
 
 
 def next_index(event_id: str) -> dict[int, int]:
-    """Of each choice, from an event's id such as `0:12,1:9.`."""
+    """Returns the next index of each choice, from an event's id such as `0:12,1:9.`."""
     positions = (position.rstrip(".").split(":") for position in event_id.split(",") if position)
     return {int(choice): int(index) for choice, index in positions}
 
@@ -111,7 +112,10 @@ def _body(request: Request) -> dict[str, Any]:
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinError:
-    """A typed error of the API; one without a body of ours counts as a broken connection."""
+    """Returns a typed error of the API.
+
+    One without a body of ours counts as a broken connection.
+    """
     code = _CODES.get(status, Code.INTERNAL)
     try:
         said = json.loads(body)["error"]

@@ -1,4 +1,7 @@
-"""Compares an answer with the undisturbed one. A laboratory that cannot see a lost token is worthless: this is what sees it."""
+"""Compares an answer with the one without a fault.
+
+A laboratory that misses a lost token is worthless.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ LOGPROB_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`lost` and `repeated` in tokens; `differences` in words, empty when the answer is the undisturbed one."""
+    """The result of a comparison.
+
+    `lost` and `repeated` count tokens; `differences` are in words, empty if the answer equals the
+    undisturbed one.
+    """
 
     lost: int = 0
     repeated: int = 0
@@ -24,7 +31,11 @@ class Verdict:
 
 
 def judge(undisturbed: AnswerReading, seen: AnswerReading) -> Verdict:
-    """The verdict on `seen`. Of an answer that failed only what did arrive is judged: the rest is a failure, not a loss."""
+    """Returns the verdict on `seen`.
+
+    Of an answer that failed, only the part that arrived is judged: the rest is a failure, not a
+    loss.
+    """
     failed = bool(seen.failure) or not seen.complete
     lost, differences = seen.num_lost, list[str]()
     for choice, expected in undisturbed.choices.items():
@@ -38,7 +49,7 @@ def judge(undisturbed: AnswerReading, seen: AnswerReading) -> Verdict:
 
 
 def _differences(expected: ChoiceRead, read: ChoiceRead, *, whole: bool) -> list[str]:
-    """What is not as expected; of a part only as far as it goes."""
+    """Returns what differs; a partial answer is compared only as far as it goes."""
     found = []
     length = min(len(expected.tokens), len(read.tokens))
     if (index := _first_difference(expected.tokens, read.tokens)) is not None:
@@ -62,7 +73,7 @@ def _first_difference(expected: list[int | str], read: list[int | str]) -> int |
 
 
 def _usage(undisturbed: AnswerReading, seen: AnswerReading) -> list[str]:
-    """Cached prompt tokens are left out: they say where an answer was computed."""
+    """Compares usage, except cached prompt tokens: they depend on where an answer was computed."""
     expected = (undisturbed.prompt_tokens, undisturbed.completion_tokens)
     counted = (seen.prompt_tokens, seen.completion_tokens)
     return [] if counted == expected else [f"usage is {counted}, not {expected} (prompt, completion)"]

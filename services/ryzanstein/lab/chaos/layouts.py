@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """`redis`: sessions and journal are in a Redis on a host of its own. `proxied`: routers reach each node through a delaying
-    proxy on the node's host. `faked_clocks`: every service has a wall clock of its own. `saboteur`: ranks obey signals
-    that make them skip a collective, compute NaN or take long. `step_s`: while a run lasts each step takes so much longer,
-    and clients ask for long answers. `fast_clock`: all services share a clock that can run faster."""
+    """The layout of a cluster.
+
+    - `redis`: sessions and journal are in a Redis on a separate host.
+    - `proxied`: routers reach each node through a delaying proxy on the node's host.
+    - `faked_clocks`: every service has a separate wall clock.
+    - `saboteur`: ranks obey signals that make them skip a collective, compute NaN or take long.
+    - `step_s`: during a run each step takes this much longer, and clients request long answers.
+    - `fast_clock`: all services share a clock that can run faster.
+    """
 
     name: str
     nodes: int = 3

@@ -1,7 +1,9 @@
-"""A steady load: some clients that ask one question after the other, each from a seeded mix, until they are stopped.
+"""A steady load: clients that ask one question after another, until they are stopped.
 
-`width` says how many of them ask; the others finish their answer and wait. An `Aim` is told the moment at which a stream is
-in its middle: that is when a fault strikes.
+Each draws from a seeded mix.
+
+`width` is how many of them ask; the others finish their answer and wait. An `Aim` is notified when
+a stream is in its middle: that is when a fault strikes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _POLL_S = 0.01
 
 @dataclass(slots=True, eq=False)
 class Aim:
-    """Hit by the first reading of `kind` (empty: any) that has so many tokens and satisfies `fits`."""
+    """A target for a strike.
+
+    It is the first reading of `kind` (empty: any) with enough tokens that satisfies `fits`.
+    """
 
     kind: str
     after_tokens: int
@@ -43,15 +48,23 @@ class Aim:
 def next_question(
     questions: Sequence[LoadQuestion], rng: random.Random, aimed_at: str, under_way: Sequence[AnswerReading]
 ) -> LoadQuestion:
-    """What a client asks next: one of its mix; but what is aimed at, where it can and nobody does. A strike waits for that."""
-    drawn = rng.choice(questions)  # also when it is not asked: the rest of the schedule stays
+    """Returns the next question of a client.
+
+    It is one of its mix, or of the aimed kind if the mix has it and no stream of it is in progress.
+
+    A strike waits for the aimed kind.
+    """
+    drawn = rng.choice(questions)  # drawn even if it is not asked, so that the rest of the schedule stays the same
     if any(reading.kind == aimed_at for reading in under_way):
         return drawn
     return next((question for question in questions if question.kind == aimed_at), drawn)
 
 
 class ClientLoad:
-    """`run` it as a task. Readings that ended pile up in `ended` until somebody takes them."""
+    """The load of all clients. `run` it as a task.
+
+    Readings that ended collect in `ended` until taken.
+    """
 
     def __init__(
         self, routers: Sequence[RouterAddress], questions: Sequence[LoadQuestion], num_clients: int, seed: str
@@ -73,11 +86,11 @@ class ClientLoad:
         return list(self._readers)
 
     def client_of(self, reading: AnswerReading) -> LoadClient:
-        """Who reads it now. KeyError: nobody any more."""
+        """Returns the client that reads it now. Raises KeyError if it has ended."""
         return self._readers[reading]
 
     def set_width(self, width: int) -> None:
-        """So many clients ask from now on."""
+        """Sets how many clients ask from now on."""
         self.width = width
         self._changed.set()
         self._changed = asyncio.Event()
@@ -87,13 +100,13 @@ class ClientLoad:
         return ended
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as clients:
             for number in range(self.num_clients):
                 clients.create_task(self._ask_on(number))
 
     async def aim(self, kind: str, after_tokens: int, fits: Callable[[AnswerReading], bool], timeout_s: float) -> AnswerReading:
-        """The reading that is in its middle now. TimeoutError: none came."""
+        """Returns the reading that is in its middle now. Raises TimeoutError if there was none."""
         self._aim = Aim(kind, after_tokens, fits, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(timeout_s):
@@ -102,7 +115,7 @@ class ClientLoad:
             self._aim = None
 
     async def until_ended(self, readings: Sequence[AnswerReading], timeout_s: float) -> bool:
-        """Whether all of them end within the time."""
+        """Returns whether all of them end within the timeout."""
         deadline = time.monotonic() + timeout_s
         while any(reading in self._readers for reading in readings):
             if time.monotonic() > deadline:
@@ -111,7 +124,7 @@ class ClientLoad:
         return True
 
     async def ask(self, question: LoadQuestion, number: int = 0) -> list[AnswerReading]:
-        """All turns of one question, once, outside of the mix."""
+        """Asks all turns of one question, once, outside of the mix."""
         client = self._client(question, random.Random(number))
         try:
             return await self._converse(client, question, f"alone-{number}", number % len(self._routers))
@@ -119,7 +132,10 @@ class ClientLoad:
             await client.close()
 
     async def _ask_on(self, number: int) -> None:
-        """The last client asks over HTTP where there are such questions."""
+        """Asks questions until cancelled.
+
+        The last client asks over HTTP if there are such questions.
+        """
         rng = random.Random(self._rng.random())
         questions = self._http if self._http and number == self.num_clients - 1 else self._grpc
         client = self._client(questions[0], rng)
@@ -131,12 +147,15 @@ class ClientLoad:
                 aimed_at = self._aim.kind if self._aim is not None else ""
                 question = next_question(questions, rng, aimed_at, self.under_way)
                 readings = await self._converse(client, question, f"user-{rng.randrange(10**6)}", router)
-                self.ended.extend(readings)  # after the wait: the list may be another one by then
+                self.ended.extend(readings)  # after the await: the list may be another one by then
         finally:
             await client.close()
 
     async def _converse(self, client: LoadClient, question: LoadQuestion, user: str, router: int) -> list[AnswerReading]:
-        """A failed turn ends the conversation: what follows could not be right."""
+        """Asks all turns of a question.
+
+        A failed turn ends the conversation: what follows could not be right.
+        """
         session_id = next(self._sessions) if question.in_session else ""
         readings: list[AnswerReading] = []
         for turn in range(len(question.turns)):

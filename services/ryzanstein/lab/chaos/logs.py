@@ -1,4 +1,7 @@
-"""What services logged since a moment: JSON lines with wall-clock times, as `ryzanstein.log` writes them."""
+"""What services logged since a moment.
+
+The logs are JSON lines with wall-clock times, as `ryzanstein.log` writes them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`at` is in seconds since the epoch; `service` is the process's name in the cluster, such as node-1."""
+    """One log line.
+
+    `at` is in seconds since the epoch; `service` is the process's name, such as node-1.
+    """
 
     at: float
     service: str
@@ -22,19 +28,19 @@ class LogLine:
 
 
 class LogReader:
-    """Reads each service's file on from where it was. Lines that are not JSON (a crash of the interpreter) are kept as text."""
+    """Reads each service's file from where it stopped. Lines that are not JSON are dropped."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = dict(paths)
         self._offsets = dict.fromkeys(paths, 0)
 
     def skip(self) -> None:
-        """What was written until now is of no interest."""
+        """Skips what was written until now."""
         for name, path in self._paths.items():
             self._offsets[name] = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[LogLine]:
-        """Complete lines since the last call, in the order of their times."""
+        """Returns the complete lines since the last call, in order of time."""
         lines = [line for name in self._paths for line in self._read(name)]
         return sorted(lines, key=lambda line: line.at)
 
@@ -53,7 +59,7 @@ class LogReader:
 
 
 def parse(service: str, line: str) -> LogLine | None:
-    """None for what is not one of our lines."""
+    """Returns a line, or None if it is not one of ours."""
     try:
         fields = json.loads(line)
         at = datetime.fromisoformat(fields["timestamp"]).timestamp()

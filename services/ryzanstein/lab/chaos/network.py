@@ -1,8 +1,10 @@
-"""Hosts of a laboratory as network namespaces: one veth pair each into a bridge that has a namespace of its own.
+"""Hosts of a laboratory as network namespaces.
 
-This machine's own namespace gets one veth end and the route to the laboratory, nothing else. Names and addresses are made of
-the process id, so that two laboratories do not meet; what a killed one left behind is removed by the next. Needs the right to
-make namespaces (root).
+Each has one veth pair into a bridge, which has a separate namespace.
+
+This machine's own namespace gets one veth end and the route to the laboratory, nothing else. Names
+and addresses contain the process id, so that two laboratories do not collide. What a killed one
+left behind is removed by the next. It needs the right to make namespaces (root).
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ class NetworkImpossibleError(Exception):
 
 
 def program(name: str) -> str:
-    """The absolute path of a program, also of /usr/sbin. NetworkImpossibleError: it is not installed."""
+    """Returns the absolute path of a program, also of /usr/sbin.
+
+    Raises NetworkImpossibleError if it is not installed.
+    """
     found = shutil.which(name, path=_PATH)
     if found is None:
         raise NetworkImpossibleError(f"{name} is not installed (make parts)")
@@ -42,7 +47,10 @@ def program(name: str) -> str:
 
 
 class HostNetwork:
-    """Open while in `with`. Whatever was begun is removed at the end, also after a failure."""
+    """The network, open while in `with`.
+
+    At the end, everything is removed, also after a failure.
+    """
 
     def __init__(self) -> None:
         self._ip, self._nft = program("ip"), program("nft")
@@ -67,7 +75,7 @@ class HostNetwork:
         self._close()
 
     def add(self, name: str, **environment: str) -> Host:
-        """A host with an address of its own; processes on it get `environment` besides ours."""
+        """Adds a host with its own address; processes on it get `environment` besides ours."""
         index = next(self._indices)
         if index > _LAST_HOST:
             raise NetworkImpossibleError(f"a laboratory has at most {_LAST_HOST - _FIRST_HOST + 1} hosts in its life")
@@ -84,7 +92,7 @@ class HostNetwork:
         return host
 
     def remove(self, name: str) -> None:
-        """Its processes have ended."""
+        """Removes a host whose processes have ended."""
         self._forget(self.namespace(name))
         del self.hosts[name]
 
@@ -100,9 +108,12 @@ class HostNetwork:
         *,
         now: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[None]:
-        """nftables rules on a host, for packets that come in and that go out, while in the context. One set per host.
+        """Applies nftables rules on a host while in the context, for incoming and outgoing packets.
 
-        `now` is called just before they take effect: starting nft takes longer than a fault should.
+        One set per host.
+
+        `now` is called just before they take effect, because starting nft takes longer than a fault
+        should.
         """
         chains = "".join(
             f"chain {hook} {{ type filter hook {hook} priority 0; {'; '.join(rules)}; }}\n"
@@ -136,7 +147,8 @@ class HostNetwork:
     def _close(self) -> None:
         for name in [*map(self.namespace, self.hosts), self._bridge]:
             self._forget(name)
-        # Our end goes with the bridge's, a moment later: the kernel takes namespaces apart in the background.
+        # Our end goes with the bridge's, a moment later: the kernel removes namespaces in the
+        # background.
         subprocess.run((self._ip, "link", "delete", self._name), check=False, capture_output=True, timeout=_COMMAND_S)
         self.hosts.clear()
 
@@ -150,7 +162,7 @@ class HostNetwork:
 
 
 def _remove_leftovers(ip: str) -> None:
-    """Namespaces of laboratories whose process is gone."""
+    """Removes namespaces of laboratories whose process is gone."""
     listed = subprocess.run((ip, "netns", "list"), check=False, capture_output=True, text=True, timeout=_COMMAND_S).stdout
     for name in re.findall(rf"^{_PREFIX}\d+-\S+", listed, re.MULTILINE):
         pid = name.removeprefix(_PREFIX).split("-", 1)[0]

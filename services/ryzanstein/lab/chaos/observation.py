@@ -1,4 +1,7 @@
-"""What one run of a fault showed. Plain data; seconds after the strike unless said otherwise, None: it did not happen."""
+"""What one run of a fault showed. Plain data.
+
+Times are seconds after the strike unless stated otherwise; None: it did not happen.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`rerouted_s`: after detection, the slowest of the run. `first_token_s`: of the struck streams, the slowest.
-    `serving_s`: from a rank's loss to the node's readiness, by `startup_s` phases. `whole_s`: until everything was as before.
-    `troubles`: what clients saw, by kind. `metrics`, `log_lines`: what moved and what was said that does not without a fault.
-    `beats`, `alarms`: of all nodes, while it lasted. `unwanted`: what a fault must not lead to, and did."""
+    """The observation of one run.
+
+    - `rerouted_s`: after detection, the slowest of the run.
+    - `first_token_s`: the slowest of the struck streams.
+    - `serving_s`: from a rank's loss to the node's readiness, with its phases in `startup_s`.
+    - `whole_s`: until everything was as before.
+    - `troubles`: what clients saw, by kind.
+    - `metrics`, `log_lines`: what changed or was logged that does not without a fault.
+    - `beats`, `alarms`: of all nodes, while the fault lasted.
+    - `unwanted`: what a fault must not lead to, but did.
+    """
 
     fault: str
     run: int

@@ -1,4 +1,7 @@
-"""From a layout to what has to be started: hosts, programs besides the services, and the cluster's specification."""
+"""From a layout to what has to be started.
+
+That is hosts, programs besides the services, and the cluster's specification.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ryzanstein.lab.chaos.redis_server import RedisServer
 from ryzanstein.lab.chaos.small_disk import SmallDisk
 
 REDIS = "redis"
-# Thirty strikes in a row are this laboratory's doing: they must not look like a crash loop.
+# Thirty strikes in a row are the laboratory's doing: they must not look like a crash loop.
 _MANY = "100000"
 _WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
 
@@ -35,7 +38,10 @@ class Startable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """`delayed` by node id. `sessions`: directory of the routers' databases, on `disk`. None, empty: the layout has none."""
+    """What to start for a layout. None or empty: the layout has none.
+
+    `delayed` is by node id. `sessions` is the directory of the routers' databases, on `disk`.
+    """
 
     layout: ClusterLayout
     network: HostNetwork | None
@@ -50,22 +56,22 @@ class TrialPlan:
 
     @property
     def children(self) -> list[Startable]:
-        """What has to run before the cluster."""
+        """Returns what has to run before the cluster."""
         return [*([self.redis] if self.redis is not None else []), *self.delayed.values()]
 
     def host_name(self, service: str) -> str:
-        """The network's name for the host of a service."""
+        """Returns the network's name for the host of a service."""
         return f"{self.layout.name}-{service}"
 
     def remove_hosts(self) -> None:
-        """After everything on them has ended."""
+        """Removes the hosts, after everything on them has ended."""
         if self.network is not None:
             for name in [name for name in self.network.hosts if name.startswith(f"{self.layout.name}-")]:
                 self.network.remove(name)
 
 
 def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) -> TrialPlan:
-    """Makes the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
+    """Creates the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
     state_dir, sessions = directory / "state", directory / "sessions"
     sessions.mkdir()
     nodes = [f"node-{i}" for i in range(layout.nodes)]
@@ -111,7 +117,7 @@ def _environment(
 
 
 def _host(network: HostNetwork | None, name: str, environment: dict[str, str]) -> Host:
-    """Without a network the environment still needs a command in front."""
+    """Returns a host. Without a network, the environment still needs a command prefix."""
     if network is not None:
         return network.add(name, **environment)
     if not environment:

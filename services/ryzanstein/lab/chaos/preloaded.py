@@ -1,4 +1,4 @@
-"""Libraries that services preload: compiled from `injection/` where they are needed."""
+"""Libraries that services preload, compiled from `injection/` where needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ INJECTION_DIR = Path(__file__).parent / "injection"
 
 
 def built(source: str, directory: Path) -> Path:
-    """The library, in `directory`. NetworkImpossibleError: there is no C compiler, or it refuses the source."""
+    """Compiles a library into `directory`.
+
+    Raises NetworkImpossibleError if that fails or there is no C compiler.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     library = (directory / source).with_suffix(".so")
     command = (program("cc"), "-O2", "-shared", "-fPIC", "-o", str(library), str(INJECTION_DIR / source), "-ldl")

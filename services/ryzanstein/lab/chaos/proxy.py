@@ -1,8 +1,11 @@
-"""A TCP proxy that delays or swallows what passes: `python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
+"""A TCP proxy that delays or swallows data.
 
-A process of its own, so that a busy laboratory does not lengthen the delay. Commands come on standard input, one a line:
-`delay SECONDS` (each way), `blackhole` (read and forget), `pass` (no delay). It says `ready` once it listens and `done` after
-each command, and ends with its standard input. Bytes keep their order; what waits is bounded, then the sender is made to wait.
+`python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
+
+It is a separate process, so that a busy laboratory does not lengthen the delay. Commands arrive on
+standard input, one per line: `delay SECONDS` (each way), `blackhole` (read and discard), `pass` (no
+delay). It prints `ready` once it listens and `done` after each command, and ends with its standard
+input. Bytes keep their order. The amount that waits is bounded; beyond it the sender has to wait.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ _CONNECT_S = 5.0
 
 @dataclass(slots=True)
 class LineWeather:
-    """How the line is now; connections look at it for every chunk."""
+    """The current state of the connection path; connections check it for every chunk."""
 
     delay_s: float = 0.0
     blackhole: bool = False
 
     def obey(self, command: str) -> None:
-        """ValueError: no such command, or a negative delay."""
+        """Carries out a command. Raises ValueError for an unknown one or a negative delay."""
         match command.split():
             case ["pass"]:
                 self.delay_s, self.blackhole = 0.0, False
@@ -38,14 +41,14 @@ class LineWeather:
 
 
 class ProxyProcess:
-    """Serves until cancelled."""
+    """The proxy. It serves until its server is closed."""
 
     def __init__(self, target: tuple[str, int], weather: LineWeather) -> None:
         self._target = target
         self._weather = weather
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
-        """Listening; close it."""
+        """Returns the listening server. Close it."""
         return await asyncio.start_server(self._accept, host, port)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +69,10 @@ class ProxyProcess:
             there_writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One way of one connection, to its end. A reset is passed on as a reset: EOFError ends both ways."""
+        """Forwards one direction of one connection until its end.
+
+        A reset is passed on as a reset: EOFError ends both directions.
+        """
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS_UNDER_WAY)
         async with asyncio.TaskGroup() as halves:
             halves.create_task(self._take(reader, under_way))
@@ -92,7 +98,7 @@ class ProxyProcess:
 
 
 async def run(listen: tuple[str, int], target: tuple[str, int]) -> None:
-    """Until standard input ends."""
+    """Runs until standard input ends."""
     weather = LineWeather()
     server = await ProxyProcess(target, weather).serve(*listen)
     commands = asyncio.StreamReader()

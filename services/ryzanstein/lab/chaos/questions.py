@@ -1,6 +1,9 @@
-"""What clients ask: one kind of request for each thing that a failover can get wrong. Plain data.
+"""The questions of the clients: one kind of request for each thing that a failover can get wrong.
 
-All of them are long enough to be struck in the middle, and all of them have one right answer: greedy, or with a seed.
+Plain data.
+
+All of them are long enough to be struck in the middle, and have one right answer: greedy, or with a
+seed.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """One request. `turns` are what the user says in one session, one after the other; a single one without a session.
+    """One request.
 
-    `sampling` are fields of SamplingParams. `http`: asked over server-sent events instead of gRPC. `call_s`: how long the
-    client lets a stream take.
+    `turns` are the user's messages in one session, in order; a single one has no session.
+    `sampling` are fields of SamplingParams. `http`: sent over server-sent events instead of gRPC.
+    `call_s`: the client's timeout for a stream.
     """
 
     kind: str
@@ -70,6 +74,9 @@ LONG_QUESTIONS: tuple[LoadQuestion, ...] = (
 
 
 def long_prompt(number: int) -> LoadQuestion:
-    """A prompt of many hundred tokens that no node has in its cache, so that it needs memory; another for each number."""
+    """Returns a question whose prompt has many hundred tokens.
+
+    No node has it in its cache, so it needs memory. Each number gives a different one.
+    """
     words = f"I am number {number}. " + "I live in Quenlo and I have a dog called Biscuit. " * 90
     return LoadQuestion(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})

@@ -1,7 +1,7 @@
-"""What one client saw of one answer, with every index checked on arrival: the laboratory's evidence.
+"""What one client saw of one answer, with every index checked: the laboratory's evidence.
 
-Knows no transport. A gap in the indices is a lost token, an index that was there already a repeated one; both are counted where
-they happen, so that a later stream cannot hide them.
+It knows no transport. A gap in the indices is a lost token, an index that was already there a
+repeated one. Both are counted where they happen, so that a later stream cannot hide them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one message brought of one choice. `node_id` empty: the protocol does not say."""
+    """One message's part of one choice. `node_id` is empty if the protocol does not report it."""
 
     choice: int
     first_index: int
@@ -25,7 +25,10 @@ class Piece:
 
 @dataclass(slots=True)
 class ChoiceRead:
-    """One choice as it arrived. `tokens` are ids over gRPC; the tokens' strings over HTTP, which has no ids."""
+    """One choice as it arrived.
+
+    `tokens` are ids over gRPC, and the tokens' strings over HTTP, which has no ids.
+    """
 
     tokens: list[int | str] = field(default_factory=list)
     text: str = ""
@@ -35,7 +38,10 @@ class ChoiceRead:
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """When tokens came (time.monotonic()), from which node (empty: the protocol does not say) and on which call."""
+    """The arrival of tokens: when (time.monotonic()), from which node and on which call.
+
+    `node_id` is empty if the protocol does not report it.
+    """
 
     at: float
     node_id: str
@@ -44,7 +50,10 @@ class TokenArrival:
 
 @dataclass(slots=True, eq=False)
 class AnswerReading:
-    """One answer. `num_choices` are expected. `troubles` is what the client saw besides tokens, in order."""
+    """One answer with `num_choices` expected choices.
+
+    `troubles` is what the client saw besides tokens, in order.
+    """
 
     kind: str
     turn: int = 0
@@ -66,7 +75,7 @@ class AnswerReading:
 
     @property
     def age_s(self) -> float:
-        """Since its first token; 0 before."""
+        """Returns the time since its first token; 0 before."""
         return time.monotonic() - self.arrivals[0].at if self.arrivals else 0.0
 
     @property
@@ -79,11 +88,11 @@ class AnswerReading:
 
     @property
     def next_index(self) -> dict[int, int]:
-        """The first index that was not seen, by choice: where a client attaches."""
+        """Returns the first unseen index of each choice: where a client attaches."""
         return dict(self._next)
 
     def take(self, piece: Piece) -> None:
-        """Takes what arrived and judges its index."""
+        """Takes what arrived and checks its index."""
         expected = self._next.get(piece.choice, 0)
         self.num_lost += max(0, piece.first_index - expected)
         repeated = min(len(piece.tokens), max(0, expected - piece.first_index))
@@ -98,13 +107,13 @@ class AnswerReading:
             self.arrivals.append(TokenArrival(time.monotonic(), piece.node_id, self.calls))
 
     def finished(self, choice: int, reason: str) -> None:
-        """A choice that finishes again, otherwise than before, is a repetition too."""
+        """Ends a choice. One that ends again with another reason counts as repeated."""
         read = self.choices.setdefault(choice, ChoiceRead())
         if read.reason and read.reason != reason:
             self.num_repeated += 1
         read.reason = reason
 
     def broke(self, what: str) -> None:
-        """The stream ended before the answer did."""
+        """Records that the stream ended before the answer did."""
         self.troubles.append(what)
         self.broken_at.append(time.monotonic())

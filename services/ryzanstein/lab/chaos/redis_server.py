@@ -1,4 +1,4 @@
-"""A Redis that keeps everything it was told: it writes each command to disk before it answers."""
+"""A Redis that loses nothing: it writes each command to disk before it answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PORT = 6379
 
 
 class RedisServer:
-    """`kill` is SIGKILL; `start` begins again with what is on disk."""
+    """A Redis server. `kill` sends SIGKILL; `start` continues with what is on disk."""
 
     def __init__(self, host: Host, directory: Path, port: int = PORT) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ class RedisServer:
         return self._child.running
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts the server and returns when it listens."""
         self._child.start()
         wait_listening(self._address, self._port)
 

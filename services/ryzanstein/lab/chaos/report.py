@@ -1,4 +1,4 @@
-"""The failure budget as a page for people: docs/failure-budget.md is written here and nowhere else."""
+"""The failure budget as a page for people: only this module writes docs/failure-budget.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEVER = "-"
 
 
 def page(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
-    """Markdown."""
+    """Returns the page as Markdown."""
     parts = (
         _head(rows, campaign),
         _costs(rows),

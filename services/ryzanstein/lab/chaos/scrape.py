@@ -1,4 +1,7 @@
-"""All samples of all services at a moment, and which of them moved since. A service that does not answer is left out."""
+"""All samples of all services at a moment, and which changed since.
+
+A silent service is left out.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ Samples = Mapping[str, float]
 
 
 async def scrape(urls: Mapping[str, str]) -> dict[str, Samples]:
-    """By service."""
+    """Returns the samples by service."""
     answers = await asyncio.gather(*(asyncio.to_thread(_scrape, url) for url in urls.values()))
     return {name: samples for name, samples in zip(urls, answers, strict=True) if samples}
 
 
 def moved(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> dict[str, float]:
-    """How much each counter of a service grew, summed over the services; without node ids, which differ from run to run."""
+    """Returns how much each counter grew, summed over the services.
+
+    Node ids are left out, because they differ from run to run.
+    """
     growth: dict[str, float] = {}
     for service, samples in after.items():
         for name, value in samples.items():

@@ -1,8 +1,9 @@
-"""One run of several faults on the same long answers: each strikes when they are old, and when the last one is over.
+"""One run of several faults on the same long answers, one after another.
 
-An answer of a minute is too long to be struck only once. All clients begin at the same moment; the faults come in the order of
-the catalog, each no sooner than an answer is `LATE_S` old and `GAP_S` after the last one, which is longer than a generation
-waits for a node: neither the age of an answer nor that of its attempt may count against it.
+An answer of a minute is too long to be struck only once. All clients begin at the same moment, and
+the faults come in the order of the catalog. Each comes no sooner than an answer is `LATE_S` old and
+`GAP_S` after the last fault, which is longer than a generation waits for a node: neither the age of
+an answer nor that of its attempt may count against it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GAP_S = 15.5
 _AIM_S = 120.0
 _STREAM_S = 180.0
 _MEND_S = 90.0
-# So many are still to come, some seconds of them.
+# This many tokens are still to come; they take some seconds.
 _LEFT = 60
 _POLL_S = 0.05
 
@@ -45,7 +46,7 @@ class Struck:
 
 
 class Series:
-    """Runs faults on one stage with long answers. `usual`: what moves without a fault."""
+    """Runs faults on one stage with long answers. `usual` is what changes without a fault."""
 
     def __init__(self, stage: Stage, seed: str, usual: Usual) -> None:
         self._stage = stage
@@ -53,7 +54,10 @@ class Series:
         self._usual = usual
 
     async def run(self, faults: Sequence[Fault], run: int) -> list[Observation]:
-        """One observation of each fault. LaboratoryError: the cluster did not recover."""
+        """Runs the faults and returns one observation of each.
+
+        Raises LaboratoryError if the answers of the last run do not end, or none gets old enough.
+        """
         stage, rng = self._stage, random.Random(f"{self._seed}/{faults[0].name}/{run}")
         await self._until_idle()
         with self._paced():
@@ -89,10 +93,10 @@ class Series:
         return Struck(fault, strike, stage.logs.read(), growth, whole_s)
 
     async def _aim(self, rng: random.Random) -> Victim:
-        """The first answer that is old and has tokens to come."""
+        """Returns the first answer that is old and still has tokens to come."""
 
         def fits(reading: AnswerReading) -> bool:
-            known = bool(reading.node_id)  # over HTTP nobody says which node answers
+            known = bool(reading.node_id)  # over HTTP the node is not reported
             return known and reading.age_s >= LATE_S and self._stage.tokens_left(reading) >= _LEFT
 
         try:
@@ -102,7 +106,10 @@ class Series:
         return Victim(reading, reading.node_id, self._stage.cluster.router_names[reading.router], rng)
 
     async def _strike(self, fault: Fault, victim: Victim, *, last: bool) -> tuple[Strike, float | None]:
-        """And how long it took then until all nodes served. The last one waits for the ends of the answers."""
+        """Strikes. Also returns how long all nodes then took to serve.
+
+        The last fault waits for the ends of the answers.
+        """
         stage = self._stage
         struck = findings.struck_by(fault.scope, victim, stage.load.under_way)
         stage.strikes_now()
@@ -116,7 +123,7 @@ class Series:
         return Strike(victim.reading.kind, moment, await self._over(moment.struck, last=last), 0, metrics), whole_s
 
     async def _over(self, struck: Iterable[AnswerReading], *, last: bool) -> list[AnswerReading]:
-        """Waits for the next one's time, or for the ends. Gives the streams that do not end."""
+        """Waits for the next fault's time, or for the ends. Returns the streams that do not end."""
         load = self._stage.load
         if not last:
             await load.until_ended(list(struck), GAP_S)
@@ -135,8 +142,11 @@ class Series:
 
 
 def answers_of(seen: Sequence[Struck], which: int, ended: Sequence[AnswerReading]) -> list[AnswerReading]:
-    """An answer counts with every fault that hit it; one that failed with the last of them, and one that none hit with the
-    last of all."""
+    """Returns the answers that count with one of the faults.
+
+    An answer counts with every fault that hit it. A failed one counts with the last fault that hit
+    it, and one without hits with the last of all.
+    """
 
     def counts(reading: AnswerReading) -> bool:
         hit = [i for i, each in enumerate(seen) if reading in each.strike.moment.struck] or [len(seen) - 1]

@@ -11,14 +11,14 @@ import psutil
 
 
 def send(pid: int, number: int) -> None:
-    """Nothing when the process has ended."""
+    """Sends a signal. Does nothing if the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 @asynccontextmanager
 async def stopped(pids: Iterable[int]) -> AsyncIterator[None]:
-    """The processes stand still while in the context."""
+    """Stops the processes while in the context."""
     pids = list(pids)
     for pid in pids:
         send(pid, signal.SIGSTOP)
@@ -30,7 +30,7 @@ async def stopped(pids: Iterable[int]) -> AsyncIterator[None]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started."""
+    """Returns a process and all that it started."""
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]

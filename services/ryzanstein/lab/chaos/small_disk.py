@@ -1,4 +1,4 @@
-"""A directory on a disk of its own that is small enough to be filled."""
+"""A directory on a separate disk that is small enough to fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILLER = "filler"
 
 
 class SmallDisk:
-    """A tmpfs while in `with`. Needs the right to mount (root)."""
+    """A tmpfs while in `with`. It needs the right to mount (root)."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -32,7 +32,7 @@ class SmallDisk:
         subprocess.run((program("umount"), "--lazy", str(self._directory)), check=False, capture_output=True)
 
     def fill(self) -> int:
-        """Writes until the disk refuses; returns how many bytes that took."""
+        """Writes until the disk is full. Returns how many bytes that took."""
         written = 0
         with (self._directory / _FILLER).open("wb", buffering=0) as file:
             for size in (_CHUNK_BYTES, 1):

@@ -1,4 +1,7 @@
-"""A cluster on hosts of its own with clients that ask it, ready for faults: built for a layout, mended after each strike."""
+"""A cluster on separate hosts with clients, ready for faults.
+
+It is built for a layout and mended after each strike.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,16 @@ _STATUS_S = 5.0
 
 
 class LaboratoryError(Exception):
-    """The laboratory itself failed: what it would report means nothing."""
+    """The laboratory itself failed, so its results would mean nothing."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """What faults and runs work with. `undisturbed` are answers by (kind, turn). `struck_at`: wall and monotonic."""
+    """What faults and runs work with.
+
+    `undisturbed` are answers without a fault, by (kind, turn). `struck_at` is wall and monotonic
+    time.
+    """
 
     plan: TrialPlan
     cluster: LocalCluster
@@ -49,7 +56,10 @@ class Stage:
     struck_at: tuple[float, float] = (0.0, 0.0)
 
     def strikes_now(self) -> None:
-        """A fault that takes time to prepare calls this just before it is there."""
+        """Records the time of the strike.
+
+        A fault that takes time to prepare calls this just before it begins.
+        """
         self.struck_at = (time.time(), time.monotonic())
 
     @property
@@ -58,13 +68,13 @@ class Stage:
 
     @property
     def network(self) -> HostNetwork:
-        """LaboratoryError: there is none on this machine."""
+        """Returns the network. Raises LaboratoryError if there is none on this machine."""
         if self.plan.network is None:
             raise LaboratoryError("this fault needs network namespaces")
         return self.plan.network
 
     def host_of(self, name: str) -> str:
-        """The network's name of a service's host."""
+        """Returns the network's name of a service's host."""
         return self.plan.host_name(name)
 
     def address_of(self, name: str) -> str:
@@ -74,27 +84,30 @@ class Stage:
         return judge.judge(self.undisturbed[reading.kind, reading.turn], reading)
 
     def tokens_left(self, reading: AnswerReading) -> int:
-        """How many the answer still has to bring."""
+        """Returns how many tokens the answer still lacks."""
         return self.undisturbed[reading.kind, reading.turn].num_tokens - reading.num_tokens
 
     def longest(self, kind: str) -> int:
-        """Tokens of the longest answer of a kind."""
+        """Returns the tokens of the longest answer of a kind."""
         return max(answer.num_tokens for (name, _), answer in self.undisturbed.items() if name == kind)
 
     async def look_at_ranks(self) -> None:
-        """Who the ranks are now: after a restart they are other processes."""
+        """Reads the process ids of the ranks, which change with a restart."""
         for node_id in self.cluster.node_ids:
             async with grpc.aio.insecure_channel(self.cluster.services[node_id].grpc_address) as channel:
                 status = await worker_grpc.WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=_STATUS_S)
             self.rank_pids[node_id] = [rank.pid for rank in status.ranks]
 
     async def ask_undisturbed(self) -> None:
-        """Every question twice while nothing happens. LaboratoryError: see `learn`."""
+        """Asks every question twice without a fault. Raises LaboratoryError, see `learn`."""
         for question in _questions(self.layout):
             await self.learn(question)
 
     async def learn(self, question: LoadQuestion) -> None:
-        """The undisturbed answer to a question. LaboratoryError: it failed, or differs when it is asked again."""
+        """Records the answer to a question without a fault.
+
+        Raises LaboratoryError if it fails, or differs when asked again.
+        """
         if (question.kind, 0) not in self.undisturbed:
             first, second = await self.load.ask(question, 0), await self.load.ask(question, 1)
             for reading, again in zip(first, second, strict=True):
@@ -104,13 +117,16 @@ class Stage:
                 self.undisturbed[reading.kind, reading.turn] = reading
 
     async def mend(self, timeout_s: float) -> bool:
-        """Starts again what has ended, and waits until all nodes serve and no breaker is open. False: not in time."""
+        """Restarts what ended, and waits until all nodes serve and no breaker is open.
+
+        Returns False on timeout.
+        """
         deadline = time.monotonic() + timeout_s
         self.load.set_width(RECOVERY_WIDTH)
         return await self.serving(timeout_s) and await self._breakers_closed(deadline)
 
     async def serving(self, timeout_s: float) -> bool:
-        """Starts again what has ended, and waits until all nodes serve. False: not in time."""
+        """Restarts what ended, and waits until all nodes serve. Returns False on timeout."""
         deadline = time.monotonic() + timeout_s
         for service in self.cluster.services.values():
             if not service.running:
@@ -128,7 +144,7 @@ class Stage:
         return {name: dict(samples) for name, samples in (await scrape(urls)).items()}
 
     async def _breakers_closed(self, deadline: float) -> bool:
-        """Whether all are in time; it takes requests, which the load sends."""
+        """Returns whether all breakers close in time. That takes requests, which the load sends."""
         while time.monotonic() < deadline:
             services = (await self.metrics()).values()
             states = [value for samples in services for name, value in samples.items() if name.startswith(BREAKER_STATE)]
@@ -140,7 +156,10 @@ class Stage:
 
 @asynccontextmanager
 async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients: int, seed: str) -> AsyncIterator[Stage]:
-    """A stage that answers alike whenever it is asked. On exit nothing of it is left. ServiceFailedError: it does not start."""
+    """A stage whose answers are always alike. On exit it leaves nothing behind.
+
+    Raises ServiceFailedError if it does not start.
+    """
     async with AsyncExitStack() as stack:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="ryzanstein-chaos-", ignore_cleanup_errors=True))
@@ -152,7 +171,7 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
         for child in planned.children:
             stack.callback(child.kill)
             child.start()
-        # In this thread, which lives as long as the processes should; nothing else runs yet.
+        # Runs in this thread, which lives as long as the processes should; nothing else runs yet.
         cluster = stack.enter_context(LocalCluster(planned.spec))
         load = ClientLoad(_routers(cluster), _questions(layout), num_clients, seed)
         logs = LogReader({name: service.log_path for name, service in cluster.services.items()})

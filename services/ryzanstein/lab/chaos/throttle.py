@@ -1,7 +1,7 @@
-"""Slows a process down: it runs for a share of each period and is stopped for the rest (SIGCONT, SIGSTOP).
+"""Slows a process down: it runs for only a share of each period (SIGCONT, SIGSTOP).
 
-`python -m ryzanstein.lab.chaos.throttle PID FACTOR` until standard input ends; then the process runs again. A program,
-because periods of 20 ms need a loop that does nothing else.
+`python -m ryzanstein.lab.chaos.throttle PID FACTOR` runs until standard input ends; then the
+process runs again. It is a program, because periods of 20 ms need a loop that does nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PERIOD_S = 0.020
 
 
 def throttle(pid: int, factor: float) -> None:
-    """The process gets 1/factor of the time. Returns when standard input ends or the process does."""
+    """Gives the process 1/factor of the time. Returns when standard input or the process ends."""
     running_s = PERIOD_S / factor
     try:
         while not _ended(PERIOD_S - running_s):
@@ -32,7 +32,7 @@ def throttle(pid: int, factor: float) -> None:
 
 
 def _ended(wait_s: float) -> bool:
-    """Whether nobody holds our standard input any more; otherwise takes `wait_s`."""
+    """Returns whether standard input ended; otherwise takes `wait_s`."""
     readable, _, _ = select.select([sys.stdin], [], [], wait_s)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 

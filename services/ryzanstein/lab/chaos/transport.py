@@ -1,4 +1,4 @@
-"""What a client needs of a protocol: begin a generation or attach to it, on one connection of its own."""
+"""What a client needs of a protocol: begin a generation or attach to it, on its own connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RouterAddress:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn of a question, ready to be asked."""
+    """One turn of a question, ready to send."""
 
     question: LoadQuestion
     turn: int
@@ -34,16 +34,18 @@ class Request:
 
 
 class Transport(Protocol):
-    """One client's way to the routers."""
+    """One client's connection to the routers."""
 
     async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
-        """Begins the generation, or attaches to it when the reading has its id; returns when the stream ends.
+        """Begins the generation, or attaches to it if the reading has its id.
 
-        Fills the reading and calls `progress` after each event. RyzansteinError: what the router said, or that the
-        connection failed (its reason is its code's name then).
+        Returns when the stream ends.
+
+        Fills the reading and calls `progress` after each event. Raises RyzansteinError with the
+        router's error, or if the connection failed (the reason is then the code's name).
         """
         ...
 
     async def leave(self) -> None:
-        """Closes the connection, in the middle of a stream too: `follow` raises then."""
+        """Closes the connection, even in mid-stream: `follow` then raises."""
         ...

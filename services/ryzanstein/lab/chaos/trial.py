@@ -1,4 +1,7 @@
-"""One run of one fault: bring the load up, strike in the middle of a stream, watch, lift the fault, mend, judge everything."""
+"""One run of one fault.
+
+Raise the load, strike in the middle of a stream, watch, lift the fault, mend, judge all answers.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
 
 _AIM_S = 60.0
 _STREAM_S = 60.0
-# Long answers too, which nothing slows down here.
+# Long answers too; nothing slows them down here.
 _CALM_STREAM_S = 180.0
 _MEND_S = 90.0
-# A stream is in its middle from this token on, as long as so many are still to come.
+# A stream is in its middle from this token on, as long as this many tokens are still to come.
 _BEGUN, _LEFT = 8, 60
 _CALM_S = 2.0
 _ASKED_BESIDE = 4
 
 
 class Trials:
-    """Runs faults on one stage, one after the other."""
+    """Runs faults on one stage, one after another."""
 
     def __init__(self, stage: Stage, seed: str) -> None:
         self._stage = stage
@@ -37,13 +40,16 @@ class Trials:
         self.usual = Usual()
 
     async def calm(self) -> Observation:
-        """A while of full load without a fault: it must be flawless, and it tells what is usual."""
+        """Runs full load for a while without a fault.
+
+        It must be flawless, and it shows what is usual.
+        """
         stage = self._stage
         before = await stage.metrics()
         stage.load.set_width(stage.load.num_clients)
         await asyncio.sleep(_CALM_S)
         await stage.load.until_ended(stage.load.under_way, _CALM_STREAM_S)
-        await stage.mend(_MEND_S)  # what the laboratory itself asks is usual too
+        await stage.mend(_MEND_S)  # requests of the laboratory itself are usual too
         lines = stage.logs.read()
         growth = moved(before, await stage.metrics())
         self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)))
@@ -53,7 +59,10 @@ class Trials:
         return seen
 
     async def run(self, fault: Fault, run: int) -> Observation:
-        """LaboratoryError: the cluster did not recover."""
+        """Runs a fault once.
+
+        Raises LaboratoryError if no stream of the chosen kind gets far enough to be struck.
+        """
         stage, rng = self._stage, random.Random(f"{self._seed}/{fault.name}/{run}")
         await self._prepare(fault)
         before = await stage.metrics()
@@ -80,7 +89,10 @@ class Trials:
             await self._stage.look_at_ranks()
 
     async def _aim(self, fault: Fault, rng: random.Random, run: int) -> Victim:
-        """Waits for a stream of a seeded kind, in a seeded place of its middle. A rolling fault has its node in turn."""
+        """Waits for a stream of a seeded kind, at a seeded place in its middle.
+
+        A rolling fault takes the nodes in turn.
+        """
         stage = self._stage
         kind = rng.choice(fault.kinds)
         after = rng.randrange(_BEGUN, max(_BEGUN + 1, stage.longest(kind) - _LEFT))
@@ -96,7 +108,7 @@ class Trials:
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
 
     def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[AnswerReading]]]:
-        """By several users, so that the victim is among the nodes that answer."""
+        """Asks as several users, so that the victim is among the nodes that answer."""
         if fault.beside is None:
             return []
         question = fault.beside(run)

@@ -1,1 +1,4 @@
-"""A deterministic simulation of a whole cluster in one process: real services, virtual time, an in-memory network, one seed."""
+"""A deterministic simulation of a whole cluster in one process.
+
+It runs the real services in virtual time, with an in-memory network and one seed.
+"""

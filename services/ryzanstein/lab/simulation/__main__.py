@@ -1,6 +1,6 @@
 """`python -m ryzanstein.lab.simulation --seed N | --minutes M`: see docs/simulation.md.
 
-Exit codes: 0 no violation, 1 a violation, 2 called wrongly.
+Exit codes: 0 no violation, 1 a violation, 2 wrong usage.
 """
 
 from __future__ import annotations

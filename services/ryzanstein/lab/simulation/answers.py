@@ -1,4 +1,4 @@
-"""What a client has seen of an answer, and whether it is what an undisturbed cluster would have said."""
+"""What a client has seen of an answer, and how it differs from one without faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ChoiceSeen:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExpected:
-    """What the choice is without any fault."""
+    """The choice without any fault."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -26,7 +26,7 @@ class ChoiceExpected:
 
 
 class SeenAnswer:
-    """Fed with events of whatever stream; `problems` are what must never be."""
+    """An answer built from the events of any stream. `problems` lists what must never happen."""
 
     def __init__(self, num_choices: int) -> None:
         self.generation_id = ""
@@ -47,7 +47,7 @@ class SeenAnswer:
         return {number: len(choice.token_ids) for number, choice in enumerate(self.choices)}
 
     def reattached(self) -> None:
-        """A stream begins that tells the ends of choices once more."""
+        """Prepares for a stream that sends the ends of choices again."""
         for choice in self.choices:
             choice.reason = pb.FINISH_REASON_UNSPECIFIED
 
@@ -76,7 +76,7 @@ class SeenAnswer:
         choice.text.append(delta.text)
 
     def differences(self, expected: list[ChoiceExpected]) -> list[str]:
-        """Of a complete answer from the undisturbed one."""
+        """Returns how a complete answer differs from the one without faults."""
         return [
             f"choice {number}: {difference}"
             for number, (seen, wanted) in enumerate(zip(self.choices, expected, strict=True))

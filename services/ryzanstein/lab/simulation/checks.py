@@ -1,6 +1,7 @@
-"""What must hold of a simulated cluster at every moment, and what must be left of it at the end: nothing.
+"""What must always hold in a simulated cluster, and that nothing is left at its end.
 
-The truth is the simulator's own: it knows which process ran, which path was open and which fault struck whom.
+The simulator knows the truth: which process ran, which path was open, and which fault struck which
+service.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ryzanstein.lab.simulation.record import Line
 from ryzanstein.router.nodes.breaker import BreakerState
 
 LOOK_S = 0.25
-# A node that has been able to serve for so long is one that a router must have found.
+# A router must have found a node that has been able to serve for this long.
 FIT_FOR_S = 4.0
-# How long a fault may be held against a service that it struck.
+# How long a fault may be blamed on a service that it struck.
 BLAME_S = 60.0
 FAILOVER_WAIT_S = 15.0
-# A simulation that has shown so much is over.
+# A simulation with this many violations ends.
 MAX_VIOLATIONS = 10
 
 
 class BrokenPromise(Enum):
-    """Which promise was broken."""
+    """The promise that was broken."""
 
     INDEX = "every index once"
     CHANGED = "equal to the undisturbed answer"
@@ -64,19 +65,22 @@ class Violation:
 
 
 class Checks:
-    """`run` it as a task of the simulator's own."""
+    """The checks of one simulation. `run` it as a task of the simulator."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.violations: list[Violation] = []
         self.reached: dict[str, int] = {}
-        """Interesting states that were seen, and how often: a simulation that never reaches them shows nothing."""
+        """Counts of interesting states that were seen.
+
+        A simulation that never reaches them shows nothing.
+        """
         self.enough: asyncio.Future[None] = cluster.loop.create_future()
-        """Done when more need not be seen."""
+        """Done when no more violations are needed."""
         self._cluster = cluster
         self._struck: dict[str, float] = {}
         self._fit_since: dict[str, float] = {}
         self._last_fit = 0.0
-        """When a node last could serve that every router must have found."""
+        """When a node that every router must have found could last serve."""
         cluster.record.on_line.append(self._on_line)
 
     def violated(self, failure: BrokenPromise, what: str, **details: object) -> None:
@@ -90,16 +94,19 @@ class Checks:
         self.reached[state] = self.reached.get(state, 0) + 1
 
     def struck(self, name: str, lasts_s: float = 0.0) -> None:
-        """A fault struck this service; until then and somewhat longer it may be held against it."""
+        """Records that a fault struck a service.
+
+        The service may be blamed until the fault ends and a while longer.
+        """
         self._struck[name] = max(self._struck.get(name, 0.0), self._now + lasts_s)
 
     @property
     def somebody_serves(self) -> bool:
-        """A node could, and has been able to for a while."""
+        """Whether a node could serve, and has been able to for a while."""
         return any(self._now - since > FIT_FOR_S for since in self._fit_since.values())
 
     def gave_up(self, error: RyzansteinError, progress_at: float, key: str) -> None:
-        """A client was told that its generation failed."""
+        """Checks a failure that a client got for its generation."""
         for service in self._cluster.nodes:
             self._look_at_node(service)
         fit = {name: self._now - since for name, since in self._fit_since.items() if self._now - since > FIT_FOR_S}
@@ -137,7 +144,10 @@ class Checks:
             self._fit_since.pop(service.name, None)
 
     def _serves(self, service: Service) -> bool:
-        """It runs, its ranks do, and every router that runs can reach it."""
+        """Returns whether a node serves.
+
+        It and its ranks run, and it and every live router can reach each other.
+        """
         process = service.process
         if process is None or not process.runs or process.rewrite is not None:
             return False
@@ -165,7 +175,7 @@ class Checks:
         process.crashes.clear()
 
     def _on_line(self, line: Line) -> None:
-        """What services say about each other."""
+        """Checks what services log about each other."""
         service = line.process.partition(".")[0]
         if line.event == "ranks lost" and not self.is_struck(service):
             self.violated(BrokenPromise.BLAME, f"{line.fields.get('reason')}", node=service)
@@ -173,11 +183,11 @@ class Checks:
             self.reach(line.event)
 
     def is_struck(self, name: str, for_s: float = BLAME_S) -> bool:
-        """Whether a fault strikes it, or did so lately."""
+        """Returns whether a fault strikes it, or did so recently."""
         return name in self._struck and self._now < self._struck[name] + for_s
 
     async def at_rest(self) -> None:
-        """After the calm: every service serves, every node is linked, nothing is left."""
+        """Checks after the calm: every service serves, every node is linked, nothing is left."""
         for service in self._cluster.services:
             if not service.alive and service.wanted:
                 self.violated(BrokenPromise.REST, f"{service.name} does not run")
@@ -231,7 +241,10 @@ def _left_in(router: Any) -> Iterator[tuple[str, int]]:
 
 
 def _is_waited_for(error: RyzansteinError) -> bool:
-    """Nobody waits for nodes that operators took out of service."""
+    """Returns whether the router waits for nodes after this error.
+
+    It does not if all nodes are drained.
+    """
     return error.reason in _WAITED_FOR and error.metadata.get("cause") != errors.ALL_DRAIN
 
 

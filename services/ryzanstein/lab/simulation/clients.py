@@ -1,7 +1,8 @@
-"""Clients of the simulated cluster: they ask, read, lose their streams, come back, give up, and check what they were told.
+"""Clients of the simulated cluster.
 
-They speak gRPC by the generated stubs and do what the documentation tells a client to do: attach again where a stream broke,
-wait as long as RetryInfo says, name a request so that it is not answered twice.
+They send requests, read, lose their streams, come back, give up, and check what they receive. They
+speak gRPC with the generated stubs and follow the documentation: they attach again where a stream
+broke, wait as long as RetryInfo says, and name a request so that it is not answered twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MODEL = "demo"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _AWAY_S = (0.05, 8.0)
-_SPEAKS_S = 120  # a client looks for so long whether its last answer still runs
+_SPEAKS_S = 120  # how long a client checks whether its last answer still runs
 _LONGEST_PROMPT = 2048
 _LONGEST_HISTORY = 1536
 _WORDS = ("red", "count", "name", "tea", "why", "again", "blue", "seven", "tell", "me")
@@ -61,8 +62,11 @@ class ClientQuestion:
 
 @dataclass(slots=True)
 class Conversation:
-    """A session as its client knows it. `doubtful`: whether its turn was stored, in full or as far as it was shown, is not
-    known. `given_up`: so much is unknown that the client asks in another session."""
+    """A session as its client knows it.
+
+    `doubtful`: the question whose turn may or may not have been stored, in full or as far as it was
+    shown. `given_up`: the client knows so little about it that it uses another session.
+    """
 
     session_id: str
     history: tuple[Message, ...] = ()
@@ -83,7 +87,7 @@ class ClientTally:
 
 
 class SimulatedClient:
-    """`run` it in a process of its own until the plan's time is over."""
+    """A simulated client. `run` it in its own process until the plan's duration is over."""
 
     def __init__(self, plan: ClientPlan, cluster: Cluster, checks: Checks, tally: ClientTally) -> None:
         self.plan, self._cluster, self._checks, self._tally = plan, cluster, checks, tally
@@ -106,7 +110,10 @@ class SimulatedClient:
                 await self._while_idle()
 
     async def _idle(self) -> None:
-        """Until everything is answered: nobody asks without end while nothing comes back."""
+        """Returns when everything is answered.
+
+        Otherwise requests would pile up while nothing comes back.
+        """
         while self._asking:
             await self._answered.wait()
             self._answered.clear()
@@ -141,7 +148,7 @@ class SimulatedClient:
             self._remember(conversation, asking, outcome)
 
     def _conversation(self, rng: random.Random) -> Conversation | None:
-        """Each concurrent question of a burst has a session of its own."""
+        """Returns the session for a request. Each concurrent request of a burst has its own."""
         if not self.plan.session:
             return None
         last = self.conversations[-1] if self.conversations else None
@@ -173,7 +180,7 @@ class SimulatedClient:
 
     @property
     def _room(self) -> int:
-        """Tokens that fit the largest node beside any prompt of ours."""
+        """Returns how many tokens fit the largest node beside any prompt of this client."""
         return max(node.context_length for node in self._cluster.plan.nodes) - _LONGEST_PROMPT
 
     def _interrupts(self) -> bool:
@@ -183,7 +190,10 @@ class SimulatedClient:
         )
 
     async def _compare(self, asking: _Asking, conversation: Conversation | None) -> None:
-        """The answer with the undisturbed one. Where the turn before may have been stored, with that one's as well."""
+        """Compares the answer with the one without faults.
+
+        If the turn before may have been stored, the answer that follows that turn is right too.
+        """
         question = asking.question
         differences = asking.answer.differences(self.expected(question))
         if not differences or conversation is None or conversation.doubtful is None:
@@ -222,7 +232,7 @@ class SimulatedClient:
             conversation.doubtful = asking.question
 
     async def _settle(self, conversation: Conversation, rng: random.Random) -> None:
-        """A client that does not know whether its turn was stored looks before it goes on."""
+        """Finds out whether the doubtful turn was stored, before the client continues."""
         await asyncio.sleep(rng.uniform(1.0, 40.0))
         for _ in range(_SPEAKS_S):
             if not services.speaks_in(conversation.session_id):
@@ -238,7 +248,7 @@ class SimulatedClient:
             conversation.history, conversation.doubtful = stored, None
 
     def check(self, conversation: Conversation, stored: tuple[Message, ...]) -> None:
-        """What the cluster keeps of the conversation is what its client was told, each turn once."""
+        """Checks that the cluster stored what the client received, each turn once."""
         known = conversation.history
         if stored == known or conversation.session_id in services.LOST_TURNS:
             return
@@ -253,14 +263,17 @@ class SimulatedClient:
         )  # fmt: skip
 
     def _is_turn(self, question: ClientQuestion, turn: tuple[Message, ...]) -> bool:
-        """The question and its answer, in full or, where such turns are kept, what was shown of it."""
+        """Returns whether a stored turn is the question with its answer.
+
+        The answer is complete or, if unread turns are kept, the part of it that was shown.
+        """
         said, answer = turn
         whole = self.expected(question)[0].text
         shown = self._cluster.plan.unread_turns == "keep" and whole.startswith(answer.content)
         return said == question.messages[0] and (answer.content == whole or shown)
 
     async def stored(self, conversation: Conversation) -> tuple[Message, ...] | None:
-        """The session's messages; None: nobody can say now."""
+        """Returns the session's messages, or None if no router can answer now."""
         for router in self._cluster.routers:
             async with open_channel(router.address) as channel:
                 request = pb.GetSessionRequest(session_id=conversation.session_id)
@@ -275,7 +288,7 @@ class SimulatedClient:
 
 
 def _is_long(history: tuple[Message, ...]) -> bool:
-    """A further question might not fit a small node, or the answers take too long to check."""
+    """Returns whether a further request might not fit a small node, or take too long to check."""
     return len(history) > 12 or (bool(history) and len(demo_text().encode_prompt(ChatPrompt(history))) > _LONGEST_HISTORY)
 
 
@@ -287,7 +300,7 @@ _WIRE = {
 
 
 class _Asking:
-    """One question until its answer, its error or its end."""
+    """One request until its answer, its error or its end."""
 
     def __init__(self, client: SimulatedClient, question: ClientQuestion, rng: random.Random) -> None:
         self._client, self._rng = client, rng
@@ -307,7 +320,7 @@ class _Asking:
         self._loses_at = rng.choice((0, 0, rng.randint(1, 100))) if self._loses else None
 
     async def run(self) -> str:
-        """How it ended."""
+        """Runs the request and returns how it ended."""
         outcome = ""
         while not outcome:
             outcome = await self._once()
@@ -316,7 +329,7 @@ class _Asking:
         return outcome
 
     async def _once(self) -> str:
-        """One stream. Empty: another one is needed."""
+        """Reads one stream. Returns an empty string if another one is needed."""
         left_s = self.question.deadline - self._loop.time()
         if left_s <= 0:
             return "deadline"
@@ -328,7 +341,7 @@ class _Asking:
         return outcome or await self._again(self._rng.uniform(*_AWAY_S), move=True)
 
     async def _read(self, stub: Any, left_s: float) -> str:
-        """Until the stream's end, or until the client has had enough of it."""
+        """Reads until the stream ends or the client abandons it."""
         self._lost = False
         call = self._call(stub, left_s)
         async with contextlib.aclosing(self._events(call)) as events:
@@ -363,7 +376,7 @@ class _Asking:
     async def _events(self, call: Any) -> AsyncGenerator[pb.GenerationEvent, None]:
         lost = self._loses_at == 0 and not self.answer.generation_id
         if lost:
-            # The connection breaks before anything has come.
+            # The connection breaks before anything arrives.
             self._loses_at, self._lost = None, True
             await asyncio.sleep(self._rng.uniform(0.001, 0.3))
             call.cancel()
@@ -372,7 +385,7 @@ class _Asking:
             yield response.event
 
     async def _had_enough(self, stub: Any) -> str | None:
-        """None: it reads on."""
+        """Returns how the client abandons the stream, or None if it reads on."""
         seen = self.answer.num_tokens
         if self._leaves_at is not None and seen >= self._leaves_at:
             return "left"
@@ -425,12 +438,12 @@ class _Asking:
         if error.reason == "SESSION_FULL":
             return "session_full"
         if error.code is Code.INTERNAL and self._checks.is_struck(STORE, _ODD_FOR_S):
-            return "internal"  # as it should: the store raised what nobody expects
+            return "internal"  # as intended: the store raised an unexpected exception
         self._checks.violated(BrokenPromise.BLAMED, f"{error.reason}: {error.message}", key=key, at=round(now, 3))
         return error.reason.lower()
 
     async def _not_found(self) -> str:
-        """Within its window a generation is found, wherever it is asked for."""
+        """Checks that a generation is found within its window, on any router."""
         away_s = self._loop.time() - self._connected_at
         if self._retry_reason:
             self._checks.violated(
@@ -441,7 +454,7 @@ class _Asking:
         return "not_found"
 
     async def _again(self, pause_s: float, *, move: bool) -> str:
-        """After a pause, at another router if the last one seems to be gone."""
+        """Waits, then lets the client retry, at another router if the last one seems to be gone."""
         await asyncio.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if move:
@@ -453,6 +466,6 @@ class _Asking:
 
 _WINDOW_S = 25.0
 _MANY_RETRIES = 30
-# No end of a generation: it is somewhere, and the client asks again.
+# These do not end a generation: it is elsewhere, and the client retries.
 _NOT_HERE = ("JOURNAL_UNAVAILABLE", "GENERATION_MOVED", "QUEUE_FULL")
 _ODD_FOR_S = 5.0

@@ -1,7 +1,8 @@
-"""Virtual time and seeded chance in the place of the machine's.
+"""Virtual time and seeded randomness in place of the machine's.
 
-`install` must run before any service is imported: several take `time.monotonic` as a default argument. After it the functions
-of `time` read `CLOCK`, and identifiers and seeds come from one generator that `seed` begins anew.
+`install` must run before any service is imported, because several take `time.monotonic` as a
+default argument. After it, the functions of `time` read `CLOCK`, and identifiers and seeds come
+from one generator that `seed` restarts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ real_monotonic: Callable[[], float] = time.monotonic
 
 
 class VirtualClock:
-    """Seconds since the simulation began, and how far the wall clock of whoever asks has been set off."""
+    """Seconds since the simulation began, and the wall-clock offset of the calling process."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +45,7 @@ _IDS = random.Random(0)
 
 
 def seed(value: int) -> None:
-    """Begins time and chance anew."""
+    """Restarts time and randomness."""
     CLOCK.now = 0.0
     CLOCK.wall_offset_s = lambda: 0.0
     _IDS.seed(f"ids {value}")
@@ -52,7 +53,7 @@ def seed(value: int) -> None:
 
 
 def install() -> None:
-    """Replaces the machine's clocks and its sources of chance in this process, for good."""
+    """Replaces the machine's clocks and sources of randomness in this process, permanently."""
     replaced: tuple[tuple[object, str, object], ...] = (
         (time, "monotonic", CLOCK.monotonic),
         (time, "monotonic_ns", CLOCK.monotonic_ns),
@@ -69,5 +70,5 @@ def install() -> None:
 
 
 def _sleep(seconds: float) -> None:
-    """Nobody else runs while one process's thread sleeps: that would hold up the whole cluster."""
+    """Raises: a process's thread that sleeps would block the whole cluster."""
     raise AssertionError(f"a simulated service called time.sleep({seconds:g})")

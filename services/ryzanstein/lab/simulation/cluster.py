@@ -1,6 +1,6 @@
-"""A simulated cluster: an orchestrator, nodes and routers, each on a machine of its own, and whoever starts them again.
+"""A simulated cluster: an orchestrator, nodes and routers, each on its own machine, with restarts.
 
-Routers share one state directory, as those of one host do, when they keep sessions in SQLite.
+Routers share one state directory when they keep sessions in SQLite, as those of one host do.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ORCHESTRATOR = "orchestrator"
 _GRPC = {"orchestrator": 50050, "router": 50051, "node": 50061}
 _Settings = TypeVar("_Settings")
 RESTART_S = 1.0
-"""How long a supervisor takes to start a service again."""
+"""How long a supervisor takes to restart a service."""
 
 
 class Service:
-    """One service: a process that is made anew at each start."""
+    """One service. Each start makes a new process."""
 
     def __init__(self, world: Cluster, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Service:
 
     @property
     def up_since(self) -> float:
-        """When it last became able to run; infinite: it is not."""
+        """Returns when it last became able to run; infinite if it cannot run now."""
         process = self.process
         return max(process.begun_at, process.thawed_at) if process is not None and process.runs else float("inf")
 
@@ -66,7 +66,10 @@ class Service:
 
 
 class Cluster:
-    """`start` it within the loop. `on_end` is told of every process that has ended."""
+    """The simulated cluster. `start` it within the loop.
+
+    `on_end` is called for every process that ended.
+    """
 
     def __init__(
         self, plan: SimulationPlan, loop: SimulatedLoop, network: SimulatedNetwork, record: SimulationRecord, directory: Path
@@ -91,7 +94,7 @@ class Cluster:
         return [self.orchestrator, *self.nodes, *self.routers]
 
     def rng(self, name: str) -> random.Random:
-        """Chance for one purpose, which no other purpose disturbs."""
+        """Returns the random generator of one purpose, independent of all others."""
         return random.Random(f"{self.plan.seed} {name}")
 
     def start(self) -> None:
@@ -135,7 +138,8 @@ class Cluster:
             tp=node.tp,
             max_sequences=node.max_sequences,
             drain_grace_s=5.0,
-            # The model is loaded in two seconds; a rank that hangs while it loads is replaced within the calm.
+            # The model loads in two seconds; a rank that hangs while loading is replaced within the
+            # calm.
             start_timeout_s=45.0,
             **({"beat_idle_s": 2.0, "watch_interval_s": 0.5} if self.plan.seldom else {}),
         )
@@ -163,7 +167,7 @@ class Cluster:
 
 
 def _settings(kind: type[_Settings], **fields: Any) -> _Settings:
-    """Checked as from flags; nothing comes from this process's environment."""
+    """Returns settings, validated as from flags; nothing comes from this process's environment."""
     return kind(**fields)
 
 

@@ -1,4 +1,4 @@
-"""The command: one seed with its story, or fresh seeds for so many minutes."""
+"""The command: one seed with its details, or fresh seeds for a number of minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ryzanstein.lab.simulation.simulation import SimulationOutcome, simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs the command and returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.seed is not None:
@@ -65,7 +65,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
-    """A whole number from `low` to `high`."""
+    """Returns a parser for whole numbers from `low` to `high`."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and low <= int(text[:20]) <= high):
@@ -86,12 +86,15 @@ def _minutes(text: str) -> float:
 
 
 def _numbers(text: str) -> frozenset[int]:
-    """Numbers with commas between; none in an empty text."""
+    """Returns the comma-separated numbers; an empty set for an empty text."""
     return frozenset(map(_whole(0, 10**9), filter(None, text.split(","))))
 
 
 def _smaller(outcome: SimulationOutcome) -> SimulationOutcome:
-    """The same promise broken with fewer faults and clients, in halves and then one by one."""
+    """Returns an outcome that breaks the same promise with fewer faults and clients.
+
+    It leaves out halves first, then one at a time.
+    """
     promise = outcome.violations[0].failure
     for part in ("faults", "clients"):
         size = max(1, len(getattr(outcome.plan, part)) // 2)
@@ -134,7 +137,7 @@ def _tell(outcome: SimulationOutcome) -> None:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    """Each seed in a process of its own, so that one cannot reach the next."""
+    """Runs each seed in a separate process, so that one cannot affect the next."""
     first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
     until = math.inf if options.minutes is None else real_monotonic() + 60 * options.minutes
     seeds = itertools.count(first) if options.count is None else iter(range(first, first + options.count))
@@ -158,7 +161,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 def _run(seed: int) -> tuple[int, dict[str, Any] | None]:
-    """The seed with its result; None: it failed to run."""
+    """Returns the seed with its result, or None if it failed to run."""
     command = [sys.executable, "-m", "ryzanstein.lab.simulation.one", str(seed)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False)
     lines = child.stdout.splitlines()
@@ -177,7 +180,7 @@ def _sum_up(results: list[dict[str, Any]], failing: list[int], first: int) -> No
 
 
 def document(outcome: SimulationOutcome) -> dict[str, object]:
-    """One seed's result."""
+    """Returns one seed's result."""
     return {
         "seed": outcome.plan.seed,
         "simulated_s": outcome.simulated_s,

@@ -1,8 +1,9 @@
-"""The simulated ranks of one start: how they start, step together, stand still and end.
+"""The simulated ranks of one start: how they start, step together, stop and end.
 
-Real are the engine, its messages and the board; rank 0's loop is `ranks.loops.Lead` in callbacks. A step is computed when it
-begins and told when its time is over, so that whatever happens meanwhile happens in the middle of it. Ranks that wait for one
-that does not move wait in a collective, as the board of real ones shows it.
+The engine, its messages and the board are real; rank 0's loop is `ranks.loops.Lead` as callbacks. A
+step is computed when it begins and reported when its duration has passed, so that anything in
+between happens during the step. Ranks that wait for one that does not move wait in a collective, as
+the board of real ones shows it.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ from ryzanstein.worker.ranks.messages import (
     StartRank,
 )
 
-_IMPORT_SHARE = 0.3  # of a start
+_IMPORT_SHARE = 0.3  # of a start's duration
 _EXIT_S = 0.002
 _MIN_STEP_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Makings:
-    """What the ranks of one node are made of, start after start.
+    """What the ranks of one node are made from, start after start.
 
-    `pids` gives each its number; `on_unexpected` hears of exceptions of the engine that no fault asked for.
+    `pids` gives each process id; `on_unexpected` is called with exceptions of the engine that no
+    fault caused.
     """
 
     profile: RankProfile
@@ -66,7 +68,10 @@ class Makings:
 
 
 class Crew:
-    """Made with its wiring; the server forks each rank, the first message starts it."""
+    """The ranks of one start.
+
+    They are created with their wiring. The server forks each rank, and the first message starts it.
+    """
 
     def __init__(self, spec: RankSpec, makings: Makings) -> None:
         self._spec, self._profile, self._model = spec, makings.profile, makings.model
@@ -95,11 +100,11 @@ class Crew:
 
     @property
     def over(self) -> bool:
-        """Every rank that was forked has ended."""
+        """Whether every forked rank has ended."""
         return bool(self.ranks) and all(rank.process.exited.done() for rank in self.ranks)
 
     def fork(self, number: int) -> SimulatedProcess:
-        """A rank that waits for its first message."""
+        """Forks a rank, which waits for its first message."""
         process = SimulatedProcess(number, next(self._pids), self._profile.resident_bytes, partial(self.signal, number))
         pipe = self.wiring.pipes[number]
         rank = SimulatedRank(process, pipe, self.wiring.board_fd, self._spec.tp)
@@ -111,7 +116,7 @@ class Crew:
     # What happens to ranks.
 
     def signal(self, number: int, signal: Signals) -> bool:
-        """False: the rank has ended, or was never forked."""
+        """Sends a signal. Returns False if the rank has ended or was never forked."""
         rank = self._living(number)
         if rank is None:
             return False
@@ -128,7 +133,7 @@ class Crew:
         return True
 
     def crash(self, number: int, message: str, *, unsound: bool = False) -> bool:
-        """The rank says what went wrong with it, and ends."""
+        """Makes the rank report what went wrong, then end."""
         rank = self._living(number)
         if rank is not None:
             rank.pipe.send(RankCrashed(rank.rank, message[:1024], unsound))
@@ -136,7 +141,7 @@ class Crew:
         return rank is not None
 
     def hang(self, number: int, hung: bool) -> bool:
-        """The rank never comes to its next collective, or to the end of its step; until it is let go."""
+        """Keeps the rank from its next collective or the end of its step, until `hung` is False."""
         rank = self._living(number)
         if rank is not None:
             rank.hung, rank.delayed = hung, True
@@ -145,13 +150,13 @@ class Crew:
         return rank is not None
 
     def kill_all(self) -> None:
-        """Their server has ended."""
+        """Kills all ranks, because their server ended."""
         for rank in self.ranks:
             if rank.alive:
                 self._killed(rank, -Signals.SIGKILL)
 
     def vanish(self) -> None:
-        """Their agent was killed: they end without a word, and nobody is told."""
+        """Ends all ranks without a message, because their agent was killed. Nobody is notified."""
         self._timers.cancel()
         self.wiring.close()
         for rank in self.ranks:
@@ -178,7 +183,7 @@ class Crew:
         self._bereave()
 
     def _bereave(self) -> None:
-        """A rank or the agent is gone: the others find that out."""
+        """Marks a rank or the agent as gone; the other ranks notice after `notice_s`."""
         self._bereaved = True
         self._timers.later(self._profile.notice_s, self._notice)
 
@@ -194,7 +199,7 @@ class Crew:
             self._moved(rank)
 
     def _moved(self, rank: SimulatedRank) -> None:
-        """It stood still, and goes on."""
+        """Continues after the rank stood still."""
         if self._bereaved:
             self._timers.later(self._profile.notice_s, self._notice)
             return
@@ -204,7 +209,7 @@ class Crew:
         self._meet()
         self._advance()
 
-    # The start.
+    # Starting.
 
     def _on_message(self, rank: SimulatedRank, message: AgentMessage) -> None:
         if not rank.alive:
@@ -277,7 +282,7 @@ class Crew:
     # Rank 0's loop.
 
     def _advance(self) -> None:
-        """As far as it goes without time that passes."""
+        """Advances as far as it can without time passing."""
         while self._lead_is_free():
             if self._executions:
                 self._begin(self._executions.popleft())
@@ -297,7 +302,7 @@ class Crew:
         return self._current is None and lead.ready and lead.moves and not self._bereaved
 
     def _think(self) -> None:
-        """Takes what has come, and computes the next step."""
+        """Takes the messages that arrived, and computes the next step."""
         assert self._engine is not None
         assert self._executor is not None
         try:
@@ -315,7 +320,7 @@ class Crew:
             self.crash(0, "the engine has work and runs nothing")
 
     def _failed(self, error: Exception) -> None:
-        """As a real rank that meets an exception which nobody expected."""
+        """Crashes rank 0, as an unexpected exception crashes a real rank."""
         text = f"{type(error).__name__}: {error}"
         if not isinstance(error, RanksUnsound):
             self._on_unexpected(text)
@@ -356,7 +361,7 @@ class Crew:
         self._begin_piece()
 
     def _begin_piece(self) -> None:
-        """From one collective to the next."""
+        """Begins the piece up to the next collective."""
         self._began_ns = time.monotonic_ns()
         self._timers.step(self._piece_s, self._end_piece)
 
@@ -366,7 +371,10 @@ class Crew:
         self._advance()
 
     def _meet(self) -> None:
-        """The end of a piece, when its time is over and all ranks move; who moves waits for the others."""
+        """Ends a piece when its time is over and all ranks move.
+
+        A rank that moves waits for the others.
+        """
         if not self._time_is_over or self._current is None:
             return
         if self._spec.tp > 1:
@@ -398,7 +406,7 @@ class Crew:
             self._timers.later(self._profile.patience_s, self._lose_patience, execution)
 
     def _lose_patience(self, execution: Execution) -> None:
-        """Ranks end by themselves where no watchdog has ended them."""
+        """Ends the ranks if no watchdog has ended them."""
         if self._current is execution and self._time_is_over:
             self._bereave()
 
@@ -412,13 +420,13 @@ class Crew:
                 rank.answer()
         self._current = None
         self._steps_to_record -= 1
-        if self._recorded is not self.ranks[0]:  # which first says everything else
+        if self._recorded is not self.ranks[0]:  # rank 0 first sends everything else
             self._deliver()
 
     # The profiler.
 
     def _start_recording(self, request: StartProfile) -> None:
-        """Between two steps. What was being recorded is given up."""
+        """Starts recording between two steps. A recording in progress is dropped."""
         self._recorded = rank = self._living(request.rank) if request.steps else None
         if rank is not None:
             start_s = self._profile.profiler_again_s if rank.profiled else self._profile.profiler_s
@@ -426,7 +434,7 @@ class Crew:
             self._be_busy(rank, start_s, self._stop_being_busy, rank)
 
     def _deliver(self) -> None:
-        """The last step has been recorded: the rank writes its trace."""
+        """Writes the rank's trace once the last step has been recorded."""
         rank = self._recorded
         if rank is not None and self._steps_to_record <= 0:
             self._recorded = None

@@ -1,8 +1,9 @@
-"""An asyncio event loop whose time is virtual: it jumps to the next timer when nothing is left to do.
+"""An asyncio event loop with virtual time: when nothing is left to do, it jumps to the next timer.
 
-Callbacks run in the order of asyncio's own loop. Each belongs to the simulated process in whose context it was scheduled; those
-of a process that does not run are put aside (frozen) or dropped (dead). There are no descriptors, threads or signals: what
-asks for them is served by the simulated process, or raises.
+Callbacks run in the order of asyncio's own loop. Each belongs to the simulated process in whose
+context it was scheduled. Callbacks of a frozen process are set aside, those of a dead one dropped.
+There are no descriptors, threads or signals: requests for them are served by the simulated process,
+or raise.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any, Protocol
 
 from ryzanstein.lab.simulation.clock import VirtualClock
 
-# So many callbacks without time moving on are a loop that never ends.
+# This many callbacks without a change of time mean an endless loop.
 LIVELOCK_CALLBACKS = 2_000_000
-# Code takes time: after so many callbacks a little has passed, so that nobody waits for ever for the rest of a rounding error.
+# Code takes time: after this many callbacks, time advances a little. Otherwise a wait for the rest
+# of a rounding error would never end.
 _CALLBACKS_PER_US = 1000
 _COMPACT_FROM = 4096
 
 
 class CallbackOwner(Protocol):
-    """Whoever callbacks belong to: a simulated process."""
+    """The owner of callbacks: a simulated process."""
 
     exception_handler: Any
 
@@ -33,11 +35,11 @@ class CallbackOwner(Protocol):
     def runs(self) -> bool: ...
 
     def put_aside(self, handle: asyncio.Handle) -> None:
-        """It does not run now: the callback waits, or is dropped."""
+        """Sets the callback aside or drops it, because the process does not run now."""
         ...
 
     def submit(self, executor: Any, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Work for a thread."""
+        """Runs work as a thread would."""
         ...
 
     def on_signal(self, number: int, handle: asyncio.Handle | None) -> None: ...
@@ -49,15 +51,18 @@ OWNER: ContextVar[CallbackOwner | None] = ContextVar("simulated_process", defaul
 
 
 class DeadlockError(Exception):
-    """Somebody is waited for, and nothing can happen any more."""
+    """Something is awaited, and nothing can happen any more."""
 
 
 class LivelockError(Exception):
-    """Callbacks follow each other without end while time stands still."""
+    """Callbacks follow each other endlessly while time does not advance."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """See the module. One at a time; `clock` is its time."""
+    """The event loop of a simulation, see the module.
+
+    Only one runs at a time; `clock` is its time.
+    """
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -92,7 +97,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return timer
 
     def resume(self, handles: deque[asyncio.Handle]) -> None:
-        """Callbacks that were put aside run now."""
+        """Runs callbacks that were set aside."""
         self._queue.extend(handles)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -125,7 +130,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         raise LivelockError(f"{LIVELOCK_CALLBACKS} callbacks at {self._clock.now:.6f} s")
 
     def _advance(self) -> None:
-        """To the next timer, and everything else that is due then."""
+        """Advances to the next timer and queues everything that is due then."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -142,7 +147,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 self._queue.append(timer)
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
-        """As asyncio's. A context without an owner, which services give to tasks that outlive a request, gets the creator's."""
+        """Creates a task as asyncio does.
+
+        A context without an owner, which services give to tasks that outlive a request, gets the
+        creator's.
+        """
         owner = OWNER.get()
         if context is not None and context.get(OWNER) is None and owner is not None:
             context.run(OWNER.set, owner)
@@ -162,7 +171,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return True
 
     def set_exception_handler(self, handler: Any) -> None:
-        """A simulated process's is its own."""
+        """Sets the handler. A simulated process has its own."""
         owner = OWNER.get()
         if owner is None:
             super().set_exception_handler(handler)
@@ -183,16 +192,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return owner
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector."""
+        """Does nothing: no selector sleeps."""
 
     def _process_events(self, event_list: Any) -> None:
-        """There are none."""
+        """Does nothing: there are no events."""
 
     def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         self._generators[id(agen)] = OWNER.get()
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        """A generator that was dropped is closed by the process that used it, not by whoever dropped the last reference."""
+        """Closes a dropped generator in the process that used it.
+
+        Not in the process that dropped the last reference.
+        """
         owner = self._generators.pop(id(agen), None)
         if owner is None or owner.runs:
             context = Context()

@@ -1,8 +1,9 @@
-"""The network between simulated processes: who can reach whom, how long it takes, and what becomes of a connection.
+"""The network between simulated processes: paths, delays and the fate of connections.
 
-Bytes of one direction of a connection arrive in order. A path that is cut loses nothing at first: what was sent waits, as TCP
-repeats it, and arrives when the path heals; a connection whose peer answers nothing for the keepalive time is given up by
-either side. A process that ends resets its connections at once, a machine that loses power says nothing.
+Bytes of one direction of a connection arrive in order. A cut path loses nothing at first: what was
+sent waits, as TCP resends it, and arrives when the path heals. Either side gives up a connection
+whose peer answers nothing for the keepalive time. A process that ends resets its connections at
+once; a machine that loses power sends nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ryzanstein.lab.simulation.loop import SimulatedLoop
 from ryzanstein.lab.simulation.process import Process
 
 CONNECT_TIMEOUT_S = 20.0
-# What our channels and servers are set to: the time between pings and the time for an answer.
+# The settings of our channels and servers: the time between pings and the time for an answer.
 CLIENT_KEEPALIVE_S = (30.0, 10.0)
 SERVER_KEEPALIVE_S = (60.0, 20.0)
 _REPEAT_S = 0.2
@@ -44,7 +45,7 @@ class Listener(Protocol):
 
 
 class End(Protocol):
-    """One side of a connection hears that it is no more."""
+    """One side of a connection. It is notified when the connection is lost."""
 
     def connection_lost(self, why: str) -> None: ...
 
@@ -65,7 +66,7 @@ class SimulatedNetwork:
         return list(self._connections)
 
     def listen(self, address: str, listener: Listener) -> None:
-        """RuntimeError: the port is taken."""
+        """Listens at an address. Raises RuntimeError if the port is taken."""
         held = self._listeners.get(address)
         if held is not None and held.process.alive:
             raise RuntimeError(f"Failed to bind to address {address}")
@@ -76,7 +77,7 @@ class SimulatedNetwork:
             del self._listeners[address]
 
     def cut(self, source: str, target: str) -> None:
-        """From now on nothing from the machine `source` reaches `target`. One way."""
+        """Stops everything that the machine `source` sends to `target`. One way."""
         self._cut.add((source, target))
 
     def heal(self, source: str, target: str) -> None:
@@ -93,7 +94,7 @@ class SimulatedNetwork:
         return (source, target) not in self._cut
 
     def delay_s(self) -> float:
-        """Of one packet."""
+        """Returns the delay of one packet."""
         weather = self.weather
         delay_s = weather.latency_s + weather.jitter_s * self._rng.random()
         if weather.spike_share and self._rng.random() < weather.spike_share:
@@ -103,7 +104,10 @@ class SimulatedNetwork:
     def connect(
         self, client: Process, address: str, client_end: End, done: Callable[[SimulatedConnection | None], None]
     ) -> None:
-        """`told` gets the connection, or None: refused, or nobody answered in time."""
+        """Connects and calls `done` with the connection.
+
+        Calls it with None if the connection was refused or timed out.
+        """
         self._try(client, address, client_end, done, self.loop.time() + CONNECT_TIMEOUT_S)
 
     def _try(
@@ -133,13 +137,13 @@ class SimulatedNetwork:
         self._connections.pop(connection, None)
 
     def process_ended(self, process: Process, *, silently: bool = False) -> None:
-        """Its sockets are closed by its kernel, unless the machine itself is gone."""
+        """Closes the process's sockets, as its kernel does, unless the machine itself is gone."""
         for connection in self.connections:
             if process in (connection.client, connection.server):
                 connection.end_of(process, silently=silently)
 
     def reset(self, connection: SimulatedConnection) -> None:
-        """Somebody on the way ends it."""
+        """Ends a connection from the path between its sides."""
         connection.lost("connection reset")
 
 
@@ -154,7 +158,7 @@ class Direction:
         self._cut_at: float | None = None
 
     def send(self, receive: Callable[..., None], *args: Any) -> None:
-        """`receive(*args)` is called in the target, after everything sent before."""
+        """Calls `receive(*args)` in the target, after everything sent before."""
         if self._waiting or not self.open:
             if self._cut_at is None:
                 self._cut_at = self._network.loop.time()
@@ -167,7 +171,7 @@ class Direction:
         return self._network.reaches(self.source.machine.name, self.target.machine.name)
 
     def healed(self) -> None:
-        """What waits arrives when TCP repeats it: the later, the longer the path was cut."""
+        """Delivers what waits when TCP resends it: the longer the path was cut, the later."""
         if not self._waiting or not self.open:
             return
         cut_s = self._network.loop.time() - (self._cut_at or 0.0)
@@ -183,7 +187,7 @@ class Direction:
 
 
 class SimulatedConnection:
-    """A TCP connection, HTTP/2's. `server_end` is set by the listener that accepts it."""
+    """A TCP connection that carries HTTP/2. The accepting listener sets `server_end`."""
 
     def __init__(self, network: SimulatedNetwork, client: Process, server: Process, client_end: End) -> None:
         self.client, self.server = client, server
@@ -201,7 +205,7 @@ class SimulatedConnection:
         self.to_client.healed()
 
     def lost(self, why: str) -> None:
-        """For both sides, as soon as they run."""
+        """Ends the connection for both sides, as soon as they run."""
         if self.alive:
             self.alive = False
             self._network.forget(self)
@@ -209,7 +213,10 @@ class SimulatedConnection:
             self._tell(self.server, self.server_end, why)
 
     def end_of(self, process: Process, *, silently: bool) -> None:
-        """The process is gone; its peer hears that by the connection's end, or by the silence."""
+        """Ends the connection of an ended process.
+
+        Its peer notices by the connection's end, or by silence.
+        """
         peer, end = (self.server, self.server_end) if process is self.client else (self.client, self.client_end)
         path = self.to_server if process is self.client else self.to_client
         self.alive = False
@@ -229,8 +236,11 @@ class SimulatedConnection:
             process.call_later(0.0, end.connection_lost, why)
 
     def _watch(self) -> None:
-        """Pings: each side gives up a peer that has not answered for the keepalive time. gRPC's own threads answer, so a loop
-        that is held up still does; a process that is stopped does not."""
+        """Pings: each side gives up a peer that has not answered for the keepalive time.
+
+        gRPC's own threads answer, so a blocked loop still answers pings; a stopped process does
+        not.
+        """
         if not self.alive:
             return
         now = self._network.loop.time()

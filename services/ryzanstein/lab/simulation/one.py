@@ -1,4 +1,7 @@
-"""`python -m ryzanstein.lab.simulation.one SEED`: one seed, its result as a line of JSON."""
+"""`python -m ryzanstein.lab.simulation.one SEED`: runs one seed and prints its result as JSON.
+
+The result is one line.
+"""
 
 from __future__ import annotations
 

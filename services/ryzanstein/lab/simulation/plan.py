@@ -1,8 +1,8 @@
-"""What one seed means: a cluster, its clients, its weather, and the faults that strike it, each with its time.
+"""What one seed means: a cluster, its clients, its weather, and its faults, each with its time.
 
-Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and of clients it has at all, so that no kind hides
-another. A plan is a value: leaving a fault or a client out of it changes nothing about the others, which makes a failing one
-smaller.
+Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and clients it has at all,
+so that no kind hides another. A plan is a value. Leaving out a fault or a client changes nothing
+about the others, so a failing plan can be made smaller.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Of a fault."""
+    """The kind of a fault."""
 
     KILL_NODE = "kill_node"
     FREEZE_NODE = "freeze_node"
@@ -51,7 +51,11 @@ ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RE
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """`target` numbers a node or a router, `rank` a rank, `toward` the other end of a path. Times in seconds."""
+    """A fault. Times are in seconds.
+
+    `target` is the number of a node or router, `rank` of a rank; `toward` is the other end of a
+    path.
+    """
 
     number: int
     kind: Kind
@@ -64,7 +68,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """`step_s` is how long a step of one token takes."""
+    """A node. `step_s` is how long a step of one token takes."""
 
     tp: int
     step_s: float
@@ -75,7 +79,10 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """How a client behaves. Shares are of its requests; `tokens` are the least and the most that it asks for."""
+    """How a client behaves.
+
+    Shares are of its requests; `tokens` is the range of tokens it requests.
+    """
 
     number: int
     think_s: float
@@ -90,12 +97,18 @@ class ClientPlan:
     loses_stream: float
     resubmits: bool
     interrupts: float = 0.0
-    """Of its questions after one that it has left: asked at once, without a look at what the session has of that."""
+    """The share of messages after an abandoned one that it sends at once.
+
+    It then does not check what the session has of the abandoned one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """See the module. `calm_s` follows `duration_s`: nothing strikes any more, and everything must come to rest."""
+    """The plan of one seed, see the module.
+
+    `calm_s` follows `duration_s`: no more faults strike, and everything must come to rest.
+    """
 
     seed: int
     duration_s: float
@@ -107,11 +120,11 @@ class SimulationPlan:
     supervised_by_up: bool
     latency_s: float
     seldom: bool
-    """Idle services beat and look less often than by default, so that hours pass quickly."""
+    """Idle services send beats and check less often than by default, so that hours pass quickly."""
     max_tokens: int
-    """Clients ask nothing more when they have got so many, all together."""
+    """Clients send no further requests after this many tokens in total."""
     idle: tuple[tuple[float, float], ...]
-    """From when to when no client asks anything."""
+    """Spans (start, end) in which clients send nothing."""
     clients: tuple[ClientPlan, ...]
     faults: tuple[PlannedFault, ...]
     unread_grace_s: float = 5.0
@@ -119,7 +132,7 @@ class SimulationPlan:
     calm_s: float = 90.0
 
     def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> SimulationPlan:
-        """The same with some faults and clients left out."""
+        """Returns the same plan without some faults and clients."""
         return replace(
             self,
             faults=tuple(fault for fault in self.faults if fault.number not in faults),
@@ -128,7 +141,7 @@ class SimulationPlan:
 
 
 def plan(seed: int) -> SimulationPlan:
-    """Everything that the seed decides before the simulation begins."""
+    """Returns everything that the seed decides before the simulation begins."""
     rng = random.Random(f"plan {seed}")
     kinds = [kind for kind in Kind if rng.random() < 0.3]
     num_nodes = rng.choice((1, 1, 2, 2, 3, 4))
@@ -137,7 +150,7 @@ def plan(seed: int) -> SimulationPlan:
     idle = _idle(rng, duration_s)
     session_store = "memory" if num_routers == 1 and rng.random() < 0.3 else "sqlite"
     if session_store == "memory":
-        # It forgets everything with its router, as it says.
+        # The memory store loses everything with its router, as documented.
         kinds = [kind for kind in kinds if kind not in (Kind.KILL_ROUTER, Kind.RESTART_ROUTER)]
     faults = _faults(rng, kinds, duration_s, num_nodes, num_routers)
     faults += _hiccups(rng, idle, len(faults), num_nodes)
@@ -156,7 +169,8 @@ def plan(seed: int) -> SimulationPlan:
         idle=idle,
         clients=tuple(_interrupting(_client(rng, number, duration_s), seed) for number in range(rng.randint(1, 5))),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        # Of their own, so that the rest of a plan is what it was before they were drawn.
+        # Drawn from separate generators, so that the rest of a plan is what it was before these
+        # existed.
         unread_grace_s=random.Random(f"grace {seed}").choice((5.0, 5.0, 1.0, 0.1)),
         unread_turns=random.Random(f"turns {seed}").choice(("keep", "keep", "drop")),
     )
@@ -180,7 +194,7 @@ def _nodes(rng: random.Random, count: int) -> tuple[NodePlan, ...]:
 
 
 def _idle(rng: random.Random, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """Long simulations are idle most of the time."""
+    """Returns the idle spans. Long simulations are idle most of the time."""
     if duration_s < 900 or rng.random() < 0.2:
         return ()
     spans, at = [], rng.uniform(20.0, 120.0)
@@ -205,7 +219,7 @@ def _faults(
             PlannedFault(number, kind, round(at, 3), _lasts(rng, kind), target, rng.randrange(4), _toward(rng, num_routers))
         )
         number += 1
-        # In heaps: several at once, then a long time nothing.
+        # Clustered: several at once, then nothing for a long time.
         at += rng.expovariate(1 / pace_s) if rng.random() < 0.8 else rng.uniform(0.1, 0.3) * duration_s
     return tuple(faults)
 
@@ -213,7 +227,10 @@ def _faults(
 def _hiccups(
     rng: random.Random, idle: tuple[tuple[float, float], ...], number: int, num_nodes: int
 ) -> tuple[PlannedFault, ...]:
-    """The first steps after a long pause take a rank longer: its caches are cold."""
+    """Returns the hiccups after long pauses.
+
+    The first steps after a pause take a rank longer, because its caches are cold.
+    """
     hiccups = (
         PlannedFault(number + place, Kind.HICCUP, round(ends - 0.5, 3), 3.0, rng.randrange(num_nodes), rng.randrange(4))
         for place, (_, ends) in enumerate(idle)

@@ -1,4 +1,4 @@
-"""A simulated process: tasks that belong together, live on a machine, and freeze, die and are held up together."""
+"""A simulated process: tasks on one machine that freeze, die and stall together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from ryzanstein.lab.simulation.loop import OWNER, SimulatedLoop
 
 DISK_S = 0.0005
-"""How long an access to a disk takes that is well."""
+"""How long an access to a healthy disk takes."""
 
 
 class State(Enum):
-    """Of a process."""
+    """The state of a process."""
 
     RUNS = "runs"
     FROZEN = "frozen"
@@ -34,12 +34,15 @@ class SimulatedMachine:
     wall_offset_s: float = 0.0
     disk_delay_s: float = DISK_S
     disk_error: Callable[[], Exception] | None = None
-    """Makes what each access raises; None: the disk works."""
+    """Makes the exception that each access raises; None if the disk works."""
 
 
 @dataclass(eq=False, slots=True)
 class _Thread:
-    """An executor of a process: does one thing after the other. Work whose caller has gone away before it began is left out."""
+    """An executor of a process. It does one thing after another.
+
+    It skips work whose caller went away before the work began.
+    """
 
     of_disk: bool
     busy: bool = False
@@ -47,7 +50,11 @@ class _Thread:
 
 
 class Process:
-    """`start` it once. It ends when its main coroutine does, or by `kill`; `ended` resolves to what it ended with."""
+    """A simulated process. `start` it once.
+
+    It ends when its main coroutine does, or by `kill`. `ended` resolves to the exception that ended
+    it, or None.
+    """
 
     def __init__(self, name: str, machine: SimulatedMachine, loop: SimulatedLoop, rng: random.Random) -> None:
         self.name = name
@@ -55,12 +62,12 @@ class Process:
         self.state = State.RUNS
         self.ended: asyncio.Future[BaseException | None] = loop.create_future()
         self.on_end: list[Callable[[], None]] = []
-        """Called when it has ended, in order: the network, its ranks."""
+        """Called when it ended, in order: the network, its ranks."""
         self.crashes: list[tuple[asyncio.Task[Any], BaseException]] = []
-        """Tasks that ended with an exception which nobody has looked at."""
+        """Tasks that ended with an exception that nobody retrieved."""
         self.exception_handler: Any = None
         self.rewrite: Callable[[Any], Any] | None = None
-        """What a process of another version makes of the messages that it sends."""
+        """Rewrites the messages that it sends, as a process of another version would send them."""
         self.begun_at = loop.time()
         self.thawed_at = 0.0
         self._loop = loop
@@ -82,7 +89,7 @@ class Process:
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended, the oldest first."""
+        """Returns the tasks that have not ended, oldest first."""
         return list(self._tasks)
 
     def start(self, main: Coroutine[Any, Any, None]) -> None:
@@ -90,15 +97,18 @@ class Process:
         task.add_done_callback(self._on_main)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls it as this process."""
+        """Calls the function as this process."""
         return self._context.copy().run(function, *args)
 
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
-        """In the process's own context: not while it is frozen, never after its end."""
+        """Schedules a callback in the process's own context.
+
+        It does not run while the process is frozen, and never after its end.
+        """
         return self._loop.call_later(delay_s, callback, *args, context=self._context)
 
     def freeze(self) -> None:
-        """SIGSTOP: nothing of it runs until `thaw`."""
+        """Acts as SIGSTOP: nothing of it runs until `thaw`."""
         if self.state is State.RUNS:
             self.state = State.FROZEN
 
@@ -110,32 +120,33 @@ class Process:
             self._loop.resume(aside)
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more, not even what stands in `finally`."""
+        """Acts as SIGKILL: nothing of it runs any more, not even `finally` blocks."""
         self._end(None)
 
     def signal(self, number: int) -> None:
-        """SIGTERM, SIGINT: whoever waits for it is woken. Without a handler the process ends."""
+        """Delivers SIGTERM or SIGINT to its handler. Without a handler the process ends."""
         if (handle := self._signals.get(number)) is not None:
             self._loop.resume(deque([handle]))
         elif self.alive:
             self.kill()
 
     def put_aside(self, handle: asyncio.Handle) -> None:
-        """See `loop.Owner`."""
+        """See `loop.CallbackOwner`."""
         if self.state is State.FROZEN:
             self._aside.append(handle)
 
     def on_signal(self, number: int, handle: asyncio.Handle | None) -> None:
-        """See `loop.Owner`."""
+        """See `loop.CallbackOwner`."""
         if handle is None:
             self._signals.pop(number, None)
         else:
             self._signals[number] = handle
 
     def submit(self, executor: Any, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """See `loop.Owner`."""
+        """See `loop.CallbackOwner`."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        # Threads of a store's own do nothing but disk accesses; what runs in the common ones may need no disk at all.
+        # Threads of a store do nothing but disk accesses; work in the default ones may need no disk
+        # at all.
         thread = self._threads.setdefault(id(executor), _Thread(of_disk=executor is not None))
         thread.waiting.append((future, work))
         if not thread.busy:
@@ -143,7 +154,7 @@ class Process:
         return future
 
     def _begin(self, thread: _Thread) -> None:
-        """The next piece of work, which takes as long as the disk does now."""
+        """Begins the next piece of work, which takes as long as the disk needs now."""
         thread.busy = False
         while thread.waiting and not thread.busy:
             future, work = thread.waiting.popleft()
@@ -160,7 +171,7 @@ class Process:
         work: Callable[[], Any],
         disk_error: Callable[[], Exception] | None,
     ) -> None:
-        """A caller that goes away does not keep the thread from work that has begun."""
+        """Finishes work that has begun, even if its caller went away."""
         self._begin(thread)
         result, error = None, None
         try:
@@ -177,7 +188,7 @@ class Process:
             future.set_result(result)
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
-        """See `loop.Owner`."""
+        """See `loop.CallbackOwner`."""
         if not self.alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             return
@@ -187,7 +198,8 @@ class Process:
     def _on_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and task._log_traceback:
-            # Whoever waits for it has been told in this round of the loop, and looks in the next.
+            # A waiter is notified in this round of the loop and retrieves the exception in the
+            # next.
             self._loop.call_later(0.001, self._look_at, task, context=self._context)
 
     def _look_at(self, task: asyncio.Task[Any]) -> None:
@@ -211,10 +223,13 @@ class Process:
         self._context.run(self._bury)
 
     def _bury(self) -> None:
-        """Its coroutines are closed now, in order: what they do at their end reaches nobody, for the process has ended."""
+        """Closes its coroutines now, in order.
+
+        What they do at their end has no effect: the process has ended.
+        """
         tasks, self._tasks = list(self._tasks), {}
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            # One that awaits while it is closed, or that runs just now.
+            # For one that awaits while it is closed, or that runs just now.
             with contextlib.suppress(Exception):
                 task.get_coro().close()

@@ -1,7 +1,7 @@
 """The channel between an agent and a simulated rank, in memory: no socket, the same bytes.
 
-Real are the agent's channel, the frames and the codecs; simulated is what carries them. What one side sends the other finds
-in a later turn of the loop, in order.
+The agent's channel, the frames and the codecs are real; the transport is simulated. What one side
+sends reaches the other in a later turn of the loop, in order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentM
 
 
 class RankPipe(asyncio.Transport):
-    """One rank's; the agent's transport too. The rank sets `on_message` and `on_closed`, which are called in `context`; the
-    agent's side is called in the context in which it opened its end."""
+    """The pipe of one rank, and the agent's transport.
+
+    The rank sets `on_message` and `on_closed`, which are called in `context`. The agent's side is
+    called in the context in which it opened its end.
+    """
 
     def __init__(self, start: StartRank, context: Context) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class RankPipe(asyncio.Transport):
         self._closed = False
 
     async def connect(self, channel: AgentChannel[RankMessage]) -> None:
-        """The agent opens its end. A rank that has ended by then is found to have."""
+        """Opens the agent's end. If the rank has ended by then, the agent finds that out."""
         self._agents_context = copy_context()
         self._channel = channel
         channel.connection_made(self)
@@ -43,32 +46,32 @@ class RankPipe(asyncio.Transport):
             self._loop.call_soon(self._lose, context=self._agents_context)
 
     def send(self, message: RankMessage) -> None:
-        """The rank's."""
+        """Sends a message from the rank."""
         if self._channel is not None and not self._closed:
             self._loop.call_soon(self._deliver, encode(message), context=self._agents_context)
 
     def hang_up(self) -> None:
-        """The rank has ended: the agent reads what was sent before, then the end."""
+        """Closes the rank's end: the agent reads what was sent before, then the end."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon(self._lose, context=self._agents_context)
 
     def cut(self) -> None:
-        """The agent is no more: nobody hears anything."""
+        """Cuts the pipe, because the agent is gone. Nothing more is delivered."""
         self._closed, self._channel = True, None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Of asyncio.Transport."""
+        """Implements asyncio.Transport."""
         self._loop.call_soon(self._read, bytes(data), context=self._context)
 
     def abort(self) -> None:
-        """Of asyncio.Transport."""
+        """Implements asyncio.Transport."""
         if not self._closed:
             self.hang_up()
             self._loop.call_soon(self.on_closed, context=self._context)
 
     def is_closing(self) -> bool:
-        """Of asyncio.Transport."""
+        """Implements asyncio.Transport."""
         return self._closed
 
     def _read(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A rank as its agent sees it, without a process: a number, futures of its end, and the signals that it is sent."""
+"""A rank as its agent sees it, without a process: an id, futures of its end, and its signals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class SimulatedProcess:
-    """A `source.ForkedRank`. `on_signal` hears every signal; whoever simulates the rank says what comes of it."""
+    """A `source.ForkedRank`. `on_signal` is called with every signal and decides what follows."""
 
     def __init__(self, rank: int, pid: int, resident_bytes: int, on_signal: Callable[[signal.Signals], object]) -> None:
         loop = asyncio.get_running_loop()
@@ -23,21 +23,21 @@ class SimulatedProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """0 when the process has ended."""
+        """Returns the resident memory; 0 once the process has ended."""
         return 0 if self.exited.done() else self._resident_bytes
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Does nothing to a process that has ended."""
+        """Sends a signal. Does nothing if the process has ended."""
         if not self.exited.done():
             self._on_signal(number)
 
     def dies(self) -> None:
-        """It was killed; its end is not seen yet."""
+        """Marks the process as killed; its end is not visible yet."""
         if not self.dying.done():
             self.dying.set_result(None)
 
     def ended(self, code: int) -> None:
-        """The first word counts."""
+        """Marks the process as ended. Only the first exit code counts."""
         if not self.exited.done():
             self.stopped = False
             self.over.set_result(None)

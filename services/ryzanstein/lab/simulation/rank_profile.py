@@ -1,4 +1,4 @@
-"""What a simulated node's ranks are like, and what its faults are: plain values."""
+"""The properties of a simulated node's ranks and its faults: plain values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ryzanstein.lab.simulation.scripted_executor import StepFaults
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """Durations in virtual seconds.
+    """Durations in virtual seconds, and the ranks' capacity.
 
-    A step takes `step_s`, and for each prompt token and each decoded row so much more, times up to 1 + `jitter`. Long steps
-    pass a collective every `collective_s`. `num_blocks` is what the ranks report where the settings name none; the context
-    that they report is bounded by what the blocks hold. `notice_s` is how long a rank takes to find that a peer has ended,
-    `takedown_s` how long the end of a killed one takes to be seen. `profiler_s`: the profiler's first start, and each end.
+    A step takes `step_s`, plus `prefill_token_s` for each prompt token and `row_s` for each decoded
+    token, times up to 1 + `jitter`. Long steps reach a collective every `collective_s`.
+    `num_blocks` is what the ranks report if the settings name none; the context that they report is
+    bounded by what the blocks hold. `notice_s` is how long a rank takes to notice that a peer
+    ended, `takedown_s` how long until the end of a killed one is visible. `profiler_s` is the
+    profiler's first start, `profiler_again_s` each later start and each end.
     """
 
     context_length: int = 131072
@@ -38,7 +40,7 @@ class RankProfile:
 
 
 class StartEnd(Enum):
-    """How a start that fails ends."""
+    """How a failed start ends."""
 
     CRASH = "crash"
     REFUSED = "refused"
@@ -47,7 +49,10 @@ class StartEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartFault:
-    """One start of the ranks: `rank` takes `extra_s` longer and then ends so, or, without an end, is ready."""
+    """A fault of one start of the ranks.
+
+    `rank` takes `extra_s` longer and then ends as `end` says, or becomes ready without an `end`.
+    """
 
     rank: int = 0
     extra_s: float = 0.0
@@ -57,8 +62,12 @@ class StartFault:
 
 @dataclass(slots=True)
 class NodeFaults:
-    """What a node's ranks suffer beyond one start: `speed` multiplies every step, `slow` the computing of a rank. `starts`
-    are used up one by one; `refused` refuses every model while it is set."""
+    """A node's faults beyond one start.
+
+    `speed` multiplies every step, `slow` the computing time of a rank.
+
+    `starts` are used up one by one; `refused` refuses every model while it is set.
+    """
 
     steps: StepFaults = field(default_factory=StepFaults)
     speed: float = 1.0

@@ -1,4 +1,7 @@
-"""The wiring of a simulated group: pipes in memory, and a board in real memory of which one descriptor is held for a moment."""
+"""The wiring of a simulated group: pipes in memory, and a board in real memory.
+
+The descriptor of the board is held only for a moment.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class SimulatedWiring:
         self.close()
 
     def close(self) -> None:
-        """Also for an agent that does not come to it any more."""
+        """Closes the board's descriptor, also for an agent that never gets to it."""
         if not self.closed:
             self.closed = True
             os.close(self.board_fd)

@@ -1,9 +1,10 @@
-"""A node's ranks without processes, sockets or tensors, and all that may happen to them.
+"""A node's ranks without processes, sockets or tensors, and the faults that can strike them.
 
-Real are the agent above (node, host, supervisor, group, watchdog, slowness), the engine with its scheduler, blocks and prefix
-cache, the messages with their codecs and the progress board. Simulated are processes and signals, what carries the messages,
-the mathematics (`scripted_model`) and the time that a step takes. Runs on any event loop; nothing in it depends on anything
-but the loop's clock and the random numbers that are handed in.
+Real: the agent above (node, host, supervisor, group, watchdog, slowness), the engine with its
+scheduler, blocks and prefix cache, the messages with their codecs, and the progress board.
+Simulated: processes and signals, message transport, the mathematics (`scripted_model`) and the
+duration of a step. It runs on any event loop and depends only on the loop's clock and the random
+numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["NodeFaults", "RankProfile", "SimulatedForkServer", "SimulatedRanks",
 
 
 class SimulatedForkServer:
-    """A `source.RankServer`: ready after a while, then makes a rank in milliseconds."""
+    """A `source.RankServer`: ready after a while, then it makes a rank in milliseconds."""
 
     def __init__(self, new_crew: Callable[[RankSpec], Crew], profile: RankProfile, pid: int, context: Context) -> None:
         loop = asyncio.get_running_loop()
@@ -44,12 +45,12 @@ class SimulatedForkServer:
         self._timers.later(profile.server_s, self._become_ready)
 
     def wire(self, spec: RankSpec) -> SimulatedWiring:
-        """A new group's; the ranks of the one before have ended."""
+        """Returns the wiring of a new group. The ranks of the previous group have ended."""
         self.crew = self._new_crew(spec)
         return self.crew.wiring
 
     async def fork(self, rank: int, fds: Sequence[int]) -> SimulatedProcess:
-        """Waits for the server to be ready. ForkServerLost."""
+        """Forks a rank once the server is ready. Raises ForkServerLost."""
         assert self.crew is not None, "wiring comes first"
         await asyncio.wait((self._ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(self._profile.fork_s)
@@ -60,14 +61,14 @@ class SimulatedForkServer:
         return process
 
     async def close(self) -> None:
-        """Kills it, and its ranks with it."""
+        """Kills the server and its ranks, and waits for the ranks' end."""
         self.kill()
         running = [process.exited for process in self._processes if not process.exited.done()]
         if running:
             await asyncio.wait(running)
 
     def kill(self) -> bool:
-        """False: it has ended before."""
+        """Kills the server. Returns False if it had already ended."""
         if self.lost.done():
             return False
         self._timers.cancel()
@@ -78,14 +79,14 @@ class SimulatedForkServer:
         return True
 
     def vanish(self) -> None:
-        """Its agent was killed, and so it ends, without a word."""
+        """Ends the server without a message, because its agent was killed."""
         self._timers.cancel()
         if self.crew is not None:
             self.crew.vanish()
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it runs."""
+        """Returns whether the server and all its ranks have ended."""
         return self.lost.done() and (self.crew is None or self.crew.over)
 
     def _become_ready(self) -> None:
@@ -94,11 +95,12 @@ class SimulatedForkServer:
 
 
 class SimulatedRanks:
-    """The ranks of one node, over all restarts of its ranks and of its agent. `new_server` is what the agent is built with.
+    """The ranks of one node, across all restarts of its ranks and of its agent.
 
-    `faults` may be changed at any time. Strokes at a rank return whether there was one to be struck. `unexpected` are
-    exceptions of the engine that no fault has asked for: there should be none. Made inside the running loop; ranks run in the
-    context variables of whoever makes it, their agent hears them in its own.
+    The agent is built with `new_server`. `faults` may be changed at any time. Methods that strike a
+    rank return whether it was there. `unexpected` lists exceptions of the engine that no fault
+    caused: there should be none. Create it inside the running loop. Ranks run in the context
+    variables of the code that creates it; their agent is called in its own.
     """
 
     def __init__(self, rng: random.Random, profile: RankProfile | None = None, model: ScriptedModel | None = None) -> None:
@@ -112,7 +114,7 @@ class SimulatedRanks:
         self._servers: list[SimulatedForkServer] = []
 
     def new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> SimulatedForkServer:
-        """A `source.NewRankServer`."""
+        """Creates a `source.NewRankServer`'s server."""
         self._servers = [server for server in self._servers if not server.is_over]
         server = SimulatedForkServer(self._new_crew, self.profile, next(self._pids), self._context)
         self._servers.append(server)
@@ -120,77 +122,95 @@ class SimulatedRanks:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that are alive now."""
+        """Returns the ranks that are alive now."""
         crew = self._crew
         return [] if crew is None else [rank.rank for rank in crew.ranks if rank.alive]
 
     @property
     def left(self) -> list[str]:
-        """What has not ended; empty when the agent has."""
+        """Returns what has not ended; empty once the agent has."""
         servers = [f"fork server {server.pid}" for server in self._servers if not server.lost.done()]
         crews = [server.crew for server in self._servers if server.crew is not None]
         ranks = [f"rank {rank.rank} ({rank.process.pid})" for crew in crews for rank in crew.ranks if not rank.released]
         return servers + ranks + ["a board's descriptor" for crew in crews if not crew.wiring.closed]
 
-    # Strokes.
+    # Faults.
 
     def kill(self, rank: int, number: Signals = Signals.SIGKILL) -> bool:
-        """The agent sees it dying at once, ended a moment later; the other ranks end because of it."""
+        """Sends a signal to a rank.
+
+        If it is killed, the agent sees it dying at once and ended a moment later; the other ranks
+        end because of it.
+        """
         return self._crew is not None and self._crew.signal(rank, number)
 
     def stop(self, rank: int) -> bool:
-        """SIGSTOP: it does not move until `resume`."""
+        """Sends SIGSTOP: the rank does not move until `resume`."""
         return self.kill(rank, Signals.SIGSTOP)
 
     def resume(self, rank: int) -> bool:
-        """SIGCONT."""
+        """Sends SIGCONT."""
         return self.kill(rank, Signals.SIGCONT)
 
     def hang(self, rank: int) -> bool:
-        """It does not come to its next collective, nor to the end of its step, but its process runs; until `unhang`."""
+        """Keeps the rank from its next collective and the end of its step, until `unhang`.
+
+        Its process keeps running.
+        """
         return self._crew is not None and self._crew.hang(rank, True)
 
     def unhang(self, rank: int) -> bool:
         return self._crew is not None and self._crew.hang(rank, False)
 
     def crash(self, rank: int, message: str, *, unsound: bool = False) -> bool:
-        """It says so (RankCrashed) and exits 1."""
+        """Makes the rank report a crash (RankCrashed) and exit with 1."""
         return self._crew is not None and self._crew.crash(rank, message, unsound=unsound)
 
     def kill_server(self) -> bool:
-        """The fork server, and with it all ranks."""
+        """Kills the fork server, and with it all ranks."""
         return self._servers[-1].kill() if self._servers else False
 
     def slow(self, rank: int, factor: float = 1.0) -> None:
-        """The rank computes so many times as long, also after a restart, until it is said otherwise."""
+        """Multiplies the rank's computing time by `factor`, across restarts, until set again."""
         self.faults.slow[rank] = factor
 
     def out_of_memory(self, times: int = 1) -> None:
-        """The next steps; `faults.steps.over_tokens` is for steps that are too large as long as it is set."""
+        """Makes the next steps run out of memory.
+
+        `faults.steps.over_tokens` does the same to every step that is too large, while it is set.
+        """
         self.faults.steps.shortages += times
 
     def not_finite(self, times: int = 1) -> None:
-        """A row of each of the next steps has logits that are no numbers; the ranks are sound."""
+        """Makes each of the next steps produce logits that are not finite for one token.
+
+        The ranks themselves are sound.
+        """
         self.faults.steps.bad_rows += times
 
     def fail_next_start(self, fault: StartFault) -> None:
-        """One start each, in this order."""
+        """Queues a fault for a start. Each start uses one, in order."""
         self.faults.starts.append(fault)
 
     def tamper(self, change: Callable[[StepPlan], StepPlan] | None) -> None:
-        """Falsifies plans on their way to the ranks, to show that answers tell; None: no more."""
+        """Falsifies plans on their way to the ranks, to show that answers reveal it.
+
+        None ends this.
+        """
         self.faults.steps.tamper = change
 
     def agent_died(self) -> None:
-        """The agent's process is no more, and will run nothing: its fork servers and ranks end silently. The next agent of
-        this node may be made at once."""
+        """Ends all fork servers and ranks silently, because the agent's process has ended.
+
+        The next agent of this node may be created at once.
+        """
         for server in self._servers:
             server.vanish()
         self._servers = []
 
     @property
     def _crew(self) -> Crew | None:
-        """The latest."""
+        """Returns the latest crew, if any."""
         return next((server.crew for server in reversed(self._servers) if server.crew is not None), None)
 
     def _new_crew(self, spec: RankSpec) -> Crew:

@@ -1,6 +1,7 @@
-"""What happened, by virtual time and process: the services' own log lines, and the simulator's beside them.
+"""What happened, by virtual time and process: the log lines of the services and the simulator.
 
-Only the newest lines are kept. Everything also goes into a digest, so that two runs of one seed can be told to be the same.
+Only the newest lines are kept. All lines go into a digest, so that two runs of one seed can be
+compared.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Line:
 
 
 class SimulationRecord:
-    """`on_line` are called with every line of a service."""
+    """The record of one simulation.
+
+    The functions in `on_line` are called with every line of a service.
+    """
 
     def __init__(self) -> None:
         self.lines: deque[Line] = deque(maxlen=MAX_LINES)
@@ -49,14 +53,14 @@ class SimulationRecord:
         return self._digest.hexdigest()
 
     def say(self, event: str, **fields: object) -> None:
-        """A line of the simulator's own: a fault, a client, a check."""
+        """Records a line of the simulator: a fault, a client, a check."""
         self._add(Line(CLOCK.now, "", "", event, fields))
 
     def processor(self, _: object, level: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        """Of structlog: takes the line and lets nothing through."""
+        """A processor of structlog: records the line and drops it."""
         owner = OWNER.get()
         if not isinstance(owner, Process) or not owner.alive:
-            raise structlog.DropEvent  # what is said at the end of a killed process, nobody hears
+            raise structlog.DropEvent  # lines that a killed process writes at its end are dropped
         name = owner.name
         line = Line(CLOCK.now, name, level, str(event.pop("event", "")), dict(event))
         self._add(line)
@@ -71,7 +75,7 @@ class SimulationRecord:
         self._digest.update(f"{line.at:.9f} {line.process} {line.event}\n".encode())
 
     def install(self) -> None:
-        """Every logger of this process writes here."""
+        """Makes every logger of this process write here."""
         structlog.configure(
             processors=[structlog.contextvars.merge_contextvars, self.processor],
             wrapper_class=structlog.make_filtering_bound_logger(20),

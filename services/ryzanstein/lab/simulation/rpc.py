@@ -1,8 +1,9 @@
-"""gRPC over the simulated network: what stands in the place of `grpc.aio`'s channels and servers.
+"""gRPC over the simulated network: replacements for `grpc.aio`'s channels and servers.
 
-The generated stubs and servicers are the real ones, and every message is serialized and parsed. The surface is what the
-services use of grpc.aio: calls that are read, written, awaited and cancelled, deadlines, metadata, rich statuses, interceptors,
-graceful stops. Flow control is a window of bytes per direction, as long as the reader does not take what has come.
+The generated stubs and servicers are the real ones, and every message is serialized and parsed. The
+interface is what the services use of grpc.aio: calls that are read, written, awaited and cancelled,
+deadlines, metadata, rich statuses, interceptors, graceful stops. Flow control is a window of bytes
+per direction that the reader has not yet read.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def process() -> Process:
-    """Whose code runs."""
+    """Returns the process whose code runs."""
     owner = OWNER.get()
     assert isinstance(owner, Process), "a call from outside of a simulated process"
     return owner
 
 
 def rewritten(sender: Process, message: Any) -> Any:
-    """As a service of another version would say it."""
+    """Returns the message as a service of the sender's version would send it."""
     return sender.rewrite(message) if sender.rewrite is not None else message
 
 
 class SimulatedStream:
-    """Messages that have arrived on one side of a call and were not read yet."""
+    """Messages that arrived on one side of a call and were not read yet."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
@@ -59,7 +60,7 @@ class SimulatedStream:
             await self._waiter
         message, size = self._messages.popleft()
         if message is _EOF:
-            self._messages.append((message, 0))  # for whoever asks again
+            self._messages.append((message, 0))  # for further reads
         self.unread_bytes -= size
         if size:
             self.on_read()
@@ -67,7 +68,7 @@ class SimulatedStream:
 
 
 class Window:
-    """How much may be on its way to a reader that does not read."""
+    """Limits how many bytes may be unread by a reader."""
 
     def __init__(self) -> None:
         self._unread = 0
@@ -88,7 +89,7 @@ class Window:
 
 
 class Channel:
-    """A client's channel: one connection at a time, made when it is needed."""
+    """A client's channel: one connection at a time, opened when needed."""
 
     def __init__(self, network: SimulatedNetwork, address: str, options: Sequence[tuple[str, Any]]) -> None:
         self.process = process()
@@ -127,13 +128,16 @@ class Channel:
         return _Method(self, method, (request_serializer, response_deserializer), streams_in=True, streams_out=True)
 
     def connection_lost(self, why: str) -> None:
-        """Of `network.End`."""
+        """Implements `network.End`."""
         self._connection = None
         for call in list(self._calls):
             call.finish(grpc.StatusCode.UNAVAILABLE, why)
 
     async def connection(self) -> SimulatedConnection | None:
-        """The open one, or a new one; None: nobody is there. Tried again as the channel's retry policy says."""
+        """Returns the open connection or a new one; None if there is no server.
+
+        It retries according to the channel's retry policy.
+        """
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(0.05 * 2**attempt)
@@ -175,7 +179,7 @@ def _attempts(options: Sequence[tuple[str, Any]]) -> int:
 
 
 class _Method:
-    """A stub's method."""
+    """A method of a stub."""
 
     def __init__(self, channel: Channel, method: str, codec: tuple[Any, Any], *, streams_in: bool, streams_out: bool) -> None:
         self._channel, self._method, self._codec = channel, method, codec
@@ -199,7 +203,7 @@ async def _once(request: Any) -> AsyncIterator[Any]:
 
 
 class ClientCall:
-    """A call as its client sees it: awaitable (unary), iterable or read and written by hand."""
+    """A call as its client sees it: awaitable (unary), iterable, or read and written explicitly."""
 
     def __init__(
         self,
@@ -254,7 +258,12 @@ class ClientCall:
             yield response
 
     async def read(self) -> Any:
-        """The next response, grpc.aio.EOF after the last; AioRpcError when the call has failed."""
+        """Returns the next response, or grpc.aio.EOF after the last.
+
+        Raises AioRpcError if the call failed.
+
+        Cancellation cancels the call.
+        """
         try:
             response = await self._responses.pop()
         except asyncio.CancelledError:
@@ -266,7 +275,7 @@ class ClientCall:
         return response
 
     async def write(self, request: Any) -> None:
-        """Waits for room. InvalidStateError: the call has ended."""
+        """Sends a request when there is room. Raises InvalidStateError if the call has ended."""
         data = self._encode(rewritten(self._channel.process, request))
         server = await asyncio.shield(self._opened)
         await self._window.wait()
@@ -342,7 +351,7 @@ class ClientCall:
         except asyncio.CancelledError:
             raise
         except Exception:
-            # As grpc.aio does with an iterator that raises.
+            # grpc.aio does the same with an iterator that raises.
             self.cancel()
 
     def _on_read(self) -> None:
@@ -350,7 +359,7 @@ class ClientCall:
             self._server.window.read(self._read_bytes - self._responses.unread_bytes)
         self._read_bytes = self._responses.unread_bytes
 
-    # What comes from the server.
+    # Called by the server.
 
     def receive(self, data: bytes) -> None:
         if self._status is None:
@@ -366,7 +375,7 @@ class ClientCall:
         self._window.read(size)
 
     def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
-        """The first word counts."""
+        """Ends the call with a status. Only the first one counts."""
         if self._status is not None:
             return
         self._status = (code, details, trailing)
@@ -396,7 +405,7 @@ class ClientCall:
 
 
 class Server:
-    """What `grpc.aio.server` makes."""
+    """The result of `grpc.aio.server`."""
 
     def __init__(self, network: SimulatedNetwork, interceptors: Sequence[Any]) -> None:
         self.process = process()
@@ -436,7 +445,7 @@ class Server:
         self._listening = True
 
     async def stop(self, grace: float | None) -> None:
-        """No new calls at once; those that run have `grace` seconds."""
+        """Stops taking new calls at once; running ones have `grace` seconds."""
         self._listening = False
         self._network.close(self._address, self)
         loop = asyncio.get_running_loop()
@@ -450,12 +459,12 @@ class Server:
             session.close()
 
     def accept(self, connection: SimulatedConnection) -> None:
-        """Of `network.Listener`."""
+        """Implements `network.Listener`."""
         connection.server_end = session = _Session(self, connection)
         self.sessions[session] = None
 
     async def handler(self, details: Any) -> Any:
-        """With the interceptors around it; None: no such method."""
+        """Returns the handler of a method, wrapped by the interceptors, or None if unknown."""
 
         async def find(details: Any) -> Any:
             if (handler := self._handlers.get(details.method)) is not None:
@@ -488,7 +497,7 @@ class _Session:
         self.connection = connection
 
     def connection_lost(self, why: str) -> None:
-        """Of `network.End`."""
+        """Implements `network.End`."""
         self.server.sessions.pop(self, None)
         for call in [call for call in self.server.calls if call.session is self]:
             call.cancel()
@@ -500,7 +509,7 @@ class _Session:
 
 
 class _Details:
-    """`grpc.HandlerCallDetails`."""
+    """The equivalent of `grpc.HandlerCallDetails`."""
 
     def __init__(self, method: str, metadata: Metadata) -> None:
         self.method = method
@@ -537,7 +546,7 @@ class ServerCall:
         self._callbacks: list[Any] = []
         self._ended = False
 
-    # What comes from the client, in the server's process.
+    # Called by the client, in the server's process.
 
     def begin(self) -> None:
         server, loop = self.session.server, asyncio.get_running_loop()
@@ -630,7 +639,7 @@ class ServerCall:
         for callback in self._callbacks:
             callback(self)
 
-    # `grpc.aio.ServicerContext`.
+    # The interface of `grpc.aio.ServicerContext`.
 
     def invocation_metadata(self) -> Metadata:
         return self._details.invocation_metadata
@@ -671,7 +680,7 @@ class ServerCall:
 
 
 def install(network: SimulatedNetwork) -> None:
-    """From now on `grpc.aio` makes simulated channels and servers."""
+    """Makes `grpc.aio` create simulated channels and servers from now on."""
     aio: Any = grpc.aio
     aio.insecure_channel = lambda address, options=(), **_: Channel(network, address, options or ())
     aio.server = lambda interceptors=(), options=(), **_: Server(network, interceptors or ())

@@ -1,8 +1,11 @@
-"""The engine's executor over a scripted model, with a KV cache of digests instead of keys and values.
+"""The engine's executor over a scripted model, with a KV cache of digests.
 
-Every slot of every block holds the digest of all tokens up to its own. What a step reads it reads through the block tables of
-its plan, so a wrong table, a block that was given away too early or a false hit in the prefix cache makes wrong tokens, as it
-would with tensors. Real is the plan and its meaning; simulated are the numbers, and how long a step takes.
+The digests replace keys and values.
+
+Every slot of every block holds the digest of all tokens up to its own. A step reads through the
+block tables of its plan. So a wrong table, a block freed too early or a false hit in the prefix
+cache yields wrong tokens, as it would with tensors. The plan and its meaning are real; the numbers
+and the duration of a step are simulated.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ from ryzanstein.lab.simulation.scripted_model import NOT_FINITE, ROOT, ScriptedM
 from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, SequencesFailed, StepPlan
 
 _STALE = 1
-_WRONG = 2  # before a block that holds what nobody should read
-_LINKS = 8  # of a block table looked at in a step that decodes; all of them in time
+_WRONG = 2  # before a block that holds what no sequence should read
+_LINKS = 8  # links of a block table checked in a decode step; all of them over time
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One step that was asked of the ranks: what it feeds and how long it takes. `failed`: nothing of it counts."""
+    """One executed step: its tokens and how long it takes. `failed`: its result does not count."""
 
     step: int
     num_tokens: int
@@ -30,9 +33,10 @@ class Execution:
 
 @dataclass(slots=True)
 class StepFaults:
-    """What the next steps suffer; the numbers count down. `over_tokens`: larger steps alone, and as often as they come.
+    """Faults of the next steps; the numbers count down.
 
-    `unsound`: rows are no numbers, whatever is asked. `tamper` changes plans on their way, to show that it is found out.
+    `over_tokens`: only larger steps fail, and each of them does. `unsound`: logits are never
+    finite. `tamper` changes plans on their way, to show that this is detected.
     """
 
     shortages: int = 0
@@ -43,7 +47,10 @@ class StepFaults:
 
 
 class DigestCache:
-    """The simulated KV cache: for each slot the digest up to it, for each block the digest before it."""
+    """The simulated KV cache.
+
+    It holds for each slot the digest up to it, and for each block the digest before it.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, broken_id: int = -1) -> None:
         self._size = block_size
@@ -53,8 +60,11 @@ class DigestCache:
         self._filled = [0] * num_blocks
 
     def read(self, table: Sequence[int], num_context: int, *, thorough: bool) -> int:
-        """The digest of so many tokens. A chain of blocks that is broken gives another one: `thorough` looks at all of it,
-        otherwise at some blocks, at others the next time."""
+        """Returns the digest of the first `num_context` tokens.
+
+        A broken chain of blocks gives another digest. `thorough` checks all of the chain, otherwise
+        only some blocks, and others the next time.
+        """
         if num_context == 0:
             return ROOT
         last, slot = divmod(num_context - 1, self._size)
@@ -67,7 +77,7 @@ class DigestCache:
         return digest if self._is_linked(table, start, end) else extended(digest, _WRONG)
 
     def append(self, table: Sequence[int], start: int, token_ids: Sequence[int], digest: int) -> int:
-        """Stores tokens from position `start` on behind `digest`; the digest of all."""
+        """Stores tokens from position `start` on after `digest`. Returns the digest of all."""
         if self._broken_id in token_ids:
             digest = NOT_FINITE
         done = 0
@@ -79,7 +89,7 @@ class DigestCache:
         return digest
 
     def _is_linked(self, table: Sequence[int], start: int, end: int) -> bool:
-        """Whether each block was computed behind the one that stands before it."""
+        """Returns whether each block was computed after the one before it in the table."""
         before, digests, filled, size = self._before, self._digests, self._filled, self._size
         for i in range(start, end):
             if i == 0:
@@ -90,7 +100,10 @@ class DigestCache:
         return True
 
     def _fill(self, block: int, slot: int, token_ids: Sequence[int], digest: int) -> int:
-        """Within one block. Who overwrites what others may read, or leaves a hole, spoils it."""
+        """Fills slots within one block.
+
+        Overwriting what others may read, or leaving a hole, spoils it.
+        """
         at = block * self._size + slot
         if slot == 0:
             self._before[block] = digest
@@ -107,8 +120,12 @@ class DigestCache:
 
 
 class ScriptedExecutor:
-    """The engine's `Executor`. `duration` says how long a step of so many prompt and decoded tokens takes; `elapsed_s` is the
-    sum, by which the engine's timer runs ahead. `take` gives what was executed since the last time."""
+    """The engine's `Executor`.
+
+    `duration` returns how long a step with these numbers of prompt and decoded tokens takes;
+    `elapsed_s` is the sum, by which the engine's timer runs ahead. `take` returns what was executed
+    since the last call.
+    """
 
     def __init__(
         self, model: ScriptedModel, cache: DigestCache, faults: StepFaults, duration: Callable[[int, int], float]
@@ -147,7 +164,10 @@ class ScriptedExecutor:
         return False
 
     def _forward(self, plan: StepPlan) -> list[int]:
-        """The digest of each sequence with its new tokens. All are read before any is written, as layers do it."""
+        """Returns the digest of each sequence with its new tokens.
+
+        All are read before any is written, as layers do.
+        """
         cache, tables = self._cache, plan.block_tables
         reads = [
             cache.read(table, num_context, thorough=num_new > 1)
@@ -168,7 +188,7 @@ class ScriptedExecutor:
             raise SequencesFailed(dict.fromkeys(bad, "the model's logits are not finite"))
 
     def _sample(self, plan: StepPlan, s: int, digest: int, row: SampleRow) -> SampledToken:
-        """A row that does not belong to what was fed draws a wrong token."""
+        """Draws a token. A row that does not match the fed tokens draws a wrong one."""
         known = len(row.prompt_ids) + len(row.generated_ids)
         if plan.num_context[s] + plan.num_new[s] != known or row.index != len(row.generated_ids):
             digest = extended(digest, _WRONG)

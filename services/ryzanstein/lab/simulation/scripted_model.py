@@ -1,7 +1,8 @@
-"""A model without tensors: the next token is a hash of all tokens before it, of the seed and of the parameters.
+"""A model without tensors: each token is a hash of all earlier tokens, seed and parameters.
 
-Simulated is the mathematics; real is what answers depend on. One token that is lost, repeated or another one, a wrong prompt,
-seed or parameter changes everything after it, and `expected` says what an undisturbed cluster answers.
+The mathematics is simulated; what answers depend on is real. A lost, repeated or different token,
+or a wrong prompt, seed or parameter changes everything after it. `expected` returns what a cluster
+without faults answers.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ryzanstein.worker.text.tokenizer import TextModel
 ROOT = 0x6A09E667F3BCC908
 """The digest of no tokens."""
 NOT_FINITE = 0
-"""The digest of a history that the model computes no numbers for; it stays so."""
+"""The digest of a history whose logits are not finite; it never changes again."""
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15
 _ADDEND = 0x632BE59BD9B4E019
 
 
 def extended(digest: int, value: int) -> int:
-    """The digest of a history and one more token, or any other number."""
+    """Returns the digest of a history and one more token, or any other number."""
     mixed = ((digest ^ value) * _FACTOR + _ADDEND) & _WORD
     return mixed ^ (mixed >> 29)
 
@@ -52,8 +53,11 @@ class ScriptedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedModel:
-    """Of all nodes that serve it alike. It says one of `words`, and about once in `eos_every` tokens `eos_id` (0: never).
-    A prompt or answer with `broken_id` has logits that are no numbers, on every node."""
+    """The model of all nodes that serve it alike.
+
+    It generates one of `words`, and about once in `eos_every` tokens `eos_id` (0: never). A prompt
+    or answer with `broken_id` has logits that are not finite, on every node.
+    """
 
     words: tuple[int, ...]
     eos_id: int
@@ -62,13 +66,19 @@ class ScriptedModel:
 
     @classmethod
     def demo(cls, eos_every: int = 200, broken_id: int = -1) -> ScriptedModel:
-        """It speaks the vocabulary of the embedded demo model, which agents read the text side of."""
+        """Returns a model with the vocabulary of the embedded demo model.
+
+        Agents read the text side of the demo model.
+        """
         return cls(_demo_words(), min(demo_text().eos_token_ids), eos_every, broken_id)
 
     def draw(
         self, digest: int, sampling: SamplingParams, choice: int, index: int, banned: Collection[int] = ()
     ) -> SampledToken:
-        """The next token after a history. A greedy one depends on neither seed, choice nor index."""
+        """Returns the next token after a history.
+
+        If greedy, it depends on neither seed, choice nor index.
+        """
         x = digest ^ _parameters(sampling)
         if sampling.temperature > 0:
             x = extended(extended(x, sampling.seed or 0), choice << 32 | index)
@@ -85,7 +95,10 @@ class ScriptedModel:
         text: TextModel | None = None,
         choice: int = 0,
     ) -> ScriptedAnswer:
-        """What an undisturbed node with this context answers: a pure function that shares no code with engine or cache."""
+        """Returns what a node without faults answers with this context.
+
+        A pure function that shares no code with engine or cache.
+        """
         text = text or demo_text()
         said = ChoiceText(text, sampling.stop)
         limit = context_length - len(prompt_ids) if sampling.max_tokens is None else sampling.max_tokens
@@ -105,7 +118,7 @@ class ScriptedModel:
     def _tokens(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, choice: int, stops: Collection[int]
     ) -> Iterator[SampledToken]:
-        """Without an end."""
+        """Yields tokens without end."""
         digest, index = ROOT, 0
         for token_id in prompt_ids:
             digest = extended(digest, token_id)
@@ -120,7 +133,7 @@ class ScriptedModel:
         return self.words[(x >> 8) % len(self.words)]
 
     def _with_logprobs(self, token_id: int, x: int, num_top: int) -> SampledToken:
-        """Numbers that look like some: the token is the likeliest, others follow."""
+        """Returns the token with plausible numbers: it is the likeliest, others follow."""
         own = -0.001 * (1 + (x >> 20) % 500)
         others = [self.words[((x >> 8) + 7 * i) % len(self.words)] for i in range(1, num_top + 2)]
         ids = [token_id, *(other for other in others if other != token_id)][:num_top]
@@ -129,13 +142,13 @@ class ScriptedModel:
 
 @lru_cache(maxsize=1)
 def demo_text() -> TextModel:
-    """The text side of the embedded demo model, read once in a process."""
+    """Returns the text side of the embedded demo model, read once per process."""
     return TextModel.load(MODEL_DIR)
 
 
 @lru_cache(maxsize=1)
 def _demo_words() -> tuple[int, ...]:
-    """All that is no special token, parts of characters included."""
+    """Returns all tokens that are not special, including parts of characters."""
     tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
     special = {token["id"] for token in tokenizer["added_tokens"]}
     return tuple(token_id for token_id in range(demo_text().vocab_size) if token_id not in special)
@@ -143,7 +156,7 @@ def _demo_words() -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _parameters(sampling: SamplingParams) -> int:
-    """Of all that shapes the choice of a token."""
+    """Returns a digest of all parameters that influence which token is drawn."""
     shaping = (
         sampling.temperature,
         sampling.top_p,

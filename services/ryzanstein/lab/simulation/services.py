@@ -1,7 +1,7 @@
-"""The real services as simulated processes: their own `serve`, with what cannot be simulated left out.
+"""The real services as simulated processes: their own `serve`, without what cannot be simulated.
 
-Left out: the HTTP face, the metrics port and Tracing's exporter (none is configured). Ranks are simulated, see `ranks`;
-chat templates have no process of their own.
+Left out: the HTTP face, the metrics port and the exporter of traces (none is configured). Ranks are
+simulated, see `ranks`; chat templates have no separate process.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 ROUTERS: dict[Process, Router] = {}
-"""The inside of each router that runs, for what the checks look at."""
+"""The internals of each running router, for the checks."""
 NODES: dict[Process, NodeAgent] = {}
-"""The inside of each agent that runs."""
+"""The internals of each running agent."""
 RANKS: dict[Process, SimulatedRanks] = {}
 """What an agent forks its ranks from."""
 
@@ -52,22 +52,25 @@ async def serve_node(settings: WorkerSettings) -> None:
 
 
 LOST_TURNS: set[str] = set()
-"""Sessions with turns that waited for the store in a router which ended: they died with it, as the documentation says."""
+"""Sessions with turns that waited for the store in a router that ended.
+
+The turns died with the router, as documented.
+"""
 
 
 def speaks_in(session_id: str) -> bool:
-    """Whether some router runs a generation of this session."""
+    """Returns whether a router runs a generation of this session."""
     return any(session_id in turns_of(router).claimed._held for router in ROUTERS.values())
 
 
 def turns_of(router: Router) -> Any:
-    """The sessions in which it says something."""
+    """Returns the router's turns, which hold the claimed sessions."""
     core: Any = router.core
     return getattr(core, "_core", core)._turns
 
 
 def forget(process: Process) -> None:
-    """It has ended."""
+    """Forgets a process that ended."""
     if (ended := ROUTERS.get(process)) is not None:
         backlog = getattr(turns_of(ended).store, "_backlog", None)
         LOST_TURNS.update(write.session_id for write in getattr(backlog, "_writes", ()) if write.generation_id)
@@ -76,7 +79,7 @@ def forget(process: Process) -> None:
 
 
 class _NoPort:
-    """In the place of a server that the simulation does not have."""
+    """Replaces a server that the simulation does not have."""
 
     port = 0
 
@@ -97,7 +100,7 @@ class _NoPort:
 
 
 class _Templates(LocalRenderer):
-    """Chat templates rendered in the one process that there is."""
+    """Chat templates rendered in the one existing process."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -132,19 +135,25 @@ _TICK_S = awake.TICK_S
 
 
 def _connected(*args: Any, **kwargs: Any) -> Any:
-    """A connection that its process's end closes, as a kernel closes files: with it go its locks."""
+    """Opens a connection that is closed when its process ends, which frees its locks.
+
+    A kernel closes files in the same way.
+    """
     connection = _connect(*args, **kwargs)
     _process().on_end.append(connection.close)
     return connection
 
 
 def look_seldom(seldom: bool) -> None:
-    """How often a service's clock looks whether its loop is on time: four times a second are enough to find pauses."""
+    """Sets how often a service's clock checks whether its loop is on time.
+
+    Every 0.2 s is often enough to find pauses.
+    """
     awake.TICK_S = 0.2 if seldom else _TICK_S
 
 
 def install() -> None:
-    """For good, in this process."""
+    """Replaces parts of the services, permanently for this process."""
     if sqlite3.connect is _connected:
         return
     load = functools.cache(TextModel.load)
@@ -155,10 +164,11 @@ def install() -> None:
         (router, "assembled", _assembled),
         (orchestrator, "MetricsServer", _NoPort),
         (worker, "MetricsServer", _NoPort),
-        (worker, "Node", _KnownNode),
+        (worker, "NodeAgent", _KnownNode),
         (worker, "TemplateProcess", _Templates),
         (TextModel, "load", load),
         (sqlite3, "connect", _connected),
     )
     for where, name, replacement in changes:
+        assert hasattr(where, name), f"{where} has no {name}: it was renamed"
         setattr(where, name, replacement)

@@ -1,6 +1,6 @@
 """One simulated rank: its process, its channel, its slot on the board, and whether it moves.
 
-Real is the slot's code, on a clock that can be set back to when something happened.
+The code of the slot is real; its clock can be set back to when something happened.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ COLLECTIVE = "all_reduce"
 
 
 class SimulatedRank:
-    """`hung`: it runs but never comes to its next collective. `busy`: its profiler starts or writes. `alive` until its end is
-    decided, whoever has seen it by then. `due`: it would be ready, but it does not move. `delayed`: it stood still lately."""
+    """The state of one rank.
+
+    `alive`: its end is not decided yet, whether or not it is visible. `hung`: it runs but never
+    reaches its next collective. `busy`: its profiler starts or writes. `due`: it would be ready,
+    but it does not move. `delayed`: it stood still recently.
+    """
 
     def __init__(self, process: SimulatedProcess, pipe: RankPipe, board_fd: int, size: int) -> None:
         self.rank = process.rank
@@ -46,7 +50,7 @@ class SimulatedRank:
         self.board.begin_step(step, num_tokens)
 
     def enter(self, at_ns: int) -> None:
-        """It has come to the collective, at that time unless it stood still."""
+        """Enters the collective, at the given time unless the rank stood still."""
         if not self.waits:
             self.waits = True
             self.at_ns = None if self.delayed else at_ns
@@ -54,7 +58,7 @@ class SimulatedRank:
             self.at_ns = None
 
     def leave(self) -> None:
-        """All have."""
+        """Leaves the collective, which all ranks have reached."""
         self.waits = self.delayed = False
         self.board.end()
 
@@ -64,23 +68,23 @@ class SimulatedRank:
             self.board.end_step()
 
     def profiles(self, busy: bool) -> None:
-        """Its profiler starts or writes, or has done so, between two steps."""
+        """Marks the start or end of profiler work, between two steps."""
         self.busy = busy
         self.board.enter(PROFILE if busy else IDLE)
 
     def ask(self, number: int) -> None:
-        """Whether it is there."""
+        """Checks whether the rank responds."""
         self.asked = number
         self.answer()
 
     def answer(self) -> None:
-        """What it was asked, if it moves and is in no step."""
+        """Answers the last check, if the rank moves and is in no step."""
         if self.asked and self.moves and not self.in_step:
             self.board.answer(self.asked)
             self.asked = 0
 
     def release(self) -> None:
-        """The memory of the board, once."""
+        """Releases the memory of the board, once."""
         if not self.released:
             self.released = True
             self.board.close()

@@ -1,4 +1,4 @@
-"""One simulation: a plan from its beginning to its rest."""
+"""One simulation, from the start of a plan until the cluster is at rest."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.strikes import Strikes
 from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
 
-# Clients may still be reading when the plan's time is over.
+# Clients may still be reading when the plan's duration is over.
 _FINISH_S = 3600.0
 _COLLECT_EVERY_S = 60.0
-_COLLECT_ALL_EVERY = 10  # times: what has lived long is much, and seldom garbage
+_COLLECT_ALL_EVERY = 10  # times: long-lived objects are many, and seldom garbage
 _SHM = Path("/dev/shm")
 
 
 @dataclass(slots=True)
 class SimulationOutcome:
-    """What a simulation showed. `digest`: the same for every run of the same plan."""
+    """The result of a simulation. `digest` is the same for every run of the same plan."""
 
     plan: SimulationPlan
     violations: list[Violation]
@@ -50,7 +50,7 @@ class SimulationOutcome:
 
 
 def simulate(plan: SimulationPlan) -> SimulationOutcome:
-    """Runs a plan. Only in a process in which `clock.install` came before everything else."""
+    """Runs a plan. Call it only in a process where `clock.install` ran before everything else."""
     clock.seed(plan.seed)
     began = time.process_time()
     directory = Path(tempfile.mkdtemp(prefix="ryzanstein-", dir=_SHM if _SHM.is_dir() else None))
@@ -59,13 +59,13 @@ def simulate(plan: SimulationPlan) -> SimulationOutcome:
     gc.freeze()
     gc.disable()
     sys.unraisablehook = _unraisable
-    # A killed process's coroutines, and those that they were about to await.
+    # For coroutines of killed processes, and those that they were about to await.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
         world = _World(plan, loop, directory)
         try:
             run(loop, world.live())
-        except (DeadlockError, LivelockError) as error:  # of the loop, not of any task
+        except (DeadlockError, LivelockError) as error:  # raised by the loop, not by a task
             world.checks.violated(BrokenPromise.REST, str(error))
             world.end()
         return SimulationOutcome(
@@ -86,7 +86,7 @@ def simulate(plan: SimulationPlan) -> SimulationOutcome:
 
 
 class _World:
-    """Everything of one simulation."""
+    """Everything that belongs to one simulation."""
 
     def __init__(self, plan: SimulationPlan, loop: SimulatedLoop, directory: Path) -> None:
         self.plan, self._loop = plan, loop
@@ -104,7 +104,7 @@ class _World:
         loop.set_exception_handler(self._on_exception)
 
     async def live(self) -> None:
-        """To the rest after the calm."""
+        """Runs until everything is at rest after the calm."""
         try:
             async with asyncio.timeout(self.plan.duration_s + _FINISH_S + self.plan.calm_s):
                 living = self._loop.create_task(self._live())
@@ -139,7 +139,7 @@ class _World:
             task.cancel()
 
     async def _last_look(self, clients: list[SimulatedClient]) -> None:
-        """Each session has each turn once."""
+        """Checks that each session has each turn once."""
         for client in clients:
             for conversation in client.conversations[-20:]:
                 if conversation.given_up:
@@ -159,29 +159,35 @@ class _World:
         return process
 
     async def _collect(self) -> None:
-        """The collector runs at set times: what it finds is closed by the code of whoever left it."""
+        """Runs the garbage collector at fixed times.
+
+        Closing what it finds runs the code of whichever process left it.
+        """
         for times in itertools.count(1):
             await asyncio.sleep(_COLLECT_EVERY_S)
             gc.collect(1 if times % _COLLECT_ALL_EVERY else 2)
 
     def end(self) -> None:
-        """Of every service that still runs."""
+        """Kills every service that still runs."""
         self._cluster.stopping = True
         for service in self._cluster.services:
             if service.process is not None and service.process.state is not State.ENDED:
                 service.process.kill()
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Of asyncio: a callback that raised, a task whose exception nobody took."""
+        """Records what asyncio reports.
+
+        That is a callback that raised, or a task whose exception nobody retrieved.
+        """
         task = context.get("task")
         if task is not None and task.get_coro().cr_frame is None:
-            return  # of a process that was killed
+            return  # it belongs to a killed process
         error = context.get("exception")
         self.checks.violated(BrokenPromise.TASK, f"{context.get('message')}: {error!r}"[:300])
 
 
 def _unraisable(raised: Any) -> None:
-    """A killed process's coroutines are closed while they wait: that they wait again is no news."""
+    """Ignores the error of a killed process's coroutine that awaits again while it is closed."""
     if "coroutine ignored GeneratorExit" not in str(raised.exc_value):
         sys.__unraisablehook__(raised)
 

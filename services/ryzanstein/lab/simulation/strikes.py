@@ -1,4 +1,4 @@
-"""Faults as they strike a simulated cluster. Each knows whom it may be held against."""
+"""Faults as they strike a simulated cluster. Each records which services may be blamed for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 STORE = "store"
 JOURNAL = "journal"
-# A state that a later version of the protocol has.
+# A state of a later version of the protocol.
 NEWER_STATE = 17
 SLOW_DISK_S = 0.8
 
 
 class Strikes:
-    """`run` it in a process of the simulator's own: it strikes at each fault's time, and mends after its duration."""
+    """The faults of one plan. `run` it in its own process of the simulator.
+
+    It starts each fault at its time and ends it after its duration.
+    """
 
     def __init__(self, cluster: Cluster, checks: Checks) -> None:
         self._cluster, self._checks = cluster, checks
@@ -66,7 +69,7 @@ class Strikes:
     # Processes.
 
     async def _kill(self, service: Service) -> None:
-        """Whoever supervises it starts it again."""
+        """Kills a service; its supervisor restarts it."""
         if service.process is not None:
             service.process.kill()
 
@@ -100,12 +103,12 @@ class Strikes:
         await self._freeze_unblamed(fault, self._router(fault))
 
     async def _hold_router(self, fault: PlannedFault) -> None:
-        """Its loop is held up: shorter than a freeze, and nobody else need notice."""
+        """Blocks its loop for less time than a freeze; no other service needs to notice."""
         await self._freeze_unblamed(fault, self._router(fault))
 
     async def _freeze_unblamed(self, fault: PlannedFault, service: Service) -> None:
         if (process := service.process) is not None:
-            self._checks.struck(JOURNAL, fault.lasts_s)  # whoever slept finds that the time for an answer is over
+            self._checks.struck(JOURNAL, fault.lasts_s)  # requests to the journal may time out during the freeze
             process.freeze()
             await asyncio.sleep(fault.lasts_s)
             process.thaw()
@@ -150,7 +153,7 @@ class Strikes:
         ranks.slow(rank, 1.0)
 
     async def _hiccup(self, fault: PlannedFault) -> None:
-        """Slow for a moment: no fault, and nobody is to act on it."""
+        """Slows a rank for a moment: this is no fault, and nothing should act on it."""
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.slow(rank, 8.0)
         await asyncio.sleep(fault.lasts_s)
@@ -166,7 +169,7 @@ class Strikes:
         await self._ask_orchestrator("UndrainNode", orchestrator.UndrainNodeRequest(node_id=node.name))
 
     async def _ask_orchestrator(self, method: str, request: Any) -> None:
-        """An operator tries again until it is done."""
+        """Sends a request as an operator does, who retries until it succeeds."""
         for _ in range(60):
             async with open_channel(self._cluster.orchestrator.address) as channel:
                 try:
@@ -176,7 +179,7 @@ class Strikes:
                     await asyncio.sleep(1.0)
 
     async def _newer_node(self, fault: PlannedFault) -> None:
-        """For a while a node says that it is in a state which this version does not know."""
+        """Makes a node report, for a while, a state that this version does not know."""
         node = self._node(fault)
         self._held_against(fault, node)
         if (process := node.process) is not None:
@@ -185,7 +188,7 @@ class Strikes:
             process.rewrite = None
 
     async def _load_cancelled(self, fault: PlannedFault) -> None:
-        """An operator loads the model again and does not wait for it."""
+        """Loads the model again as an operator who does not wait for it."""
         node = self._node(fault)
         self._held_against(fault, node)
         async with open_channel(node.address, retries=False) as channel:
@@ -216,7 +219,7 @@ class Strikes:
             self._cluster.network.heal(*pair)
 
     async def _reset(self, fault: PlannedFault) -> None:
-        """Something on the way resets every connection between a node and another service."""
+        """Resets every connection between a node and another service."""
         node = self._node(fault)
         self._held_against(fault, node)
         for connection in self._cluster.network.connections:
@@ -242,7 +245,10 @@ class Strikes:
         await self._disk(fault, lambda: sqlite3.OperationalError("database or disk is full"))
 
     async def _store_odd(self, fault: PlannedFault) -> None:
-        """What no store is expected to raise: requests that need it are answered with INTERNAL."""
+        """Makes the store raise an unexpected exception.
+
+        Requests that need the store fail with INTERNAL.
+        """
         self._checks.struck(STORE, fault.lasts_s)
         await self._disk(fault, lambda: ValueError("unexpected: the store's library has a bug"))
 
@@ -262,7 +268,7 @@ class Strikes:
 
 
 def _in_newer_state(message: Any) -> Any:
-    """The message, as a newer node would say it."""
+    """Returns the message as a newer node would send it."""
     if isinstance(message, worker.ConnectResponse):
         if message.HasField("beat"):
             message.beat.state = NEWER_STATE  # type: ignore[assignment]

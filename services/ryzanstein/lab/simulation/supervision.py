@@ -1,4 +1,4 @@
-"""Who starts services again that have ended: a Kubernetes-like supervisor, or the judgement of `ryzanstein up` itself."""
+"""Restarts of ended services: as a supervisor like Kubernetes does, or as `ryzanstein up` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S = 1.0
 
 
 class Restarts:
-    """Starts each service again a moment after its end."""
+    """Restarts each service a moment after its end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -23,7 +23,7 @@ class Restarts:
 
     def _ended(self, service: Service, process: Process) -> None:
         if service.wanted and not self._cluster.stopping:
-            # Of nobody: whoever killed it may have ended by then.
+            # In a context without an owner: the process that killed it may have ended by then.
             self._cluster.loop.call_later(RESTART_S, self._start, service, context=Context())
 
     def _start(self, service: Service) -> None:
@@ -32,11 +32,11 @@ class Restarts:
 
 
 class UpsRestarts:
-    """Looks as often as `ryzanstein up` does, and lets its own judgement decide."""
+    """Checks as often as `ryzanstein up` does, and uses its own code to decide."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        # By its surface only: there is no process of the operating system.
+        # Has the same interface only: there is no process of the operating system.
         self._kept = [KeptService(cast("ServiceProcess", _Adapter(service))) for service in cluster.services]
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class UpsRestarts:
 
 
 class _Adapter:
-    """A simulated service in the clothes of `cli.service_process.ServiceProcess`."""
+    """A simulated service with the interface of `cli.service_process.ServiceProcess`."""
 
     log_path = "its log"
 
@@ -65,7 +65,7 @@ class _Adapter:
         return "ended"
 
     def kill(self) -> None:
-        """Nothing is left of a simulated service that has ended."""
+        """Does nothing: an ended simulated service leaves nothing behind."""
 
     def start(self) -> None:
         self._service.start()

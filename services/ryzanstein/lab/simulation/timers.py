@@ -1,4 +1,4 @@
-"""Timers of simulated processes: in a context of their own, and all given up when their process is."""
+"""Timers of simulated processes: in their own context, and all cancelled with their process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MANY = 64
 
 
 class Timers:
-    """Callbacks of one process or group of them."""
+    """Callbacks of one process or group of processes."""
 
     def __init__(self, context: Context) -> None:
         self._loop = asyncio.get_running_loop()
@@ -21,12 +21,12 @@ class Timers:
         self._over = False
 
     def step(self, delay_s: float, call: Callable[[], None]) -> None:
-        """The next of those that follow one another, of which there are many."""
+        """Schedules the next of many callbacks that follow one another."""
         if not self._over:
             self._step = self._loop.call_later(delay_s, call, context=self._context)
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Calls it then, unless all are cancelled before."""
+        """Schedules a call, unless `cancel` was or is called before."""
         if self._over:
             return
         if len(self._handles) >= _MANY:
@@ -35,7 +35,7 @@ class Timers:
         self._handles.append(self._loop.call_later(delay_s, call, *args, context=self._context))
 
     def cancel(self) -> None:
-        """For good."""
+        """Cancels all timers, permanently."""
         self._over = True
         for handle in (*self._handles, self._step):
             if handle is not None:

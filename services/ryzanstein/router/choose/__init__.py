@@ -1,6 +1,7 @@
-"""Which node runs a request: filter, score, pick over a frozen snapshot. Plain Python: neither grpc nor torch.
+"""Chooses the node for a request: filters, scores and picks from a frozen snapshot.
 
-Every router comes to the same order from the same key and members, without a shared map.
+Plain Python: imports neither grpc nor torch. From the same key and the same members, every router
+computes the same order, without a shared map.
 """
 
 from ryzanstein.router.choose.affinity import Affinity, affinity

@@ -1,4 +1,4 @@
-"""What a request wants to stay near: its session, else its user, else other requests that begin like it."""
+"""What a request stays near: its session, else its user, else requests with the same beginning."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from hashlib import blake2b
 
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Prompt, Role, TextPrompt, TokenPrompt
 
-# A prefix shorter than this is little to reuse; one longer would tell apart requests that share almost everything.
+# A shorter prefix saves little. A longer one would separate requests that share almost everything.
 _PREFIX_CHARS = 1024
 _PREFIX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """`key` orders the nodes. `sticky`: a conversation's state is worth waiting in that node's queue for; otherwise the key
-    is only a good guess, and load is shared among nodes first. `marks`: digests of ever longer beginnings, the shortest
-    first, where a policy looks for the longest one that it knows. `home`: the node that answered the session last, empty
-    when that is not known."""
+    """What a request stays near.
+
+    `key` orders the nodes. `sticky`: the cached state of a conversation is worth waiting in that
+    node's queue; otherwise the key is only a good guess, and balancing the load comes first.
+    `marks`: digests of ever longer beginnings, the shortest first; a policy looks up the longest
+    one that it knows. `home`: the node that answered the session last, empty if unknown.
+    """
 
     key: bytes
     sticky: bool
@@ -26,7 +29,11 @@ class Affinity:
 
 
 def affinity(request: GenerationRequest) -> Affinity:
-    """The key is the same on every router and in every process; the kinds of keys cannot collide."""
+    """Returns the affinity of a request.
+
+    The key is the same on every router and in every process. Keys of different kinds cannot
+    collide.
+    """
     if request.session_id:
         return Affinity(b"session:" + request.session_id.encode(), True, home=request.last_node)
     if request.user:
@@ -35,7 +42,7 @@ def affinity(request: GenerationRequest) -> Affinity:
 
 
 def beginning(prompt: Prompt) -> bytes:
-    """A key that requests share which begin alike, up to the first user message."""
+    """Returns a key shared by requests that begin alike, up to the first user message."""
     return b"prefix:" + _prefix(prompt)
 
 
@@ -43,8 +50,8 @@ def _prefix(prompt: Prompt) -> bytes:
     digest = blake2b(digest_size=16)
     match prompt:
         case ChatPrompt(messages):
-            # Up to the first user message: the same in every turn of a conversation whose client sends the whole history,
-            # and not the same for all who share a system prompt.
+            # Up to the first user message: this is the same in every turn of a conversation whose
+            # client sends the whole history, and differs between users who share a system prompt.
             for message in messages:
                 begin = message.content[:_PREFIX_CHARS]
                 digest.update(f"{message.role.value}:{len(begin)}:{begin}".encode())

@@ -1,11 +1,13 @@
-"""Watches how evenly one model's requests fall, raises an alarm, and says when affinity alone must give way to a bound.
+"""Judges how evenly one model's requests are spread: the alarm, and when affinity gets a bound.
 
-Two questions, two measures. How uneven is it: placements, the metric. Would affinity alone be uneven: each request counted on
-the node that its key belongs to, wherever it went. The bound evens the first one out, so that judging by it would switch back
-and forth for ever.
+There are two questions with two measures. How uneven is the load? That is measured by placements,
+and it is the metric. Would affinity alone be uneven? For that, each request counts on the node that
+its key belongs to, wherever the request went. The bound evens out the first measure, so a switch
+that used it would flip back and forth forever.
 
-Only an excess beyond chance is judged: with 50 requests a node the fullest of 4 has 24 % too much by chance alone, and moving
-sessions would cost their caches without making anything more even. With few requests nothing is judged and the state stays.
+Only an excess beyond chance is judged. With 50 requests per node, the fullest of 4 nodes has 24 %
+too much by chance alone, and moving sessions would cost their caches without making the load more
+even. With few requests nothing is judged and the state does not change.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from ryzanstein.router.choose.recent_load import Imbalance
 
 @dataclass(frozen=True, slots=True)
 class ImbalanceThresholds:
-    """Ratios beyond chance: from `alarm` on there is an alarm, until it is below `calm`; at `switch` affinity becomes bounded,
-    until it would have been below `calm` for `calm_s` seconds. `floor`: requests a node in the window from which on there
-    is a judgement."""
+    """The thresholds, as ratios beyond chance.
+
+    The alarm starts at `alarm` and ends below `calm`. At `switch`, affinity becomes bounded, until
+    it would have been below `calm` for `calm_s` seconds. `floor`: the requests per node in the
+    window below which nothing is judged.
+    """
 
     alarm: float = 0.10
     switch: float = 0.15
@@ -30,7 +35,7 @@ class ImbalanceThresholds:
 
 
 class Balance:
-    """`judge` now and then; `alarm` and `skewed` are the state."""
+    """The state of one model's balance: `alarm` and `skewed`. Call `judge` from time to time."""
 
     def __init__(self, thresholds: ImbalanceThresholds, clock: Callable[[], float]) -> None:
         self._thresholds = thresholds
@@ -40,7 +45,10 @@ class Balance:
         self.skewed = False
 
     def judge(self, placed: Imbalance, wanted: Imbalance) -> None:
-        """`placed`: where requests went. `wanted`: where affinity alone would have sent them."""
+        """Updates the state.
+
+        `placed`: where requests went. `wanted`: where affinity alone would have sent them.
+        """
         if min(placed.mean, wanted.mean) < self._thresholds.floor:
             return
         self.alarm = self._alarm(placed.beyond_chance)
@@ -53,7 +61,7 @@ class Balance:
         return excess >= (self._thresholds.calm if self.alarm else self._thresholds.alarm)
 
     def _calm(self, excess: float) -> bool:
-        """It has been even for long enough."""
+        """Returns whether the load has been even for long enough."""
         if excess >= self._thresholds.calm:
             self._calm_since = None
             return False

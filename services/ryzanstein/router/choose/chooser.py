@@ -1,4 +1,4 @@
-"""A router's choice of nodes, for all its models."""
+"""Chooses nodes for all models of a router."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ryzanstein.router.choose.policies import PolicyChoice
 
 
 class Chooser:
-    """Gives each model its policy. Told of nothing but its own choices and the nodes at that moment."""
+    """A policy per model. Knows only its own choices and the nodes at the time of each call."""
 
     def __init__(
         self,
@@ -29,20 +29,23 @@ class Chooser:
         self._models: dict[str, ModelRouting] = {}
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
-        """What the request wants to stay near, under its model's policy."""
+        """Returns what the request stays near under its model's policy."""
         return self._routing(request.model).policy.affinity_of(request)
 
     def rank(self, nodes: Sequence[NodeView], model: str, affinity: Affinity, excluded: Collection[str] = ()) -> Ranking:
-        """The primary, its backup, and the rest; nobody when no node can take the request. `excluded` have failed it, or run it
-        already. It may be asked any number of times: only `place` counts."""
+        """Returns the primary, its backup, and the rest; no node when none can take the request.
+
+        `excluded` are nodes that failed the request or run it already. May be called any number of
+        times: only `place` counts.
+        """
         return self._routing(model).rank(affinity, [node for node in nodes if node.model == model], excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
-        """The request was given to this node of the ranking."""
+        """Records that the request was given to this node of the ranking."""
         self._routing(ranking.model).place(ranking, node_id)
 
     def _routing(self, model: str) -> ModelRouting:
-        """Models are few: a request comes here with the name of one that a node serves."""
+        """Returns a model's routing. There are few: each name here is one that a node serves."""
         if model not in self._models:
             self._models[model] = ModelRouting(model, self._choice, self._settings, self._observer, self._clock)
         return self._models[model]

@@ -1,17 +1,21 @@
-"""Counts of the recent past: what was placed on each node, old placements fading out."""
+"""Counts recent placements on each node; old placements fade out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
 
-# Beyond it the growing unit is folded back into the counts, long before a float overflows.
+# Above this exponent the growing unit is folded back into the counts, long before a float
+# overflows.
 _LARGEST_EXPONENT = 50.0
 
 
 class DecayedCounts:
-    """A count per node in which an event of age t weighs exp(-t / window_s): a sliding window without edges, in one number
-    a node (forward decay: Cormode, Shkapenyuk, Srivastava and Xu, 2009). In a steady state a count is rate x `window_s`."""
+    """A count per node in which an event of age t weighs exp(-t / window_s).
+
+    This is a sliding window without edges that stores one number per node (forward decay: Cormode,
+    Shkapenyuk, Srivastava and Xu, 2009). In a steady state a count is rate x `window_s`.
+    """
 
     def __init__(self, window_s: float, clock: Callable[[], float]) -> None:
         self._window_s = window_s
@@ -20,12 +24,12 @@ class DecayedCounts:
         self._scaled: dict[str, float] = {}
 
     def add(self, node_id: str, amount: float = 1.0) -> None:
-        # First the unit: asking for it may fold all counts.
+        # Compute the unit first: this may fold all counts.
         unit = self._unit()
         self._scaled[node_id] = self._scaled.get(node_id, 0.0) + amount * unit
 
     def value(self, node_id: str) -> float:
-        """Events in the window; 0 for a node that had none."""
+        """Returns the events in the window; 0 for a node that had none."""
         return self.values((node_id,))[node_id]
 
     def values(self, node_ids: Collection[str]) -> dict[str, float]:
@@ -33,11 +37,11 @@ class DecayedCounts:
         return {node_id: self._scaled.get(node_id, 0.0) / unit for node_id in node_ids}
 
     def faded(self, age_s: float) -> float:
-        """The part of a count that is gone after so long."""
+        """Returns the fraction of a count that has faded after `age_s` seconds."""
         return 1.0 - math.exp(-age_s / self._window_s)
 
     def keep(self, node_ids: Collection[str]) -> None:
-        """Forgets all others."""
+        """Forgets all other nodes."""
         for node_id in [node_id for node_id in self._scaled if node_id not in node_ids]:
             del self._scaled[node_id]
 
@@ -48,7 +52,7 @@ class DecayedCounts:
         return len(self._scaled)
 
     def _unit(self) -> float:
-        """What one event weighs now, in units of one at the landmark."""
+        """Returns what one event weighs now, relative to an event at the landmark."""
         exponent = (self._clock() - self._landmark) / self._window_s
         if exponent > _LARGEST_EXPONENT:
             self._landmark += exponent * self._window_s

@@ -1,4 +1,7 @@
-"""When a node has too much for a request. Each limit is a value; `exceeded` makes it a test of a node, for one choice."""
+"""Limits: when a node has too much for a request.
+
+Each limit is a value; `exceeded` turns it into a test of a node, for one choice.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ IsFull = Callable[[NodeView], bool]
 
 
 class Limit(Protocol):
-    """Says which nodes a request should not go to, whatever it prefers."""
+    """A rule for which nodes a request should avoid, whatever it prefers."""
 
     def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoLimit:
-    """No node is ever too full."""
+    """A limit that no node ever exceeds."""
 
     def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
         return lambda node: False
@@ -31,9 +34,12 @@ class NoLimit:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """A conversation waits for its node while at most `queue_bound` sequences wait there. A key that is only a good guess
-    moves on when the node carries `share_factor` times its share of what runs at this moment (consistent hashing with
-    bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018)."""
+    """A limit on what waits or runs on a node at this moment.
+
+    A conversation waits for its node while at most `queue_bound` sequences wait there. A key that
+    is only a good guess moves on when the node has `share_factor` times its share of what runs at
+    this moment (consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2018).
+    """
 
     queue_bound: int
     share_factor: float = 1.25
@@ -48,15 +54,20 @@ class QueueLimit:
 
 @dataclass(frozen=True, slots=True)
 class RecentLimit:
-    """Bounded loads over the window instead of over a moment: a node over its fair share sheds keys, at `load_bound` times
-    its share all of them, below that only those whose own bound lies lower.
+    """Bounded loads over the window instead of at one moment.
 
-    Each (key, node) has its own bound, drawn from the hash and uniform between 1 and `load_bound`. A node then sheds the same
-    keys turn after turn and on every router, and they settle on their second choice; one bound for all keys would shed
-    whichever request comes at the wrong moment, and every conversation of the node would now and then find a cold cache. A
-    session that is at home on a node stays up to the full bound, and whenever nothing runs there: what is new goes elsewhere
-    first, and a session alone in a cluster is not moved for being all of its load.
-    A node with fewer than `floor` requests in the window is never full: where little runs, evenness buys nothing.
+    A node over its fair share sheds keys: all of them at `load_bound` times its share, and below
+    that only the keys whose own bound is lower.
+
+    Each (key, node) has its own bound, drawn from the hash and uniform between 1 and `load_bound`.
+    A node then sheds the same keys turn after turn and on every router, and those keys settle on
+    their second choice. One bound for all keys would shed whichever request arrives at the wrong
+    moment, and every conversation of the node would occasionally find a cold cache.
+
+    A session that is at home on a node stays up to the full bound, and always stays while nothing
+    runs there: new sessions move first, and a session alone in a cluster does not move merely
+    because it is all of the load. A node with fewer than `floor` requests in the window is never
+    full: with little load, evenness gains nothing.
     """
 
     load_bound: float
@@ -79,7 +90,7 @@ class RecentLimit:
 
 @dataclass(frozen=True, slots=True)
 class AnyLimit:
-    """Full by one is full."""
+    """A limit that is exceeded when any of its limits is."""
 
     limits: tuple[Limit, ...]
 

@@ -1,7 +1,7 @@
-"""Digests of a prompt's ever longer beginnings, at lengths that double: a prompt of a million characters has a dozen.
+"""Digests of a prompt's ever longer beginnings, at lengths that double.
 
-They are counted from where the system prompt ends and cover everything before: what only shares a system prompt shares no
-mark, however long that system prompt is.
+A prompt of a million characters has a dozen. Lengths count from the end of the system prompt, but
+the digests cover it too: prompts that share only a system prompt share no mark, however long it is.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from itertools import takewhile
 
 from ryzanstein.generation import ChatPrompt, Prompt, Role, TextPrompt, TokenPrompt
 
-# About 64 tokens, four blocks of a usual KV cache: less is not worth a preference.
+# About 64 tokens, four blocks of a typical KV cache. A shorter match is not worth a preference.
 FIRST_MARK_BYTES = 256
 
 
 def marks(prompt: Prompt) -> tuple[bytes, ...]:
-    """16 bytes each, the shortest beginning first; empty when nothing follows the system prompt for `FIRST_MARK_BYTES`."""
+    """Returns digests of 16 bytes, the shortest beginning first.
+
+    Empty when fewer than `FIRST_MARK_BYTES` follow the system prompt.
+    """
     instructions, rest = _parts(prompt)
     digest = blake2b(instructions, digest_size=16)
     digest.update(len(instructions).to_bytes(8, "big"))
@@ -34,11 +37,11 @@ def _lengths(available: int) -> Iterator[int]:
 
 
 def _parts(prompt: Prompt) -> tuple[bytes, bytes]:
-    """The system prompt, and all that comes after it."""
+    """Returns the system prompt, and everything after it."""
     match prompt:
         case ChatPrompt(messages):
             system = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
-            # No lengths in front: a document with another question after it must begin alike.
+            # No length prefixes: a document followed by a different question must begin alike.
             texts = [f"{message.role.value}\x1f{message.content}\x1e" for message in messages]
             return "".join(texts[: len(system)]).encode(), "".join(texts[len(system) :]).encode()
         case TextPrompt(text):

@@ -1,7 +1,7 @@
-"""One model's choices: filter, score, pick; and how evenly they fall.
+"""Makes one model's choices (filter, score, pick) and measures how evenly they are spread.
 
-Everything that it remembers is about the last minutes and is made anew after a restart: nothing here decides where a session
-belongs.
+All remembered state covers the last minutes and is rebuilt after a restart: nothing here decides
+where a session belongs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ _JUDGED_EVERY_S = 1.0
 
 
 class ChoiceOutcome(StrEnum):
-    """Why a request went where it went: to the node of its key, to another that answered its session last, or elsewhere
-    because that one was too full, could not take it (draining, suspected, its breaker open, no link), or had just failed
-    it. `BALANCED`: the policy gives keys no node."""
+    """Why a request went where it went.
+
+    `PRIMARY`: to the node of its key. `HOME`: to another node, which answered its session last. The
+    others went elsewhere because the key's node was too full (`OVERFLOWED`), could not take the
+    request (`UNUSABLE`: draining, suspected, breaker open, no link), or had just failed it
+    (`EXCLUDED`). `BALANCED`: the policy assigns no node to a key.
+    """
 
     PRIMARY = "primary"
     HOME = "home"
@@ -35,20 +39,20 @@ class ChoiceOutcome(StrEnum):
 
 
 class ChoiceObserver(Protocol):
-    """Hears of choices. Must neither block nor raise."""
+    """Receives choices. Its methods must neither block nor raise."""
 
     def chosen(self, model: str, policy: PolicyName, outcome: ChoiceOutcome) -> None: ...
 
     def judged(self, model: str, placed: Imbalance, alarm: bool) -> None: ...
 
     def switched(self, model: str, policy: PolicyName, wanted: Imbalance) -> None:
-        """From now on the model has this policy. `wanted`: how uneven affinity alone would be."""
+        """The model has this policy from now on. `wanted`: how uneven affinity alone would be."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceSettings:
-    """`window_s`: how far back load is looked at."""
+    """Settings of the balance. `window_s`: how far back the load counts."""
 
     window_s: float = 900.0
     thresholds: ImbalanceThresholds = field(default_factory=ImbalanceThresholds)
@@ -56,8 +60,11 @@ class BalanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The answer to a question, which changes nothing: `node_ids`, the best first, and what a placement counts by. `ranked`:
-    all that the policy ranked, whether or not they can take the request."""
+    """The result of a ranking, which changes no state.
+
+    `node_ids`: the nodes that can take the request, best first. `ranked`: every node that the
+    policy ranked, whether or not it can take the request. The rest is what a placement counts by.
+    """
 
     model: str
     node_ids: tuple[str, ...]
@@ -72,7 +79,7 @@ class Ranking:
 
 
 class ModelRouting:
-    """One model's policy, and the load that it made."""
+    """One model's policy, and the load that it caused."""
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class ModelRouting:
         self._judge_at = clock() + _JUDGED_EVERY_S
 
     def rank(self, affinity: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
-        """Without a node id when nobody can take it."""
+        """Returns a ranking; its `node_ids` are empty when no node can take the request."""
         usable = [node for node in members if is_usable(node, self._model)]
         for load in (self._placed, self._wanted):
             load.see(members, usable)
@@ -105,7 +112,7 @@ class ModelRouting:
         return Ranking(self._model, ordered, affinity, excluded, tuple(node.node_id for node in ranked), usable)
 
     def place(self, ranking: Ranking, chosen: str) -> None:
-        """A node of the ranking was given the request."""
+        """Records that a node of the ranking was given the request."""
         self._placed.placed(chosen)
         self.policy.placed(ranking.affinity, chosen)
         if not ranking.excluded:
@@ -114,7 +121,7 @@ class ModelRouting:
         self._judge(ranking.usable)
 
     def _wanted_node(self, ranking: Ranking, chosen: str) -> str:
-        """Where affinity alone would have sent it."""
+        """Returns the node that affinity alone would have chosen."""
         if not self.policy.keyed:
             return chosen
         able = ranking.able

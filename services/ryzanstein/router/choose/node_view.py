@@ -1,4 +1,4 @@
-"""A node as a choice sees it: frozen, at one moment, and whether it may be asked at all."""
+"""A frozen view of a node for one choice, and the filter for usable nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from ryzanstein.cluster import Load, NodeState
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node at one moment. `inflight` counts this router's own attempts there, which the last beat may not know yet;
-    `admits`: its breaker lets a request through; `suspected`: it is silent, deaf, or its work does not move; `linked`: there
-    is a stream to it."""
+    """A node at one moment.
+
+    `inflight` counts this router's own attempts there, which the last beat may not include yet.
+    `admits`: its breaker lets a request through. `suspected`: it is silent, deaf, or its work does
+    not move. `linked`: this router has a stream to it.
+    """
 
     node_id: str
     model: str
@@ -25,7 +28,7 @@ class NodeView:
 
     @property
     def sequences(self) -> int:
-        """What runs or waits there, as far as is known."""
+        """The sequences that run or wait there, as far as this router knows."""
         return max(self.load.running + self.load.waiting, self.inflight)
 
     @property
@@ -34,7 +37,10 @@ class NodeView:
 
     @property
     def capacity(self) -> int:
-        """Sequences at once, the measure of a node's fair share; 1 where it is not known, so that all count alike."""
+        """The sequences that can run at once: the measure of a node's fair share.
+
+        1 where it is unknown, so that all nodes count alike.
+        """
         return max(1, self.load.capacity)
 
     @property
@@ -43,7 +49,7 @@ class NodeView:
 
 
 def is_usable(node: NodeView, model: str) -> bool:
-    """The filter: it serves the model, takes new work, and nothing speaks against it."""
+    """Returns whether the node serves the model, takes new work, and nothing speaks against it."""
     if not node.linked or node.model != model or node.state is not NodeState.READY:
         return False
     return node.admits and not node.suspected and not node.drain_requested

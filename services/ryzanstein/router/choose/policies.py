@@ -10,15 +10,18 @@ from ryzanstein.router.choose.limits import AnyLimit, QueueLimit, RecentLimit
 from ryzanstein.router.choose.policy import LeastLoaded, Policy, RoundRobin, Sticky, by_capacity, rendezvous
 from ryzanstein.router.choose.prefix import Prefix
 
-# How settings, metrics and logs call them.
+# The names used in settings, metrics and logs.
 PolicyName = Literal["affinity", "bounded", "weighted", "prefix", "least_loaded", "round_robin"]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyBounds:
-    """What the policies keep to: `queue_bound` sequences may wait on a session's node; within the window a node may carry
-    `load_bound` times its fair share once it has had `bound_floor` requests; `prefix_entries` beginnings are remembered a
-    model."""
+    """The bounds of the policies.
+
+    `queue_bound` sequences may wait on a session's node. Within the window, a node may have
+    `load_bound` times its fair share once it has had `bound_floor` requests. `prefix_entries`
+    beginnings are remembered per model.
+    """
 
     queue_bound: int = 32
     load_bound: float = 1.04
@@ -28,7 +31,10 @@ class PolicyBounds:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """`default`, but for the models that are named. `first_turn` is where round robin begins, another one on each router."""
+    """The `default` policy, and exceptions for named models.
+
+    `first_turn` is where round robin begins; it differs between routers.
+    """
 
     default: PolicyName = "affinity"
     by_model: Mapping[str, PolicyName] = field(default_factory=dict)
@@ -39,7 +45,7 @@ class PolicyChoice:
         return self.by_model.get(model, self.default)
 
     def make(self, name: PolicyName) -> Policy:
-        """A policy with a state of its own, where it has any."""
+        """Returns a new policy. If it has state, the state is its own."""
         queue = QueueLimit(self.bounds.queue_bound)
         recent = RecentLimit(self.bounds.load_bound, self.bounds.bound_floor)
         match name:
@@ -50,7 +56,7 @@ class PolicyChoice:
             case "weighted":
                 return Sticky(name, by_capacity, queue)
             case "prefix":
-                # A node that has the beginning is preferred, not waited for.
+                # A node that has the beginning is preferred, but a request does not wait for it.
                 return Prefix(name, AnyLimit((QueueLimit(queue_bound=0), recent)), self.bounds.prefix_entries)
             case "least_loaded":
                 return LeastLoaded(name)

@@ -1,4 +1,4 @@
-"""Policies: each ranks nodes for a request; a limit says which of them are too full, and `pick` puts those behind."""
+"""Policies rank nodes for a request; `pick` moves those back that a limit finds too full."""
 
 from __future__ import annotations
 
@@ -25,34 +25,41 @@ class Policy(Protocol):
 
     @property
     def keyed(self) -> bool:
-        """A key belongs to a node, the first of its ranking, whatever runs there."""
+        """Whether a key belongs to one node, the first of its ranking, regardless of load."""
         ...
 
     @property
     def homing(self) -> bool:
-        """Before all others comes the node that answered the session last, if that is known: a session that once had to leave
-        its key's node stays where it went, and where its cache is."""
+        """Whether the node that answered the session last comes first, if it is known.
+
+        A session that once had to leave its key's node then stays where it went and where its cache
+        is.
+        """
         ...
 
     @property
     def limit(self) -> Limit: ...
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
-        """What the request wants to stay near."""
+        """Returns what the request stays near."""
         ...
 
     def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        """All these nodes, the one that suits the request best first; of a session's home it knows nothing."""
+        """Returns all these nodes, best first. Does not consider a session's home."""
         ...
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
-        """The request was given to this node."""
+        """Records that the request was given to this node."""
         ...
 
 
 def pick(policy: Policy, affinity: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
-    """First the two nodes of the ranking that are not too full, the request's and its backup, then the others as they are
-    ranked. When all are full, the one that has least to do for its size is first."""
+    """Returns the ranked nodes in the order in which to use them.
+
+    The first two are the first nodes of the ranking that are not too full: the request's node and
+    its backup. The others follow as ranked. When all are too full, the order is by load relative to
+    capacity, the lowest first.
+    """
     if policy.homing:
         ranked = sorted(ranked, key=lambda node: node.node_id != affinity.home)
     is_full = policy.limit.exceeded(affinity, ranked, recent)
@@ -64,18 +71,18 @@ def pick(policy: Policy, affinity: Affinity, ranked: Sequence[NodeView], recent:
 
 
 def rendezvous(key: bytes, node: NodeView) -> float:
-    """Every node gets the same number of keys."""
+    """Returns a score that gives every node the same number of keys."""
     return weight(key, node.node_id)
 
 
 def by_capacity(key: bytes, node: NodeView) -> float:
-    """Every node gets keys in proportion to the sequences that it can run."""
+    """Returns a score that gives every node keys in proportion to the sequences that it can run."""
     return scaled(weight(key, node.node_id), node.capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """A key's nodes in the key's own order."""
+    """A policy that ranks nodes in the key's own order."""
 
     name: str
     score: Score
@@ -90,13 +97,16 @@ class Sticky:
         return sorted(nodes, key=lambda node: (self.score(affinity.key, node), node.node_id), reverse=True)
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
-        """Nothing is remembered."""
+        """Does nothing: this policy has no state."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """The node with the fewest sequences for its size; between equals the key's own order decides, so that an idle cluster
-    does not send everybody to the first node of a list."""
+    """A policy that prefers the node with the fewest sequences for its capacity.
+
+    Between equal nodes the key's own order decides, so that an idle cluster does not send every
+    request to the first node of a list.
+    """
 
     name: str
     limit: Limit = field(default_factory=NoLimit)
@@ -110,12 +120,15 @@ class LeastLoaded:
         return sorted(nodes, key=lambda node: (node.relative_load, -weight(affinity.key, node.node_id), node.node_id))
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
-        """Nothing is remembered: what was placed shows in the load."""
+        """Does nothing: a placement shows in the load."""
 
 
 @dataclass(slots=True)
 class RoundRobin:
-    """One after the other, whatever they do. Each router has its own `turn`, and begins at another node."""
+    """A policy that takes the nodes in turn, whatever their load.
+
+    Each router has its own `turn` and begins at another node.
+    """
 
     name: str
     turn: int = 0

@@ -1,8 +1,9 @@
-"""The prefix policy: a request goes to the node that was lately given the longest beginning in common with it.
+"""The prefix policy: a request goes to the node that recently got the longest common beginning.
 
-A request whose beginning this router has not placed goes where the hash of its beginning says, the same node on every router:
-a miss is spread like any other key, and is most often no miss on the node. The index only ever holds this router's own
-placements, a bounded number of them, and is no promise: a wrong entry costs a recomputation.
+If this router has not placed the beginning, the hash of the beginning decides; it gives the same
+node on every router. A miss is thus spread like any other key, and is usually not a miss on the
+node. The index holds only this router's own placements, a bounded number of them. It guarantees
+nothing: a wrong entry costs a recomputation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from ryzanstein.router.choose.policy import Sticky, rendezvous
 
 
 class PrefixIndex:
-    """Which node was given a beginning last. Above `max_entries` (about 200 bytes each) the least recently placed goes."""
+    """Maps each beginning to the node that got it last.
+
+    Above `max_entries` (about 200 bytes each) it evicts the least recently placed entries.
+    """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -36,13 +40,13 @@ class PrefixIndex:
             self._nodes.popitem(last=False)
 
     def find(self, marks: Sequence[bytes]) -> Iterator[str]:
-        """The nodes that were given a beginning of it, the longest first; each once."""
+        """Returns the nodes that got a beginning of the prompt, longest first, each node once."""
         found = dict.fromkeys(self._nodes[mark] for mark in reversed(marks) if mark in self._nodes)
         return iter(found)
 
 
 class Prefix:
-    """Who lately got the longest beginning, then who got a shorter one, then the order of the key."""
+    """Ranks by the longest beginning that a node recently got, then by the order of the key."""
 
     keyed = True
     homing = False

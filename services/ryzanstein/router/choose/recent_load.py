@@ -1,8 +1,9 @@
-"""How the nodes of one model were loaded lately, in requests that this router placed, measured against fair shares.
+"""The recent load of one model's nodes: requests placed by this router, compared to fair shares.
 
-Each router measures its own placements. That is enough: where every router keeps every node below 1.05 of its own mean, the
-sum of all of them is below 1.05 of the mean of all. A node that was away comes back with what it would have got meanwhile,
-otherwise it would look empty and draw everybody's sessions at once.
+Each router measures only its own placements. That is enough: if every router keeps every node below
+`load_bound` times its own mean, the sum over all routers is below that bound of the overall mean. A node that was
+away is credited with what it would have received; otherwise it would look empty and attract all
+sessions at once.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from ryzanstein.router.choose.node_view import NodeView
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """`ratio`: the fullest node over its fair share, minus 1. `chance`: the excess that independent requests would show by
-    chance alone at this number (the largest of n normal deviates is about sqrt(2 ln n)). `mean`: requests a node."""
+    """How uneven the load is.
+
+    `ratio`: the fullest node's load over its fair share, minus 1. `chance`: the excess that
+    independent requests would show by chance alone at this number (the largest of n normal deviates
+    is about sqrt(2 ln n)). `mean`: requests per node.
+    """
 
     ratio: float
     chance: float
@@ -45,7 +50,7 @@ class RecentLoad:
         self._counts.add(node_id)
 
     def see(self, members: Sequence[NodeView], usable: Sequence[NodeView]) -> None:
-        """Notes who is there; before the loads are used, at each choice."""
+        """Records which nodes are present. Called at each choice, before the loads are used."""
         present = {node.node_id for node in usable}
         if present == self._known and not self._away_since:
             return
@@ -57,7 +62,7 @@ class RecentLoad:
         self._counts.keep(present | away)
 
     def _welcome(self, newcomers: Sequence[NodeView], usable: Sequence[NodeView], now: float) -> None:
-        """Credits those who come (back) with a fair share of what was placed in their absence."""
+        """Credits nodes that join or return with a fair share of what they missed."""
         others = [node for node in usable if node.node_id in self._known]
         if not newcomers or not others:
             return
@@ -67,16 +72,16 @@ class RecentLoad:
             self._counts.add(node.node_id, missed * per_unit * node.capacity)
 
     def values(self, nodes: Sequence[NodeView]) -> list[float]:
-        """Requests in the window, in the order of the nodes."""
+        """Returns the requests in the window, in the order of the nodes."""
         counts = self._counts.values([node.node_id for node in nodes])
         return [counts[node.node_id] for node in nodes]
 
     def share(self, nodes: Sequence[NodeView]) -> float:
-        """The fair load of a unit of capacity."""
+        """Returns the fair load of one unit of capacity."""
         return sum(self.values(nodes)) / max(1, sum(node.capacity for node in nodes))
 
     def imbalance(self, nodes: Sequence[NodeView]) -> Imbalance:
-        """Of nodes that share the load."""
+        """Returns the imbalance of nodes that share the load."""
         if len(nodes) < 2 or not (share := self.share(nodes)):
             return EVEN
         fullest = max(value / node.capacity for value, node in zip(self.values(nodes), nodes, strict=True))

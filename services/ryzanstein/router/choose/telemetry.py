@@ -1,4 +1,7 @@
-"""Choices as metrics and log lines: how often a key's node was taken, how even the load is, which policy rules."""
+"""Choices as metrics and log lines.
+
+They show how often a key's node is chosen, how even the load is, and which policy applies.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What the faces stand on: admission, one turn at a time in a session, a generation's life, other routers."""
+"""The core behind the faces: admission, session turns, generations, other routers.
+
+A session has one turn at a time.
+"""

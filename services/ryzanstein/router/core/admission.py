@@ -1,8 +1,10 @@
-"""Who may come in: bounds on what runs, what waits and how big a request is. Over a bound: a typed error at once.
+"""Admission of requests: bounds on running and waiting generations and on the size of a request.
 
-No tenant can take all the room for what runs: each may have at most `TENANT_SHARE` times what is left of it (dynamic
-thresholds, Choudhury and Hahne 1998). One that is alone gets eight ninths, two that want everything get 8/17 each, and there
-is always room for one more.
+A request over a bound gets a typed error at once.
+
+No tenant can take all places: each may have at most `TENANT_SHARE` times the places that are left
+(dynamic thresholds, Choudhury and Hahne 1998). A tenant that is alone gets eight ninths, two
+tenants that want everything get 8/17 each, and there is always a place for one more tenant.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ TENANT_SHARE = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one router. `max_waiting` counts, per model, the generations that no node has accepted yet."""
+    """The bounds of one router.
+
+    `max_waiting` counts, per model, the generations that no node has accepted yet.
+    """
 
     max_running: int = 4096
     max_waiting: int = 1024
@@ -29,8 +34,10 @@ class Limits:
 
 
 class Place:
-    """One generation's room, from before its first wait to its end: whoever checks next finds it taken. `leave` it on every way
-    out; twice is once."""
+    """The place of one generation, from before its first await to its end.
+
+    Later checks count it at once. Call `leave` on every exit path; a second call has no effect.
+    """
 
     def __init__(self, admission: Admission, tenant: str) -> None:
         self._admission = admission
@@ -39,18 +46,25 @@ class Place:
         self.held = True
 
     def wait_for(self, model: str, waiting: int) -> None:
-        """It is about to wait for a node, as `waiting` others of the model do. QUEUE_FULL when that is as many as may."""
+        """Counts the generation as about to wait for a node.
+
+        `waiting` others of the model wait already. Raises QUEUE_FULL at the limit of waiting
+        generations.
+        """
         self._admission.enter_line(model, waiting)
         self._model = model
 
     def launched(self) -> None:
-        """From now on it is counted among those that wait by whoever runs it."""
+        """Stops counting it as about to wait: its runner counts it as waiting from now on."""
         if self._model is not None:
             self._admission.leave_line(self._model)
             self._model = None
 
     def belongs_to(self, tenant: str) -> None:
-        """Known only now; what a router takes over is not held to a tenant's share."""
+        """Moves the place to its tenant, which is known only now.
+
+        A generation that a router takes over is not held to its tenant's share.
+        """
         self._admission.pass_on(self._tenant, tenant)
         self._tenant = tenant
 
@@ -62,7 +76,7 @@ class Place:
 
 
 class Admission:
-    """Checks requests against limits, and counts what has a place, by tenant."""
+    """Checks requests against the limits, and counts places by tenant."""
 
     def __init__(self, limits: Limits, telemetry: RouterTelemetry) -> None:
         self._limits = limits
@@ -72,15 +86,19 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Generations that run or are about to."""
+        """The number of generations that run or are about to."""
         return self._places.total()
 
     def entering(self, model: str) -> int:
-        """How many are about to wait for a node."""
+        """Returns how many generations of the model are about to wait for a node."""
         return self._entering[model]
 
     def enter(self, tenant: str) -> Place:
-        """RESOURCE_EXHAUSTED QUEUE_FULL when as many run as may, or as may of this tenant."""
+        """Returns a place for a generation of the tenant.
+
+        Raises RESOURCE_EXHAUSTED QUEUE_FULL at the limit of running generations, in total or of
+        this tenant.
+        """
         self._below(self.running, self._limits.max_running)
         share = TENANT_SHARE * (self._limits.max_running - self.running)
         if self._places[tenant] >= share:
@@ -89,7 +107,10 @@ class Admission:
         return self._taken(tenant)
 
     def enter_unnamed(self) -> Place:
-        """For a generation whose tenant is not known yet. QUEUE_FULL when as many run as may."""
+        """Returns a place for a generation whose tenant is not known yet.
+
+        Raises QUEUE_FULL at the limit of running generations.
+        """
         self._below(self.running, self._limits.max_running)
         return self._taken("")
 
@@ -112,7 +133,7 @@ class Admission:
         _take_one(self._entering, model)
 
     def check_size(self, prompt: Prompt) -> None:
-        """INVALID_ARGUMENT naming the field and the bound."""
+        """Raises INVALID_ARGUMENT, naming the field and the bound, for a prompt that is too big."""
         match prompt:
             case ChatPrompt(messages):
                 self._at_most("messages", "messages", len(messages), self._limits.max_messages)

@@ -1,7 +1,8 @@
-"""The core of a router whose generations outlive it, and that goes on with those of routers which are gone.
+"""The core of a router whose generations outlive it, and that continues those of lost routers.
 
-A generation that is not here is looked up in the journal. Its owner is asked first: while it lives its log is the newest. When
-it is lost the generation is taken over; exactly one router succeeds, the others find the new owner.
+A generation that is not here is looked up in the journal. The router first asks its owner: while
+the owner lives, its log is the newest. When the owner is lost, the generation is taken over.
+Exactly one router succeeds; the others find the new owner.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class _Lost:
 
 
 class ClusteredCore:
-    """Implements `ryzanstein.router.core.core.Core`. `start` it when the gRPC face listens."""
+    """A `ryzanstein.router.core.core.Core` with a journal.
+
+    `start` it when the gRPC face listens.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class ClusteredCore:
         self._taking: dict[str, asyncio.Task[Generation | None]] = {}
 
     def start(self, address: str) -> None:
-        """From now on other routers find this one, at host:port of its gRPC face."""
+        """Makes this router known to other routers at `address`, the host:port of its gRPC face."""
         self._owner = owner = Owner(self._owner.owner_id, address)
         self._recorder.start(owner, self._core.moved)
         self._lease = self._background.supervise(
@@ -85,7 +89,7 @@ class ClusteredCore:
         )
 
     async def close(self) -> None:
-        """What still runs is left to other routers."""
+        """Closes the core and gives up the lease. Other routers may continue what still runs."""
         await self._core.close()
         if self._lease is not None:
             self._lease.cancel()
@@ -141,7 +145,10 @@ class ClusteredCore:
         await self._core.leave(generation_id)
 
     async def interrupt(self, generation_id: str, owner_id: str) -> bool:
-        """For another router, which means the owner with this id: see `LocalCore.interrupt`."""
+        """Interrupts a generation for another router that addresses the owner `owner_id`.
+
+        See `LocalCore.interrupt`. Raises GENERATION_MOVED when this router is not that owner.
+        """
         if owner_id != self._owner.owner_id:
             raise moved(generation_id)
         return await self._core.interrupt(generation_id)
@@ -169,16 +176,17 @@ class ClusteredCore:
         return self._peers.attach(place, generation_id, reader.from_index)
 
     async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
-        """Who has the generation, None: this router, perhaps since this moment. NOT_FOUND when nobody has.
+        """Returns the head of another router's generation, or None when this router has it.
 
-        A caller that means `owner_id` hears GENERATION_MOVED from everybody else.
+        This router may just have taken it over. Raises NOT_FOUND when no router has it. For a
+        caller that addresses `owner_id`, any other router raises GENERATION_MOVED.
         """
         while self._core.find(generation_id) is None:
             if owner_id not in ("", self._owner.owner_id):
                 raise moved(generation_id)
             head = await self._head(generation_id)
             if self._core.find(generation_id) is not None:
-                break  # another reader here was faster: what was read is this router's own taking
+                break  # another reader here took it over: the head names this router
             cause = self._why_take(head, lost)
             if owner_id and head.owner.owner_id != owner_id:
                 raise moved(generation_id)
@@ -197,13 +205,16 @@ class ClusteredCore:
         return head
 
     def _why_take(self, head: Head, lost: _Lost | None) -> str:
-        """Why this router should take the generation over. Empty: its owner is to be asked."""
+        """Returns why this router should take the generation over, or empty to ask its owner."""
         if head.owner.owner_id == self._owner.owner_id or head.owner.address == self._owner.address:
             return RESTARTED
         return lost.cause if lost is not None and lost.head == head else ""
 
     async def _take(self, generation_id: str, head: Head, cause: str) -> Generation | None:
-        """None: another router was faster. Of several readers here one takes, and goes on if it leaves meanwhile."""
+        """Takes a generation over. Returns None when another router was faster.
+
+        Several readers here share one task, which continues when a reader leaves.
+        """
         task = self._taking.get(generation_id)
         if task is None:
             task = self._background.once("take_over", self._take_over(generation_id, head, cause))
@@ -242,7 +253,11 @@ class ClusteredCore:
         return await self._asked(generation_id, self._journal.take(generation_id, head.epoch, self._owner))
 
     async def _asked(self, generation_id: str, answer: Awaitable[_Answer]) -> _Answer:
-        """What the journal answers. A store that raises what nobody expects may be well again when the client asks again."""
+        """Returns the journal's answer. Raises JOURNAL_UNAVAILABLE when the journal fails.
+
+        That includes unexpected exceptions: the store may have recovered when the client asks
+        again.
+        """
         try:
             return await answer
         except JournalUnavailableError as error:

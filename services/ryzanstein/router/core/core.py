@@ -1,4 +1,4 @@
-"""What both faces stand on: admit a request, run it exactly once, follow it from any index."""
+"""The core that both faces use: admit a request, run it exactly once, follow it from any index."""
 
 from __future__ import annotations
 
@@ -13,28 +13,47 @@ class Core(Protocol):
     """The router's core as the faces see it. Every method may raise a `RyzansteinError`."""
 
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
-        """Admits, journals and starts a generation; returns its generation id. Without a reader it runs on for a grace (5 s),
-        is then paused, and cancelled at the end of the re-attach window (30 s after the last reader left); a detached one runs
-        to its end. `resumable` False: its client will not come back for it, so it need not outlive this router. A request whose
-        key another generation has is not started: that one's id is returned, FAILED_PRECONDITION when it has another body; with
-        a key every generation is resumable."""
+        """Admits, journals and starts a generation, and returns its id.
+
+        Without a reader the generation runs for a grace period (5 s) and is then paused. It is
+        cancelled at the end of the re-attach window (30 s after the last reader left). A detached
+        generation runs to its end.
+
+        `resumable` False means that the client will not come back for the generation, so it need
+        not outlive this router. With a key every generation is resumable.
+
+        When another generation has the request's key, nothing is started: the id of that generation
+        is returned, or FAILED_PRECONDITION is raised when its body differs.
+
+        Cancelling the call while the generation is being admitted starts nothing. Cancelling it
+        later cancels the generation, unless the request has a key or runs detached.
+        """
         ...
 
     def follow(
         self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Started, then each choice's deltas from its index on, then Finished per choice, from wherever the generation is.
-        Raises the generation's error when it failed. Many readers may follow; a slow one gets several tokens in one Delta.
-        Closing the iterator detaches the reader. `owner_id`: the caller is a router that means this one and no other. `whole`:
-        nothing is shown to the client before the end."""
+        """Yields Started, then each choice's deltas from its index, then Finished per choice.
+
+        The generation may be at any router. Raises the generation's error when it failed. Several
+        readers may follow; a slow reader gets several tokens in one Delta. Closing the iterator
+        detaches the reader. `owner_id` means that the caller is a router that addresses this router
+        and no other. `whole` means that the client sees nothing before the end.
+        """
         ...
 
     async def cancel(self, generation_id: str, owner_id: str = "") -> None:
-        """Wherever it runs; `owner_id` as in `follow`. The choices finish as CANCELLED. NOT_FOUND when it does not run."""
+        """Cancels a generation, wherever it runs. Its choices finish as CANCELLED.
+
+        Raises NOT_FOUND when the generation does not run. `owner_id` is as in `follow`.
+        """
         ...
 
     async def leave(self, generation_id: str) -> None:
-        """Its client will not come back: it is cancelled if it runs at this router and nobody else reads it."""
+        """Cancels a generation whose client will not come back.
+
+        Cancels it only if it runs at this router and has no other reader.
+        """
         ...
 
     def models(self) -> list[ServedModel]: ...
@@ -43,5 +62,5 @@ class Core(Protocol):
 
     @property
     def ready(self) -> bool:
-        """At least one ready node is linked."""
+        """True when at least one ready node is linked."""
         ...

@@ -1,7 +1,7 @@
-"""Ends generations that nobody reads, and keeps in their sessions what was shown of their answers.
+"""Ends generations without readers, and keeps what was shown of their answers in their sessions.
 
-A generation comes here when it runs no more and before it is settled. Whoever reads it meanwhile gets its end when the turn
-is stored. Knows no nodes.
+A generation is cut off after it has stopped running and before it is settled. A reader that
+attaches in between gets its end when the turn is stored. Knows no nodes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ryzanstein.router.sessions.turn import Turn
 
 
 class CutOffs:
-    """`on_end` is called with each generation when its turn is stored or left out, and its claim given back; with True when
-    another router has gone on with it."""
+    """The generations that are being cut off.
+
+    `on_end` is called with each generation when its turn is stored or left out and its claim is
+    given back. The second argument is True when another router has taken the generation over.
+    """
 
     def __init__(self, recorder: Recorder, background: Background, on_end: Callable[[Generation, bool], None]) -> None:
         self._recorder = recorder
@@ -31,7 +34,10 @@ class CutOffs:
         return generation in self._ending
 
     def begin(self, generation: Generation, turn: Turn | None, *, keep: bool) -> None:
-        """Its choices end as CANCELLED. `keep`: its session gets what was shown of the first one, if anything was."""
+        """Ends the generation's choices as CANCELLED, and stores its turn in the background.
+
+        With `keep` its session gets what was shown of the first choice, if anything was.
+        """
         for choice in generation.log.cancel():
             generation.end_choice(choice)
         task = self._background.once("cut_off", self._end(generation, turn, keep))
@@ -39,22 +45,26 @@ class CutOffs:
         task.add_done_callback(partial(self._ended, generation, turn))
 
     def moved(self, generation: Generation) -> None:
-        """Another router has it: its turn is not stored by this one."""
+        """Stops storing the turn of a generation that another router has taken over."""
         if (task := self._ending.get(generation)) is not None:
             self._moved.add(generation)
             task.cancel()
 
     async def wait(self, generation: Generation) -> None:
-        """Until it has ended."""
+        """Returns when the generation's cut-off has ended. Cancelling the wait does not stop it."""
         if (task := self._ending.get(generation)) is not None:
             await asyncio.wait({task})
 
     async def close(self) -> None:
-        """Waits for what is being stored, which takes no longer than the journal and the session store are waited for."""
+        """Waits for turns that are being stored.
+
+        That takes no longer than the time limits of the journal and the session store.
+        """
         await asyncio.gather(*self._ending.values(), return_exceptions=True)
 
     async def _end(self, generation: Generation, turn: Turn | None, keep: bool) -> None:
-        # A router that was stopped for a while learns here, at the latest, that another one has gone on.
+        # After a long pause, this is the latest point at which the router learns that another
+        # router took over.
         await self._recorder.flushed(generation)
         if turn is not None and keep:
             await _keep_shown(generation, turn)

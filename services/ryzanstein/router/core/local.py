@@ -1,4 +1,7 @@
-"""The router's core: what both faces call. Admits a request, gives it its place in a session, runs it, keeps it readable."""
+"""The router's core, which both faces call.
+
+It admits a request, gives it its turn in a session, runs it, and keeps it readable.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from ryzanstein.tracing import Tracing, traceparent
 log = structlog.get_logger(__name__)
 
 Life = Coroutine[None, None, RyzansteinError | None]
-# A new turn waits no longer for the end of the one that nobody reads.
+# The longest that a new turn waits for the unread generation of its session to end.
 _INTERRUPT_WAIT_S = 2.0
 
 
@@ -50,12 +53,12 @@ class OtherRouters(Protocol):
     """The other routers."""
 
     async def interrupt(self, owner_id: str, generation_id: str) -> bool:
-        """See `LocalCore.interrupt`. False also when that router does not answer."""
+        """See `LocalCore.interrupt`. Also returns False when that router does not answer."""
         ...
 
 
 class _Stop(IntEnum):
-    """Why a generation's task is cancelled. Of several reasons the highest holds."""
+    """Why a generation's task is cancelled. Of several reasons the highest applies."""
 
     PAUSED = 1
     UNREAD = 2
@@ -65,9 +68,13 @@ class _Stop(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CorePolicy:
-    """`deadline_s` is given to requests that bring none; `reattach_window_s` and `max_retained_tokens` bound what can be
-    read without a reader having stayed. Without a reader a generation runs for `unread_grace_s`; `unread_turns` says what its
-    session gets of one that is ended because nobody reads it."""
+    """The limits and times of a core.
+
+    `deadline_s` applies to requests without a deadline. `reattach_window_s` and
+    `max_retained_tokens` bound what can be read without a reader having stayed. Without a reader a
+    generation runs for `unread_grace_s`. `unread_turns` says what a session keeps of a generation
+    that is ended because it has no reader.
+    """
 
     runner: RunnerPolicy
     limits: Limits
@@ -80,8 +87,11 @@ class CorePolicy:
 
 
 class LocalCore:
-    """Implements `Core` for this router's own generations. `close` cancels what still runs here; with a recorder that keeps it
-    another router may go on."""
+    """A `Core` for this router's own generations.
+
+    `close` cancels the generations that still run here. If the recorder persists them, another
+    router may continue them.
+    """
 
     def __init__(
         self,
@@ -156,16 +166,17 @@ class LocalCore:
             self._keys.free(generation_id)
             raise
         self._keys.begun(generation_id)
-        # While the node begins: whoever knows the id must find the generation at another router.
+        # While the node begins: a client that knows the id must find the generation at another
+        # router.
         try:
             await self._recorder.flushed(generation)
         except asyncio.CancelledError:
-            if request.key is None and not request.detached:  # nobody can come back for it
+            if request.key is None and not request.detached:  # no client can come back for it
                 self._stop(generation, _Stop.CANCELLED)
             raise
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
-        """The place is the generation's from then on."""
+        """Opens the session's turn and launches the generation, which then owns the place."""
         request, turn = await self._opened(request, generation_id)
         try:
             request = self._completed(request)
@@ -179,7 +190,7 @@ class LocalCore:
             raise
 
     async def _opened(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
-        """Ends what still speaks in its session when nobody reads that any more."""
+        """Opens the session's turn. Ends an unread generation that still claims the session."""
         try:
             return await self._turns.open(request, generation_id)
         except SessionBusyError as busy:
@@ -194,8 +205,12 @@ class LocalCore:
         return self._others is not None and await self._others.interrupt(busy.owner, busy.generation_id)
 
     async def interrupt(self, generation_id: str) -> bool:
-        """For a new turn of its session: ends a generation that nobody reads, and returns when its claim is given back. False:
-        somebody reads it, or it asked to run detached, or it is not here."""
+        """Ends a generation without readers, so that its session can take a new turn.
+
+        Returns True when its claim is released, or when it has not ended in time. Returns False
+        when it has readers, runs detached, or is not at this router. Cancelling the call does not
+        stop the generation from ending.
+        """
         generation = self._generations.find(generation_id)
         if generation is None or not self._may_interrupt(generation):
             return False
@@ -244,22 +259,28 @@ class LocalCore:
             await self.cancel(generation_id)
 
     def find(self, generation_id: str) -> Generation | None:
-        """A generation that can be read here."""
+        """Returns a generation that can be read here, or None."""
         return self._generations.find(generation_id)
 
     def reserve(self) -> Place:
-        """Room for a generation that is to be adopted. QUEUE_FULL when this router runs as many as it may."""
+        """Returns a place for a generation that is to be adopted.
+
+        Raises QUEUE_FULL at the limit of running generations.
+        """
         return self._admission.enter_unnamed()
 
     async def adopt(self, generation_id: str, record: JournalRecord, place: Place) -> Generation:
-        """Goes on with a generation that another router had, where the record ends. The place is its own from then on."""
+        """Continues a generation of another router from where its record ends.
+
+        The generation owns the place from then on.
+        """
         request, new_messages = decode_request(record.request)
         settled, was_paused = has_settled(record.batches), has_paused(record.batches)
         turn, said = None, _said(request, new_messages)
         if said and (not settled or was_paused):
             turn = await self._turns.resume(request.session_id, generation_id, said)
         generation = Generation(generation_id, request, self._generations, record.epoch)
-        # Whoever read it elsewhere was told how it ended.
+        # Its readers at the other router were sent its end.
         generation.said, generation.was_read = said, True
         self._generations.add(generation)
         settled = restore(generation, record.batches)
@@ -277,12 +298,18 @@ class LocalCore:
         return generation
 
     def moved(self, generation: Generation) -> None:
-        """Another router goes on with it. Its readers here are told so; its turn is not stored by this router."""
+        """Stops a generation that another router has taken over.
+
+        Its readers here get GENERATION_MOVED, and this router does not store its turn.
+        """
         self._stop(generation, _Stop.MOVED)
         self._cut_offs.moved(generation)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
-        """Asks the least loaded node. NOT_FOUND for a model that nobody serves, otherwise the node's own error."""
+        """Counts a prompt's tokens at the least loaded node.
+
+        Raises NOT_FOUND for a model that no node serves, otherwise the node's own error.
+        """
         self._admission.check_size(prompt)
         return await count_prompt_tokens(self._links, self._model(model), prompt)
 
@@ -300,7 +327,7 @@ class LocalCore:
         await self._keys.close()
 
     def _completed(self, request: GenerationRequest) -> GenerationRequest:
-        """With model, seed and deadline, which a client may leave out."""
+        """Returns the request with a model, seed and deadline, which a client may omit."""
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
@@ -313,7 +340,10 @@ class LocalCore:
         return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s
 
     def _model(self, name: str) -> str:
-        """NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND."""
+        """Returns the name of the model to use.
+
+        Raises NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND.
+        """
         known = self._links.known_models
         if name in known:
             return name
@@ -340,13 +370,16 @@ class LocalCore:
         return generation
 
     def _resume(self, generation: Generation) -> None:
-        """Runs it again, from where it ended to its deadline. QUEUE_FULL: not now; the window to come back begins anew."""
+        """Runs a generation again from where it ended, until its deadline.
+
+        Raises QUEUE_FULL when it cannot run now. Its re-attach window starts again in either case.
+        """
         self._generations.readers_changed(generation)
         place = self._place_again(generation)
         (self._telemetry.unread.unpaused if generation.paused else self._telemetry.resumed).inc()
         turn = self._paused.pop(generation, None)
         self._unsettle(generation)
-        # One that was paused has its session claimed still.
+        # A paused generation still has the claim on its session.
         life = self._live(generation, turn) if turn is not None else self._live_again(generation)
         self._run(generation, turn, place, life)
 
@@ -356,7 +389,11 @@ class LocalCore:
         self._recorder.resumed(generation)
 
     def _place_again(self, generation: Generation) -> Place:
-        """As a new request has it: also its tenant's share counts, and the line when no node has accepted it yet."""
+        """Returns a place for a generation that runs again, as for a new request.
+
+        Its tenant's share applies, and so does the bound on waiting generations when no node has
+        accepted it yet.
+        """
         request = generation.request
         place = self._admission.enter(request.tenant)
         try:
@@ -385,7 +422,10 @@ class LocalCore:
         task.add_done_callback(ended)
 
     async def _live_again(self, generation: Generation) -> RyzansteinError | None:
-        """With its session claimed anew, which somebody else may have meanwhile: SESSION_BUSY."""
+        """Runs a generation again with a new claim on its session.
+
+        Returns SESSION_BUSY when another generation has claimed the session meanwhile.
+        """
         request, turn = generation.request, None
         if clock.unix_s() >= (request.deadline or 0.0):
             return errors.deadline_exceeded()
@@ -401,7 +441,7 @@ class LocalCore:
             return errors.internal(f"internal error, generation {generation.generation_id}")
 
     async def _live(self, generation: Generation, turn: Turn | None) -> RyzansteinError | None:
-        """Runs the generation to its end; returns what it failed with."""
+        """Runs the generation to its end. Returns the error that it failed with, or None."""
         request = generation.request
         with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
             try:
@@ -415,13 +455,14 @@ class LocalCore:
                 log.exception("generation failed")
                 return errors.internal(f"internal error, generation {generation.generation_id}")
             if turn is not None:
-                # A router that was stopped for a while learns here, at the latest, that another one has gone on.
+                # After a long pause, this is the latest point at which the router learns that
+                # another router took over.
                 await self._recorder.flushed(generation)
                 await _commit(generation, turn)
             return None
 
     def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
-        """Runs however the generation ended, also when it was cancelled before its first step."""
+        """Finishes a generation however it ended, even if cancelled before its first step."""
         del self._running[generation]
         turn = self._claimed_again.pop(generation, turn)
         why = self._stops.pop(generation, None)
@@ -443,7 +484,7 @@ class LocalCore:
         if outcome == "moved":
             self._keys.passed_on(generation.generation_id)
         elif not _may_go_on(error):
-            # Before anybody hears of it: who tries again at once must find the key free.
+            # Before the end is visible: a client that retries at once must find the key free.
             self._keys.free(generation.generation_id)
         generation.settle(error)
         self._generations.ended(generation)
@@ -454,13 +495,17 @@ class LocalCore:
         self._measure(generation, outcome)
 
     def _has_paused(self, generation: Generation, turn: Turn | None) -> None:
-        """It keeps its claim, so that who asks in its session finds it."""
+        """Settles a paused generation.
+
+        It keeps its claim, so that a new turn of its session finds it.
+        """
         self._paused[generation] = turn
         generation.settle(paused(generation.generation_id))
         self._recorder.ended(generation)
         self._telemetry.unread.paused.inc()
         self._generations.ended(generation)
-        if generation.num_readers and generation in self._paused:  # somebody came in the same moment
+        # A reader may come at the same moment.
+        if generation.num_readers and generation in self._paused:
             with suppress(RyzansteinError):
                 self._resume(generation)
 
@@ -469,7 +514,7 @@ class LocalCore:
             self._stop(generation, _Stop.PAUSED)
 
     def _abandon(self, generation: Generation) -> None:
-        """Nobody came back to it. It is dropped when it has ended."""
+        """Ends a generation that no reader came back to. It is dropped when it has ended."""
         generation.abandoned = True
         if generation in self._paused:
             self._end_paused(generation, keep=self._keeps)
@@ -520,25 +565,30 @@ class LocalCore:
         task = self._running.get(generation)
         if task is not None and why > self._stops.get(generation, 0):
             self._stops[generation] = why
-            # The last tokens may come before the task hears of it: what stops half-way must not be complete then.
+            # The last tokens may arrive before the task is cancelled. A generation that is stopped
+            # half-way must not become complete then.
             generation.log.fence_all()
             task.cancel()
 
 
 def _may_go_on(error: RyzansteinError | None) -> bool:
-    """What ended so can still be answered, or resumed, under its key; anything else would run beside it and be stored too."""
+    """Returns True when a generation that ended with `error` keeps its key.
+
+    It can then still be answered, or resumed, under the key. Any other generation under the key
+    would run beside it and be stored too.
+    """
     return error is None or error.retry_after_s is not None
 
 
 def _said(request: GenerationRequest, new_messages: int) -> tuple[Message, ...]:
-    """The last messages of a request, which make its session's turn."""
+    """Returns the last messages of a request, which form its session's turn."""
     if not request.session_id or not isinstance(request.prompt, ChatPrompt) or not new_messages:
         return ()
     return request.prompt.messages[-new_messages:]
 
 
 async def _commit(generation: Generation, turn: Turn) -> None:
-    """The session keeps the first answer; one that was cancelled is no answer."""
+    """Stores the first choice in the session, unless it was cancelled."""
     answer = generation.log.choices[0]
     if answer.reason not in (None, FinishReason.CANCELLED):
         node_id = answer.nodes[-1][1] if answer.nodes else ""

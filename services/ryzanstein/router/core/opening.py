@@ -1,4 +1,4 @@
-"""Opens the journal that the settings name, and puts a core on it."""
+"""Opens the journal that the settings name, and builds a core on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class OpenJournal:
 
 @asynccontextmanager
 async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | None]:
-    """None: generations are in memory alone. OSError or sqlite3.Error when the journal's file cannot be used."""
+    """Yields the open journal, or None when generations are only in memory.
+
+    Raises OSError or sqlite3.Error when the journal's file cannot be used.
+    """
     if settings.session_store == "memory":
         yield None
         return
@@ -46,7 +49,10 @@ def journalled_core(
     telemetry: RouterTelemetry,
     make_core: Callable[..., LocalCore],
 ) -> ClusteredCore:
-    """`make_core` takes the `recorder`, the `keys` and the `others`."""
+    """Returns a core with a journal.
+
+    `make_core` takes the `recorder`, the `keys` and the `others`.
+    """
     metrics = JournalMetrics(telemetry.registry)
     outage = JournalOutage(metrics)
     recorder = JournalRecorder(
@@ -69,7 +75,7 @@ async def _opened(settings: RouterSettings) -> Journal:
     if settings.session_store == "sqlite":
         path = (settings.session_dir or settings.state_dir) / "journal.db"
         return await SqliteJournal.open(path, settings.lease_s, _retention_s(settings))
-    # An optional dependency: only who uses it has it installed.
+    # An optional dependency: it is installed only where it is used.
     from ryzanstein.router.journal.stores.redis import RedisJournal
     from ryzanstein.router.storage.redis_client import redis_client
 
@@ -78,5 +84,9 @@ async def _opened(settings: RouterSettings) -> Journal:
 
 
 def _retention_s(settings: RouterSettings) -> float:
-    """From the death of a router: what is left of its lease, then the window that a client has to come back."""
+    """Returns how long an entry outlives its last append.
+
+    After the death of a router that covers the rest of its lease and the window in which a client
+    may come back.
+    """
     return settings.lease_s + settings.reattach_window_s

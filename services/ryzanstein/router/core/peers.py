@@ -1,7 +1,8 @@
-"""Calls of other routers: to read a generation that one of them has, to cancel it there, and to know whether they are there.
+"""Calls to other routers: read, cancel or interrupt a generation there, check that they live.
 
-A call says which owner it means (`OWNER` in its metadata): whoever is not that owner refuses it, so that calls never go round
-in circles. An owner that cannot be reached, does not answer or whose lease expires meanwhile is lost.
+A call names the owner that it addresses (`OWNER` in its metadata). Any other router refuses it, so
+that calls never loop. An owner is lost when it cannot be reached, does not answer, or its lease
+expires during the call.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ LEASE_EXPIRED = "lease_expired"
 RESTARTED = "restarted"
 
 _LOOK_S = 0.25
-# So often a lease must be found expired: after an outage of the store none is fresh.
+# Looks in a row that must find a lease expired: after an outage of the store no lease is fresh.
 _EXPIRED_LOOKS = 2
 _Result = TypeVar("_Result")
 
 
 def moved(generation_id: str) -> RyzansteinError:
-    """Another router has the generation, or is about to."""
+    """Returns the error for a generation that another router has, or is about to have."""
     return errors.unavailable(MOVED, f"generation {generation_id[:64]} goes on at another router; attach again", 0.1)
 
 
 @dataclass(eq=False)
 class OwnerLostError(Exception):
-    """The owner is gone, for this reason."""
+    """The owner is lost, for this reason."""
 
     cause: str
 
 
 class Peers:
-    """One channel for each router that is being called."""
+    """Calls to other routers, over one channel for each router that is being called."""
 
     def __init__(self, journal: Journal, lease_s: float) -> None:
         self._journal = journal
-        # Longer than a lease that was renewed just now takes to be seen expired: that is the better reason.
+        # Longer than it takes to see a just renewed lease expire: that is the better reason.
         self._answer_s = lease_s + 3 * _LOOK_S
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._users: Counter[str] = Counter()
@@ -67,12 +68,15 @@ class Peers:
     async def attach(
         self, head: Head, generation_id: str, from_index: Mapping[int, int]
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of a generation from its owner. OwnerLostError, or the generation's own error."""
+        """Yields the events of a generation from its owner.
+
+        Raises OwnerLostError, or the generation's own error. Closing the iterator cancels the call.
+        """
         request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
         async with self._channel(head.owner.address) as channel:
             call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=((OWNER, head.owner.owner_id),))
             try:
-                # The owner sends its metadata at once, the first event perhaps late.
+                # The owner sends its metadata at once; the first event may be late.
                 await self._watched(call.initial_metadata(), head.owner, self._answer_s)
                 while (response := await self._watched(call.read(), head.owner)) is not grpc.aio.EOF:
                     yield event_from_wire(response.event)
@@ -82,7 +86,10 @@ class Peers:
                 call.cancel()
 
     async def cancel(self, head: Head, generation_id: str) -> None:
-        """OwnerLostError, or the owner's own error: NOT_FOUND when it does not run."""
+        """Cancels a generation at its owner. Cancelling this coroutine cancels the call.
+
+        Raises OwnerLostError, or the owner's own error: NOT_FOUND when the generation does not run.
+        """
         request = inference.CancelGenerationRequest(generation_id=generation_id)
         async with self._channel(head.owner.address) as channel:
             call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=((OWNER, head.owner.owner_id),))
@@ -94,7 +101,10 @@ class Peers:
                 call.cancel()
 
     async def interrupt(self, owner_id: str, generation_id: str) -> bool:
-        """Whether the owner has ended the generation, which nobody reads. False also when it cannot be asked, or is older."""
+        """Returns True when the owner has ended the generation, which has no reader.
+
+        Returns False also when the owner cannot be asked, or is an older version.
+        """
         request = peer.InterruptGenerationRequest(generation_id=generation_id)
         try:
             owner = await self._journal.find(owner_id)
@@ -110,12 +120,17 @@ class Peers:
             return False
 
     async def is_gone(self, owner_id: str) -> bool:
-        """The owner runs no more: its lease has expired, nobody listens at its address, or another process does. One that does
-        not answer may only be slow, and with an unreachable journal nothing is known."""
+        """Returns True when the owner no longer runs.
+
+        That is the case when its lease has expired, nothing listens at its address, or another
+        process does. Returns False for an owner that does not answer, which may only be slow, and
+        while the journal cannot be reached, because nothing is known then.
+        """
         try:
             owner = await self._found(owner_id)
             if owner is not None:
-                # There is no generation without a name: the right owner says so, any other that it is not meant.
+                # No generation has an empty id: the owner answers NOT_FOUND, any other process that
+                # it is not the owner.
                 await self.cancel(Head(owner, 0), "")
         except OwnerLostError as error:
             return error.cause != SILENT
@@ -131,7 +146,7 @@ class Peers:
         return None
 
     async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
-        """The answer, unless the owner is lost before it comes."""
+        """Returns the answer. Raises OwnerLostError when the owner is lost before it arrives."""
         waiting = asyncio.ensure_future(answer)
         looks = expired = 0
         try:
@@ -168,7 +183,11 @@ class Peers:
 
 
 def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:
-    """An event as a router is sent it: a delta's text is one, but where log probabilities are told each token's text counts."""
+    """Yields an event as it is sent to another router.
+
+    A delta has one text. With log probabilities the text of each token matters, so each token is
+    sent as a delta of its own.
+    """
     if not isinstance(event, Delta) or event.tokens[0].logprobs is None:
         yield event
         return
@@ -177,7 +196,10 @@ def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:
 
 
 def _meaning(failure: grpc.aio.AioRpcError) -> Exception:
-    """What says nothing of ours was said by the connection, not by the router."""
+    """Returns the error of a failed call.
+
+    A failure without a status of ours comes from the connection, not from the router.
+    """
     if rpc_status.from_call(failure) is None:  # type: ignore[arg-type]
         return OwnerLostError(UNREACHABLE)
     error = error_from_rpc(failure)

@@ -1,4 +1,4 @@
-"""How far a reader has come that is passed from router to router."""
+"""The position of a reader that is passed from router to router."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
 
 
 class PassedReader:
-    """Moves with the events that the reader gets; `wants` is False for one that it has had already."""
+    """Advances with the events that the reader gets; `wants` is False for one it already has."""
 
     def __init__(self, from_index: Mapping[int, int]) -> None:
         self.from_index = dict(from_index)

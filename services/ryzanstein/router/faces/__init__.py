@@ -1,1 +1,1 @@
-"""What clients speak to: gRPC and HTTP over one core."""
+"""The protocols that clients speak to a router: gRPC and HTTP over one core."""

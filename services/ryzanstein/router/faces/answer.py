@@ -1,4 +1,4 @@
-"""A whole answer, put together from a generation's events: for the unary calls."""
+"""Collects a generation's events into a whole answer, for the unary calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ryzanstein.wire import token_logprobs_to_wire, usage_to_wire
 
 
 class Answer:
-    """Choices in full, the node that gave the last token, and the usage over all choices."""
+    """A whole answer: its choices, the node of the last token, and the usage over all choices."""
 
     def __init__(self) -> None:
         self.generation_id = ""

@@ -1,4 +1,7 @@
-"""What a client wants of its generation when it goes away: the same two headers over gRPC and over HTTP."""
+"""What happens to a generation when its client disconnects.
+
+The client chooses with two headers, which are the same over gRPC and HTTP.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,20 @@ RUN_DETACHED = "x-run-detached"
 
 
 class OnDisconnect(Enum):
-    """What becomes of a generation whose client has gone."""
+    """What happens to a generation whose client has disconnected."""
 
     WAIT = "wait"
-    """It waits for a reader for the grace, then it is paused."""
+    """It waits for a reader for the grace period, then it is paused."""
     CANCEL = "cancel"
     DETACH = "detach"
     """It runs to its end."""
 
 
 def on_disconnect(headers: Mapping[str, str]) -> OnDisconnect:
-    """From headers, or from metadata. INVALID_ARGUMENT for another value than true or false, and for a contradiction."""
+    """Returns the client's choice, from HTTP headers or gRPC metadata.
+
+    Raises INVALID_ARGUMENT for a value other than true or false, and for contradicting headers.
+    """
     cancel, detach = _flag(headers, CANCEL_ON_DISCONNECT), _flag(headers, RUN_DETACHED)
     if cancel and detach:
         raise errors.invalid(RUN_DETACHED, f"contradicts {CANCEL_ON_DISCONNECT}", "true")
@@ -39,7 +45,7 @@ def on_disconnect(headers: Mapping[str, str]) -> OnDisconnect:
 
 
 def _flag(headers: Mapping[str, str], name: str) -> bool | None:
-    """None: it was not given."""
+    """Returns the value of a header, or None when it is not given."""
     given = headers.get(name, "").strip().lower()
     if given not in ("", "true", "false"):
         raise errors.invalid(name, "must be true or false", given[:64])
@@ -49,7 +55,10 @@ def _flag(headers: Mapping[str, str], name: str) -> bool | None:
 async def ending_with_reader(
     core: Core, generation_id: str, events: AsyncGenerator[GenerationEvent, None]
 ) -> AsyncGenerator[GenerationEvent, None]:
-    """The events of a generation that a reader who goes before the end takes with it."""
+    """Yields a generation's events, and cancels the generation if its reader leaves before the end.
+
+    A reader leaves by closing the iterator or by cancelling its task. See `Core.leave`.
+    """
     try:
         async with aclosing(events):
             async for event in events:
@@ -60,6 +69,6 @@ async def ending_with_reader(
 
 
 async def leave(core: Core, generation_id: str) -> None:
-    """Its client does not come back for it. It may have ended in the same moment."""
+    """Cancels the generation of a client that does not come back. It may just have ended."""
     with suppress(RyzansteinError):
         await core.leave(generation_id)

@@ -1,7 +1,8 @@
-"""What tells a request that is sent again from a new one: the client's key, within its tenant, and a digest of the body.
+"""Distinguishes a repeated request from a new one: the client's key and a digest of the body.
 
-The key is what a client chose, `request_id` over gRPC (as in AIP-155) or `Idempotency-Key` over HTTP. It is not the id in
-`x-request-id`, which proxies make and change. Neither key nor body leaves the router: what is stored and compared are digests.
+The key is valid within its tenant. The client chooses it: `request_id` over gRPC (as in AIP-155) or
+`Idempotency-Key` over HTTP. It is not the id in `x-request-id`, which proxies create and change.
+Neither key nor body leaves the router: only digests are stored and compared.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from ryzanstein.generation import ChatPrompt, GenerationRequest, Prompt, Request
 MAX_KEY_CHARS = 255
 HEADER = "Idempotency-Key"
 _VISIBLE = re.compile(r"[\x20-\x7e]+")
-# A string of RFC 8941 (3.3.3), as draft-ietf-httpapi-idempotency-key-header asks for.
+# A string of RFC 8941 (3.3.3), as draft-ietf-httpapi-idempotency-key-header requires.
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _DEFAULTS = SamplingParams()
 
 
 def keyed(request: GenerationRequest, key: str, field: str) -> GenerationRequest:
-    """The request under this key, none if it is empty. INVALID_ARGUMENT naming `field` for one that is no key. The request is
-    as the client sent it, its tenant known."""
+    """Returns the request with this key, or without one when the key is empty.
+
+    The request must be as the client sent it, with its tenant set. Raises INVALID_ARGUMENT naming
+    `field` for an invalid key.
+    """
     if not key:
         return request
     if len(key) > MAX_KEY_CHARS or not _VISIBLE.fullmatch(key):
@@ -35,7 +39,10 @@ def keyed(request: GenerationRequest, key: str, field: str) -> GenerationRequest
 
 
 def key_of_header(value: str | None) -> str:
-    """Quoted, as the draft has it, or bare, as most clients send it. INVALID_ARGUMENT for an empty or a torn one."""
+    """Returns the key of a header: quoted, as in the draft, or bare, as most clients send it.
+
+    Raises INVALID_ARGUMENT for an empty key, or one with broken quotation marks.
+    """
     if value is None:
         return ""
     quoted = _QUOTED.fullmatch(value.strip())
@@ -50,7 +57,7 @@ def key_of_header(value: str | None) -> str:
 def _digest(parts: Iterator[bytes]) -> bytes:
     digest = blake2b(digest_size=16)
     for part in parts:
-        # Its length in front, so that no two lists of parts are read as one.
+        # The length comes first, so that two different lists of parts never read the same.
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.digest()
@@ -61,13 +68,19 @@ def _framed(*texts: str) -> Iterator[bytes]:
 
 
 def _parts(request: GenerationRequest) -> Iterator[bytes]:
-    """All of the body that a client repeats when it repeats itself: not the deadline, the trace, or what routers add."""
+    """Yields the parts of the request that a client repeats when it sends the request again.
+
+    The deadline, the trace and what routers add are not among them.
+    """
     yield from _framed(request.model, request.session_id, request.user, str(request.priority), _sampling(request.sampling))
     yield from _prompt(request.prompt)
 
 
 def _sampling(sampling: SamplingParams) -> str:
-    """What differs from the defaults, so that a field that a later version has changes no digest."""
+    """Returns the parameters that differ from the defaults.
+
+    A field that a later version adds thus changes no digest.
+    """
     given = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
     return json.dumps({name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}, sort_keys=True)
 

@@ -1,1 +1,1 @@
-"""Runs a generation on nodes: attempts, their placement, patience with them, hedges."""
+"""Runs a generation on nodes: attempts, placement, patience, hedges."""

@@ -1,4 +1,7 @@
-"""One attempt of a generation on one node: rows go straight into the log, everything else becomes an event for the runner."""
+"""One attempt of a generation on one node.
+
+Tokens go straight into the log; everything else becomes an event for the runner.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
 REQUEST_FAULT = "request_fault"
 NO_PROGRESS = "no_progress"
-# The node says that it cannot run such a request, which another node has accepted or may be able to run.
+# The node cannot run such a request; another node has accepted it or may be able to run it.
 REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """The attempt brought something new: for the first time, or for the first time in a race."""
+    """The attempt produced something new, for the first time or for the first time in a race."""
 
     run: AttemptRun
 
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """The attempt's node is silent or stalled; the attempt is still listened to."""
+    """The attempt's node is silent or stalled. Tokens of the attempt are still accepted."""
 
     run: AttemptRun
     cause: str
@@ -47,7 +50,7 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The attempt is over without the generation being complete; another node may continue."""
+    """The attempt ended before the generation was complete; another node may continue."""
 
     run: AttemptRun
     cause: str
@@ -56,13 +59,16 @@ class Lost:
 
     @property
     def reason(self) -> str:
-        """What the node said; empty: nothing."""
+        """The reason that the node gave, or an empty string."""
         return "" if self.error is None else self.error.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The node says that the request is wrong. Whether that ends the generation is the runner's to say."""
+    """The node reports that the request is wrong.
+
+    The runner decides whether that ends the generation.
+    """
 
     run: AttemptRun
     error: RyzansteinError
@@ -79,7 +85,7 @@ AttemptEvent = Worked | Suspected | Lost | Rejected | Complete
 
 
 class AttemptRun:
-    """An `AttemptSink` that writes to the generation's log; `tell` gets its events."""
+    """An `AttemptSink` that writes to the generation's log and passes its events to `tell`."""
 
     def __init__(
         self,
@@ -138,7 +144,7 @@ class AttemptRun:
             self._tell(Worked(self))
 
     def race(self) -> None:
-        """Another attempt starts beside this one: the next new row is told again."""
+        """Starts a race with another attempt: the next new token is reported again."""
         self._worked = False
 
     def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None:
@@ -174,29 +180,32 @@ class AttemptRun:
 
     @property
     def was_accepted(self) -> bool:
-        """Its node has let it in."""
+        """True when its node has accepted it."""
         return self._prompt_tokens is not None
 
     @property
     def fruitful(self) -> bool:
-        """It has brought something new."""
+        """True when it has produced something new."""
         return self._begun
 
     @property
     def suspect(self) -> bool:
-        """Its node is still silent or stalled."""
+        """True while its node is silent or stalled."""
         return self.placement is not None and self.placement.link.suspected
 
     @property
     def quiet(self) -> Quiet:
-        """How long it has brought nothing, and what may excuse that."""
+        """Since when it has produced nothing, and what may excuse that."""
         placement = self.placement
         overtaken = placement is not None and placement.overtaken
         load = Load() if placement is None else placement.link.beat.load
         return Quiet(self._quiet_since, self._prompt_tokens, self._begun, overtaken, load)
 
     def alarm(self) -> None:
-        """It has been quiet for too long: another node may try; the next time this one has lost it."""
+        """Reports that the attempt has been quiet for too long.
+
+        The first time, another node may try beside it; the next time, the attempt is lost.
+        """
         now = self._quiet_since = time.monotonic()
         self._alarms += 1
         if self._alarms == 1:
@@ -206,13 +215,13 @@ class AttemptRun:
             self._tell(Lost(self, NO_PROGRESS, now))
 
     def abandon(self) -> None:
-        """Ends the attempt on its node; nothing of it is believed any more."""
+        """Cancels the attempt on its node and fences it off."""
         self._log.fence(self.attempt)
         if self.placement is not None:
             self.placement.cancel()
 
     def release(self) -> None:
-        """The attempt has ended on its node by itself."""
+        """Fences off an attempt that has already ended on its node."""
         self._log.fence(self.attempt)
         if self.placement is not None:
             self.placement.release()

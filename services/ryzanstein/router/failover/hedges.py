@@ -1,7 +1,8 @@
-"""How many generations may have a backup beside their first attempt at once.
+"""Limits how many generations may have a backup beside their first attempt at once.
 
-A slow node makes each of its generations ask for a backup. Without a bound a slow cluster would be given twice its work at
-the moment at which it can bear it least (Dean and Barroso, The Tail at Scale, 2013, bound their hedges for the same reason).
+Each generation on a slow node requests a backup. Without a bound a slow cluster would get twice its
+work when it can bear it least (Dean and Barroso, The Tail at Scale, 2013, bound their hedges for
+the same reason).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 
 from ryzanstein.router.telemetry import RouterTelemetry
 
-# A node that is late now may be punctual at its next beat.
+# A node that is late now may be on time at its next beat.
 _SOON_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """At most `share` of the running generations, and always `least`."""
+    """The bound on hedges: `share` of the running generations, and never less than `least`."""
 
     share: float = 0.25
     least: int = 8
@@ -31,7 +32,7 @@ class _Waiter:
 
 
 class HedgeBudget:
-    """The hedges of one router. `take` one, `give` it back; who was refused may `wait`."""
+    """The hedges of one router. `take` one, `give` it back; a refused caller may `wait`."""
 
     def __init__(self, policy: HedgePolicy, running: Callable[[], int], telemetry: RouterTelemetry) -> None:
         self._policy = policy
@@ -53,7 +54,7 @@ class HedgeBudget:
         return True
 
     def give(self) -> None:
-        """Whoever waits longest and still wants it is told to look again."""
+        """Gives a hedge back. The longest waiter that still wants one is notified to look again."""
         self._set(self._taken - 1)
         self._tell()
 
@@ -66,11 +67,17 @@ class HedgeBudget:
                 waiter.again()
 
     def wait(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:
-        """`again` is called once, when there is room and `wanted` says so. One wait for each key."""
+        """Calls `again` once, when there is room and `wanted` returns True.
+
+        Each key has one wait.
+        """
         self._waiting[key] = _Waiter(wanted, again)
 
     def wait_for_node(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:
-        """The same for one that found no node to be its backup: it looks again soon. One timer serves all who wait."""
+        """Waits like `wait`, for a caller that found no node for its backup: it looks again soon.
+
+        One timer serves all waiters.
+        """
         self.wait(key, wanted, again)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SOON_S, self._on_timer)

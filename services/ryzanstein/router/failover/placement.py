@@ -1,7 +1,8 @@
-"""Where a generation's next attempt goes, and when the generation must be given up.
+"""Chooses the node of a generation's next attempt, and decides when to give the generation up.
 
-Knows what failed it so far: nodes that are not to be asked again yet, nodes that cannot run it at all, how long there has been
-no node for it, and how many of its attempts ended in a way that the request itself may have caused.
+Tracks what has failed the generation so far: nodes that must not be tried again yet, nodes that
+cannot run it at all, how long it has had no node, and how many of its attempts ended in a way that
+the request itself may have caused.
 """
 
 from __future__ import annotations
@@ -19,23 +20,29 @@ from ryzanstein.router.nodes.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 
-# While no node can take a generation it looks again this often, besides at every change of a node: a breaker that
-# becomes half-open is no event. A node that failed or refused it is left alone for at least as long,
+# While no node can take a generation it looks again this often, besides at every change of a node:
+# a breaker that becomes half-open is not an event. A node that failed or refused the generation is
+# not tried again for at least as long.
 _LOOK_AGAIN_S = 0.25
-# and one that is full for as long as it says, but not longer than this.
+# A node that is full is not tried again for as long as it says, but not longer than this.
 _LONGEST_PAUSE_S = 2.0
-# The node was well, or was taken away by others: that says nothing about the request.
+# The node was healthy, or its model was unloaded: that says nothing about the request.
 _BLAMELESS = frozenset({BACK_PRESSURE, REFUSED, REQUEST_FAULT, UNLOADED})
-# A node that had not accepted the attempt may have been gone before it came: two such ends count as one.
+# A node that had not accepted the attempt may have been gone before it arrived: two such losses
+# count as one.
 _STRIKE, _HALF_STRIKE = 1.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerPolicy:
-    """`failover_wait_s`: how long a generation waits without any node that could serve it before it fails with NO_NODES, its
-    age does not matter. `max_fruitless_attempts`: how many attempts in a row may end by a fault that the request may have
-    caused, without a new token, so that a request which kills nodes kills few. `patience`: how long an attempt may bring
-    nothing on a node that works for others."""
+    """The limits of a generation's attempts.
+
+    `failover_wait_s` is how long a generation waits while no node could serve it before it fails
+    with NO_NODES, whatever its age. `max_fruitless_attempts` is how many attempts in a row may end,
+    without a new token, by a fault that the request may have caused, so that a request which kills
+    nodes kills few. `patience` is how long an attempt may produce nothing on a node that works for
+    others.
+    """
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
@@ -43,7 +50,7 @@ class RunnerPolicy:
 
 
 class NodePlacement:
-    """Of one generation."""
+    """Chooses the nodes of one generation."""
 
     def __init__(self, generation: Generation, links: Roster, policy: RunnerPolicy, telemetry: RouterTelemetry) -> None:
         self._generation = generation
@@ -52,7 +59,8 @@ class NodePlacement:
         self._policy = policy
         self._telemetry = telemetry
         self._affinity = links.affinity_of(generation.request)
-        self._excluded: dict[str, float] = {}  # until when, monotonic seconds; longer while there are others
+        # Until when, in monotonic seconds; longer while other nodes remain.
+        self._excluded: dict[str, float] = {}
         self._barred: set[str] = set()
         self._refused_by: set[str] = set()
         self._strikes: list[float] = []
@@ -60,26 +68,32 @@ class NodePlacement:
         self._ranking: Ranking | None = None
 
     def placed(self, node_id: str) -> None:
-        """An attempt starts on a node that was named last."""
+        """Records that an attempt starts on a node of the last ranking."""
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
 
     def worked(self) -> None:
-        """The generation has grown: what was held against nodes, and against the request, is forgotten."""
+        """Forgets the faults of nodes and of the request, because the generation has grown."""
         self._excluded.clear()
         self._strikes.clear()
 
     def backups(self, node_id: str) -> list[str]:
-        """Nodes that may run a backup of the attempt on `node_id`, the best first. A backup must itself be on time: in a
-        cluster that is slow as a whole, or after a pause of this router, one more would only be more work."""
+        """Returns the nodes that may run a backup of the attempt on `node_id`, best first.
+
+        A backup's node must itself be on time. In a cluster that is slow as a whole, or after a
+        pause of this router, a backup would only add work.
+        """
         return [each for each in self._candidates(node_id) if self._links.punctual(each)]
 
     async def first(self) -> str:
-        """The node for the first attempt; waits for one. NO_NODES when none came."""
+        """Waits for a node for the first attempt and returns it.
+
+        Raises NO_NODES when none becomes available in time.
+        """
         return await self._wait(None)
 
     def note(self, lost: Lost) -> None:
-        """An attempt has ended; another one may still run."""
+        """Records that an attempt has ended. Another one may still run."""
         node_id = lost.run.node_id
         self._excluded[node_id] = time.monotonic() + _pause_s(lost)
         if strike := self._strike(lost):
@@ -90,8 +104,11 @@ class NodePlacement:
             self._refused_by.add(node_id)
 
     async def next(self, lost: Lost) -> str:
-        """The node for the attempt after the last one, which was noted, was lost; waits for one. Raises the error that the
-        client gets when the generation must be given up."""
+        """Waits for the node of the next attempt and returns it.
+
+        `lost` is the last attempt to be lost, already passed to `note`. Raises the client's error
+        when the generation must be given up.
+        """
         self._require_blameless(lost)
         self._require_acceptable(lost)
         if sum(self._strikes) >= self._policy.max_fruitless_attempts:
@@ -100,7 +117,7 @@ class NodePlacement:
         return await self._wait(lost)
 
     def _strike(self, lost: Lost) -> float:
-        """How far the request may be what the attempt ended of."""
+        """Returns how far the request may be the cause of the attempt's end."""
         if lost.run.fruitful or lost.cause in _BLAMELESS or self._links.awake.lately_paused:
             return 0.0
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
@@ -122,13 +139,19 @@ class NodePlacement:
         return nodes[0]
 
     def _require_hope(self, lost: Lost | None) -> None:
-        """Who has not begun need not wait for nodes that operators took out of service, all of them."""
+        """Raises NO_NODES when operators drain all nodes of the model.
+
+        A generation that has not begun need not wait for them.
+        """
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes drain ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
 
     def _left_s(self) -> float:
-        """Of the time that it waits for a node. It does not run while some node could serve the generation by and by."""
+        """Returns how much time is left to wait for a node.
+
+        The time does not run while some node could serve the generation later.
+        """
         now = self._links.awake.now()
         if self._links.could_serve(self._model, self._barred):
             self._nobody_since = None
@@ -141,14 +164,20 @@ class NodePlacement:
         self._excluded = {node_id: until for node_id, until in self._excluded.items() if until > now}
 
     def _require_begun(self, lost: Lost | None) -> None:
-        """Who has no token yet need not wait in a full cluster: the refusal says when to come again."""
+        """Raises the node's refusal for a generation that has no token yet.
+
+        It need not wait in a full cluster: the refusal says when to retry.
+        """
         if lost is None or lost.error is None or lost.cause != BACK_PRESSURE or self._generation.log.num_tokens:
             return
         if lost.error.code in (Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED):
             raise lost.error
 
     def _require_blameless(self, lost: Lost) -> None:
-        """Two nodes that are well and cannot run a request agree: it is the request. Raises the error of the second."""
+        """Raises the second node's error when two healthy nodes cannot run the request.
+
+        They agree, so the cause is the request.
+        """
         if lost.cause == REQUEST_FAULT and lost.error is not None:
             others = self._links.could_serve(self._model, {*self._barred, *self._refused_by})
             if len(self._refused_by) > 1 or not others:
@@ -159,9 +188,13 @@ class NodePlacement:
             raise lost.error
 
     def _is_mistake(self, lost: Lost, *, unknown: bool) -> bool:
-        """Of the client. The first node's word counts for all of them, except that a larger context may hold what a smaller one
-        cannot; such a node may be away just now, or start. What was accepted once is no client's mistake any more: such a node
-        is only not asked again."""
+        """Returns True when a refusal is the client's mistake.
+
+        The first node's refusal counts for all nodes, with one exception: a node with a larger
+        context may hold what a smaller one cannot, and such a node may be away at the moment, or
+        starting. Once a node has accepted the generation, a refusal is no longer the client's
+        mistake; the refusing node is only not tried again.
+        """
         if lost.cause != REFUSED or self._generation.started is not None:
             return False
         if lost.reason != errors.CONTEXT_TOO_LONG:
@@ -170,7 +203,8 @@ class NodePlacement:
 
     def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
         if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):
-            return lost.error  # a node that started might have held it, and did not come
+            # A node that was starting might have held it, but did not become ready.
+            return lost.error
         self._count_in_vain(lost)
         why = f"none for {self._policy.failover_wait_s:g} s"
         if lost is None:
@@ -182,6 +216,6 @@ class NodePlacement:
 
 
 def _pause_s(lost: Lost) -> float:
-    """How long its node is left alone by this generation."""
+    """Returns how long the generation does not try the node again."""
     asked_s = lost.error.retry_after_s if lost.error is not None and lost.cause == BACK_PRESSURE else None
     return min(max(asked_s or 0.0, _LOOK_AGAIN_S), _LONGEST_PAUSE_S)

@@ -1,8 +1,8 @@
-"""The life of a generation on the nodes: place it, follow its attempts, move it on, until its log is complete.
+"""Runs a generation on the nodes: placement, attempts and failover, until its log is complete.
 
-On a fault the next candidate gets attempt + 1 with the prompt and the generated tokens, apart. On mere suspicion a backup
-starts beside the first (a hedge): whoever brings the next index first wins, the other is cancelled. A false alarm costs work,
-never correctness.
+After a fault the next candidate gets attempt + 1 with the prompt and, separately, the generated
+tokens. On mere suspicion a backup starts beside the first attempt (a hedge): the first to produce
+the next token wins, and the other is cancelled. A false alarm costs work, never correctness.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
-# Attempts are numbered from epoch * 2**16 on: room for 65,536 of each router, and for 65,536 routers, in the wire's uint32.
+# Attempts are numbered from epoch * 2**16: the wire's uint32 has room for 65,536 attempts of each
+# router, and for 65,536 routers.
 _EPOCH_SHIFT = 16
 
 
 @dataclass(slots=True)
 class _Reroute:
-    """Why an attempt was started after the first one, and how long that took."""
+    """Why an attempt other than the first was started, and how long that took."""
 
     cause: str
     from_node: str
@@ -53,7 +54,10 @@ class _Reroute:
 
 
 class Runner:
-    """Runs one generation. `run` it once, as a task; cancelling it cancels the generation on its nodes."""
+    """Runs one generation.
+
+    `run` it once, as a task; cancelling it cancels the generation on its nodes.
+    """
 
     def __init__(
         self, generation: Generation, links: Roster, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: RouterTelemetry
@@ -67,12 +71,16 @@ class Runner:
         self._telemetry = telemetry
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
-        # Higher than every attempt of the routers that had the generation before, and of earlier runs here.
+        # Higher than every attempt of earlier routers and of earlier runs here.
         generation.next_attempt = max(generation.next_attempt, generation.epoch << _EPOCH_SHIFT)
         self._looking: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Returns when the log is complete. Raises the client's error, or UNAVAILABLE when no node finished it."""
+        """Runs until the log is complete.
+
+        Raises the client's error, or UNAVAILABLE when no node finished the generation. Cancelling
+        it cancels the attempts.
+        """
         if self._generation.log.complete:
             return
         self._look()
@@ -97,7 +105,11 @@ class Runner:
             self._hedges.give()
 
     def _look(self) -> None:
-        """For attempts that a node which works for others has forgotten. Looks again when the first could be that."""
+        """Alarms attempts that have been quiet for too long.
+
+        Their nodes work for others but have forgotten them. Looks again when the first attempt
+        could be forgotten.
+        """
         patience, now = self._patience, time.monotonic()
         awake = self._links.awake
         left_s = {run: patience.left_s(run.quiet, now - awake.slept_since(run.quiet.since)) for run in self._runs}
@@ -142,7 +154,8 @@ class Runner:
             return
         self._telemetry.hedges.labels("won").inc()
         if (breaker := self._links.breaker(loser.node_id)) is not None:
-            # A node that works for others may only be slow with this one: a few such in a row open its breaker.
+            # A node that works for others may only be slow with this attempt: its breaker opens
+            # only after a few such faults in a row.
             (breaker.fault if reroute.cause == NO_PROGRESS else breaker.open)()
         self._report(winner, reroute)
 
@@ -162,7 +175,11 @@ class Runner:
             self._telemetry.hedges.labels("lost").inc()
 
     def _blame(self, lost: Lost) -> None:
-        """Links blame a node for the end of its link themselves, once and not for each generation."""
+        """Reports the outcome of a lost attempt to the node's breaker.
+
+        The end of a link is not reported here: the link does that itself, once and not for each
+        generation.
+        """
         breaker = self._links.breaker(lost.run.node_id)
         if breaker is None:
             return
@@ -178,7 +195,10 @@ class Runner:
             breaker.worked()
 
     def _hedge(self, suspicion: Suspected) -> None:
-        """The node is not told to be suspect twice, so this looks again by itself."""
+        """Starts a backup for a suspected attempt, or waits until one can start.
+
+        A suspicion is reported only once, so it is queued again here.
+        """
         run = suspicion.run
         if len(self._runs) > 1:
             return

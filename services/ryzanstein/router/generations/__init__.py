@@ -1,1 +1,1 @@
-"""A generation as readers and recorders see it: its token log, its readers, how long it is retained."""
+"""A generation as readers and recorders see it: token log, readers, retention."""

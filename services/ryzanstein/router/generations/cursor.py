@@ -1,4 +1,7 @@
-"""Reads a generation from any index: its start, the tokens of each choice, its ends. Slow readers get more in one Delta."""
+"""Reads a generation from any index: its start, the tokens of each choice, its ends.
+
+Slow readers get more tokens in one Delta.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ MAX_DELTA_TOKENS = 512
 async def follow(
     generation: Generation, from_index: Mapping[int, int], *, whole: bool = False
 ) -> AsyncGenerator[GenerationEvent, None]:
-    """See `Core.follow`. INVALID_ARGUMENT for a choice that the generation does not have. Closing it detaches the reader."""
+    """Yields the events of a generation, see `Core.follow`. Closing it detaches the reader.
+
+    Raises INVALID_ARGUMENT for a choice that the generation does not have.
+    """
     cursor = _Cursor(generation, from_index, whole)
     news = asyncio.Event()
     generation.reader_came(news)
     try:
         while not cursor.done:
             news.clear()
-            settled = generation.settled  # before looking: after it nothing more comes
+            settled = generation.settled  # read first: once settled, nothing more comes
             for event in cursor.take():
                 yield event
             if settled and generation.error is not None:
@@ -34,7 +40,7 @@ async def follow(
 
 
 class _Cursor:
-    """How far one reader has come."""
+    """The position of one reader."""
 
     def __init__(self, generation: Generation, from_index: Mapping[int, int], whole: bool) -> None:
         num_choices = len(generation.log.choices)
@@ -53,7 +59,7 @@ class _Cursor:
         return self._ends_given == len(self._next)
 
     def take(self) -> Iterator[GenerationEvent]:
-        """Everything that is new to this reader."""
+        """Yields everything that is new to this reader."""
         generation = self._generation
         if not self._begun:
             if generation.started is None:
@@ -64,7 +70,7 @@ class _Cursor:
             yield from self._deltas(choice)
         while self._ends_given < self._visible_ends:
             end = generation.ended[self._ends_given]
-            # Tokens that came while this reader was busy with the events above.
+            # Tokens that arrived while this reader handled the events above.
             yield from self._deltas(end.choice)
             self._ends_given += 1
             yield end

@@ -1,7 +1,7 @@
-"""One generation as its readers and its runner share it: the log, who reads it, and how it ended.
+"""A generation, shared by its readers and its runner: token log, readers, and how it ended.
 
-`cursor.follow` reads it. The last Finished is held back until the runner has settled the generation (its session's turn is
-stored), so that whoever has read the end can build on it.
+`cursor.follow` reads it. The last Finished is held back until the generation is settled and its
+session's turn is stored, so that a client that has read the end can continue from it.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ PAUSED = "GENERATION_PAUSED"
 
 
 def paused(generation_id: str) -> RyzansteinError:
-    """It does not run because nobody reads it. The next reader resumes it."""
+    """Returns the error of a generation that is paused because it has no reader.
+
+    The next reader resumes it.
+    """
     return errors.unavailable(PAUSED, f"generation {generation_id[:64]} was paused because nobody read it; attach again")
 
 
 class GenerationObserver(Protocol):
-    """Hears what happens to a generation besides its tokens. Must not block."""
+    """Receives the events of a generation other than its tokens. Must not block."""
 
     def generation_started(self, generation: Generation) -> None: ...
 
     def readers_changed(self, generation: Generation) -> None: ...
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
-        """These readers shall be woken, soon."""
+        """Notifies these readers soon."""
         ...
 
 
 class Generation:
-    """A generation of this router. Its runner writes, readers `follow` it."""
+    """A generation of this router. Its runner writes to it; readers `follow` it."""
 
     def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
-        """`epoch`: how many routers had it before this one."""
+        """`epoch` is the number of routers that had the generation before this one."""
         self.generation_id = generation_id
         self.request = request
         self.epoch = epoch
         self.next_attempt = 0
         self.said: tuple[Message, ...] = ()
-        """Its session's turn; empty without a session."""
+        """The new messages of its session's turn; empty without a session."""
         self.was_read = False
         self.shown = 0
-        """How many tokens of the first choice readers were given, here or at a router before."""
+        """How many tokens of the first choice readers were sent, here or at an earlier router."""
         self.abandoned = False
-        """Its window is over: it can be read until it has ended."""
+        """Its re-attach window is over: it can be read until it has ended."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.ended: list[Finished] = []
@@ -71,7 +74,7 @@ class Generation:
 
     @property
     def unread(self) -> bool:
-        """It had readers and all have left. One that runs detached never counts as unread."""
+        """True when it had readers and all have left. A detached generation is never unread."""
         return self.was_read and not self._readers and not self.request.detached
 
     @property
@@ -79,21 +82,21 @@ class Generation:
         return self.error is not None and self.error.reason == PAUSED
 
     def start(self, node_id: str, prompt_tokens: int) -> None:
-        """A node accepted it; only the first one's word counts."""
+        """Records that a node accepted the generation. Only the first call counts."""
         if self.started is None:
             self.started = Started(self.generation_id, self.request.model, node_id, prompt_tokens)
             self._observer.generation_started(self)
             self.wake()
 
     def token_added(self) -> None:
-        """The log has a new token."""
+        """Records the time of a new token in the log, and notifies the readers."""
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at
         self.wake()
 
     def end_choice(self, choice: int, cached_prompt_tokens: int = 0) -> None:
-        """Called once per choice, after the log has ended it."""
+        """Records the end of a choice. Called once per choice, after the log has ended it."""
         self._finished_tokens += len(self.log.choices[choice].tokens)
         self._cached = max(self._cached, cached_prompt_tokens)
         prompt_tokens = 0 if self.started is None else self.started.prompt_tokens
@@ -103,9 +106,12 @@ class Generation:
         self.wake()
 
     def settle(self, error: RyzansteinError | None = None) -> None:
-        """The end: complete, or failed with `error`. Readers get what is left, then the last Finished or the error."""
+        """Ends the generation: complete, or failed with `error`.
+
+        Readers get the remaining events, then the last Finished or the error.
+        """
         if error is None:
-            # Cancelled before any node accepted it: its readers still get the events that every stream has.
+            # Cancelled before any node accepted it: readers still get the events of every stream.
             self.start("", 0)
         self.error = error
         self.settled = True
@@ -113,12 +119,17 @@ class Generation:
 
     @property
     def resumable(self) -> bool:
-        """It is paused, or it failed with a retryable error that a reader has been told. The next reader resumes it where it
-        ended."""
+        """True when it is paused, or failed with a retryable error that was sent to a reader.
+
+        The next reader resumes it where it ended.
+        """
         return self.paused or (self.was_read and self.error is not None and self.error.retry_after_s is not None)
 
     def resume(self) -> None:
-        """It is about to run again. Readers that were not told its error yet are not told it any more."""
+        """Prepares it to run again.
+
+        Readers that have not received its error yet no longer get it.
+        """
         self.error = None
         self.settled = False
 
@@ -127,7 +138,7 @@ class Generation:
             self._observer.has_news(self._readers)
 
     def reader_came(self, news: asyncio.Event) -> None:
-        """`news` is set when there is more to read, until `reader_left`."""
+        """Adds a reader. `news` is set when there is more to read, until `reader_left`."""
         self.was_read = True
         self._readers[news] = None
         self._observer.readers_changed(self)

@@ -1,8 +1,10 @@
-"""Which generation has a client's key: a request that is sent again is led to it instead of running twice.
+"""Idempotency keys: a request that is sent again attaches to its generation and does not run twice.
 
-A key is taken before the request's first wait and is undecided until its generation runs; who asks meanwhile waits for that. A
-request that is refused gives it back, and so does a generation that failed for good: it stored nothing, and may be tried again
-under the same key. Otherwise, also when it can be resumed, the key is held for as long as the generation can be read.
+A key is claimed before the request's first await and is undecided until its generation runs.
+Requests with the same key wait for that decision. A refused request frees its key. So does a
+generation that failed permanently: it stored nothing, and may be tried again under the same key.
+Otherwise, also when the generation can be resumed, the key is held for as long as the generation
+can be read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """A generation that has a key, at whatever router. `begun`: it is on record, so that it can be attached to."""
+    """A generation that has a key, at any router.
+
+    `begun` means that it is recorded, so that a client can attach to it.
+    """
 
     generation_id: str
     body: bytes
@@ -32,17 +37,20 @@ class SharedKeys(Protocol):
     """The keys of all routers. Neither method waits long."""
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
-        """None: the generation has it now; it lasts no longer than `lasts_s`. Otherwise who has it. UNAVAILABLE when that
-        cannot be told: perhaps the generation has it, until it is freed."""
+        """Claims a key for a generation, which runs for `lasts_s` at most.
+
+        Returns None when the generation has the key now, otherwise its holder. Raises UNAVAILABLE
+        when that is unknown: the generation may have the key, until it is freed.
+        """
         ...
 
     async def free(self, key: RequestKey, generation_id: str) -> None:
-        """Gives it back, where it is still this generation's."""
+        """Frees the key if it still belongs to this generation."""
         ...
 
 
 class UnsharedKeys:
-    """Of a router that shares nothing."""
+    """The keys of a router that shares none."""
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
         return None
@@ -52,7 +60,10 @@ class UnsharedKeys:
 
 @dataclass(eq=False, slots=True)
 class _Holding:
-    """`decided` is set when the generation runs, or does not have the key any more."""
+    """A key and its generation.
+
+    `decided` is set when the generation runs, or no longer has the key.
+    """
 
     key: RequestKey
     generation_id: str
@@ -61,7 +72,10 @@ class _Holding:
 
 
 class IdempotencyKeys:
-    """The keys of this router's generations. As many at most as there are generations that enter, run or can be read."""
+    """The keys of this router's generations.
+
+    There are at most as many as there are generations that enter, run or can be read.
+    """
 
     def __init__(self, shared: SharedKeys, telemetry: RouterTelemetry) -> None:
         self._shared = shared
@@ -71,14 +85,20 @@ class IdempotencyKeys:
         self._freeing: set[asyncio.Task[None]] = set()
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> str:
-        """The id of the generation that has the key: this one, whose fate is to be told by `begun` or `free`, or the one to
-        attach to. FAILED_PRECONDITION IDEMPOTENCY_MISMATCH when it has another body, UNAVAILABLE when other routers' keys
-        cannot be known: the request would run unprotected."""
+        """Returns the id of the generation that has the key.
+
+        If it is `generation_id`, the caller must report the outcome with `begun` or `free`. Any
+        other id is of the generation to attach to. Cancelling a claim frees the key.
+
+        Raises FAILED_PRECONDITION IDEMPOTENCY_MISMATCH when the key was used with another body, and
+        UNAVAILABLE when the keys of other routers are unknown, because the request would run
+        unprotected.
+        """
         while (holding := self._holdings.get(key.name)) is not None:
             if holding.begun:
                 self._check(holding.key.body, key)
                 return self._attached(holding.generation_id)
-            await holding.decided.wait()  # one that is being given back is anybody's
+            await holding.decided.wait()  # a key that is being freed may then be claimed
         self._hold(_Holding(key, generation_id))
         try:
             holder = await self._elsewhere(key, generation_id, lasts_s)
@@ -94,25 +114,28 @@ class IdempotencyKeys:
         return generation_id
 
     def begun(self, generation_id: str) -> None:
-        """It runs. Who waited for that may attach."""
+        """Marks a generation as running. Requests that waited for that may attach."""
         if (holding := self._by_generation.get(generation_id)) is not None:
             holding.begun = True
             holding.decided.set()
 
     def adopted(self, key: RequestKey, generation_id: str) -> None:
-        """This router goes on with a generation of another one."""
+        """Holds the key of a generation that this router has taken over."""
         if key.name not in self._holdings:
             self._hold(_Holding(key, generation_id))
             self.begun(generation_id)
 
     def passed_on(self, generation_id: str) -> None:
-        """The key is another router's to keep."""
+        """Drops a key that another router holds now."""
         if (holding := self._by_generation.get(generation_id)) is not None:
             self._drop(holding)
 
     def free(self, generation_id: str) -> None:
-        """The generation was refused, has failed for good, or cannot be read any more. Who asks here meanwhile waits until
-        every router knows."""
+        """Frees the key of a generation.
+
+        The generation was refused, has failed permanently, or can no longer be read. Requests with
+        the key wait here until every router knows.
+        """
         holding = self._by_generation.pop(generation_id, None)
         if holding is not None:
             holding.begun = False
@@ -122,11 +145,14 @@ class IdempotencyKeys:
             task.add_done_callback(self._freeing.discard)
 
     async def close(self) -> None:
-        """Waits for what is being given back."""
+        """Waits for keys that are being freed."""
         await asyncio.gather(*self._freeing, return_exceptions=True)
 
     async def _elsewhere(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
-        """Another router's generation; waits for one whose fate is undecided. It is decided, or given up, within seconds."""
+        """Returns another router's generation that has the key, or None.
+
+        Waits for one that is undecided, which is decided or given up within seconds.
+        """
         while (holder := await self._shared.claim(key, generation_id, lasts_s)) is not None:
             self._check(holder.body, key)
             if holder.begun:

@@ -1,4 +1,7 @@
-"""What the core tells a recorder of its generations, so that they outlive this router. Without a journal nobody listens."""
+"""The events that the core sends to a recorder, so that generations outlive this router.
+
+Without a journal they are ignored.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,36 @@ from ryzanstein.router.generations.generation import Generation
 
 
 class Recorder(Protocol):
-    """Hears of generations. Only `flushed` and `close` wait, and never long."""
+    """Receives events of generations. Only `flushed` and `close` wait, and never long."""
 
     def added(self, generation: Generation, new_messages: int) -> None:
-        """It is about to run, or was taken over. `new_messages`: how many of its last messages make its session's turn."""
+        """Records a generation that is about to run, or was taken over.
+
+        `new_messages` is how many of its last messages form its session's turn.
+        """
         ...
 
     def ended(self, generation: Generation) -> None:
-        """It is settled."""
+        """Records that the generation is settled."""
         ...
 
     def resumed(self, generation: Generation) -> None:
-        """One that was settled runs again."""
+        """Records that a settled generation runs again."""
         ...
 
     def forgotten(self, generation: Generation) -> None:
-        """It can no longer be read."""
+        """Records that the generation can no longer be read."""
         ...
 
     async def flushed(self, generation: Generation) -> None:
-        """Everything of it up to now is on record, or cannot be put on record for the time being."""
+        """Returns when all of it up to now is recorded, or cannot be recorded at present."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Unrecorded:
-    """The recorder of a router that keeps its generations in memory alone."""
+    """The recorder of a router that keeps its generations only in memory."""
 
     def added(self, generation: Generation, new_messages: int) -> None: ...
 

@@ -1,7 +1,8 @@
-"""The generations that can be read: those that run, and for the re-attach window those that have ended.
+"""The generations that can be read: running ones and, for the re-attach window, ended ones.
 
-A generation without a reader runs for the grace after the last one left, then it is paused. At the end of the window it is
-cancelled; one that has ended is then forgotten, and earlier when the ended ones hold more tokens than there is room for.
+A generation runs for the grace period after its last reader left; then it is paused. At the end of
+the window it is cancelled. A generation that has ended is forgotten at the end of the window, or
+earlier when the ended ones hold more tokens than the limit.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from ryzanstein.router.generations.wakes import Wakes
 from ryzanstein.router.telemetry import RouterTelemetry
 
 UnreadTurns = Literal["keep", "drop"]
-"""What a session gets of an answer that is ended because nobody reads it: what was shown of it, or nothing."""
+"""What a session keeps of an answer that is ended because it has no reader.
+
+Either what was shown of it, or nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingWindow:
-    """How long a generation without a reader runs, how long it can be come back to, in seconds, and how many tokens of ended
-    ones are kept for that."""
+    """The bounds within which generations can be read, in seconds and tokens.
+
+    `grace_s` is how long a generation runs without a reader. `reattach_s` is how long a client can
+    come back to it. `max_retained_tokens` is how many tokens of ended generations are retained for
+    that.
+    """
 
     grace_s: float
     reattach_s: float
@@ -34,8 +42,12 @@ class ReadingWindow:
 
 
 class RetainedGenerations:
-    """Generations by id. `pause` is called with one that nobody has read for the grace, `abandon` with one that nobody came
-    back to, which is to be dropped when it has ended, `on_forgotten` with each that is dropped."""
+    """Generations by id.
+
+    `pause` is called with a generation that has had no reader for the grace period. `abandon` is
+    called with one that no reader came back to, which must be dropped when it has ended.
+    `on_forgotten` is called with each one that is dropped.
+    """
 
     def __init__(
         self,
@@ -61,11 +73,11 @@ class RetainedGenerations:
         self._waiting: Counter[str] = Counter()
 
     def waiting(self, model: str) -> int:
-        """How many no node has accepted yet."""
+        """Returns how many generations of the model no node has accepted yet."""
         return self._waiting[model]
 
     def add(self, generation: Generation) -> None:
-        """The window starts at once: a client may never come to read."""
+        """Adds a generation. Its window starts at once, because a client may never read it."""
         self._by_id[generation.generation_id] = generation
         self._waiting[generation.request.model] += 1
         self._telemetry.running.inc()
@@ -76,21 +88,21 @@ class RetainedGenerations:
         return self._by_id.get(generation_id)
 
     def get(self, generation_id: str) -> Generation:
-        """NOT_FOUND when there is none."""
+        """Returns a generation. Raises NOT_FOUND when there is none."""
         generation = self.find(generation_id)
         if generation is None:
             raise errors.not_found("generation", generation_id)
         return generation
 
     def readers_changed(self, generation: Generation) -> None:
-        """A reader came or left."""
+        """Restarts or stops a generation's timer, because a reader came or left."""
         if generation.generation_id not in self._by_id:
             return
         if (timer := self._timers.pop(generation.generation_id, None)) is not None:
             timer.cancel()
         if generation.num_readers or (generation.request.detached and not generation.settled):
             return
-        # While this router stands still nobody can come back to it.
+        # While this router is paused no client can come back to it.
         now = self._awake.now()
         ends_at = now + self._window.reattach_s
         if generation.settled or self._window.grace_s >= self._window.reattach_s:
@@ -118,7 +130,10 @@ class RetainedGenerations:
         self._telemetry.waiting.dec()
 
     def ended(self, generation: Generation) -> None:
-        """It stays readable for what is left of its window, which begins only now for one that ran detached."""
+        """Retains an ended generation for the rest of its window.
+
+        The window of a detached generation begins only now.
+        """
         self._telemetry.running.dec()
         if generation.started is None:
             self._no_longer_waits(generation)
@@ -135,7 +150,7 @@ class RetainedGenerations:
         self._telemetry.retained.set(len(self._retained))
 
     def resumed(self, generation: Generation) -> None:
-        """One that had ended runs again."""
+        """Counts a generation that had ended as running again."""
         self._telemetry.running.inc()
         if generation.started is None:
             self._waiting[generation.request.model] += 1
@@ -144,7 +159,7 @@ class RetainedGenerations:
         self._telemetry.retained.set(len(self._retained))
 
     def drop(self, generation: Generation) -> None:
-        """It can no longer be read here. Its present readers get its end."""
+        """Removes a generation: it can no longer be read here. Its present readers get its end."""
         if generation.generation_id in self._by_id:
             self._forget(generation.generation_id)
             self._telemetry.retained.set(len(self._retained))

@@ -1,8 +1,8 @@
-"""The exactly-once log of one generation: what each choice has generated, whoever generated it.
+"""The exactly-once token log of one generation, whichever nodes generate its tokens.
 
-Rows come from attempts. An attempt that is not live is fenced off; of several live ones (a hedge) the first to bring something
-new wins and fences off the others. An index that is already there is dropped, an index that skips one is the node's fault.
-Knows no node protocol and no readers.
+Attempts append tokens. An attempt that is not live is fenced off. Of several live attempts (a
+hedge), the first to append something new wins and fences off the others. A known index is dropped;
+an index that skips one is the node's fault. Knows no node protocol and no readers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ryzanstein.generation import ChoiceProgress, FinishReason, Token
 
 
 class AppendResult(IntEnum):
-    """What became of a row."""
+    """What happened to a token, or to the end of a choice."""
 
     NEW = 0
     DUPLICATE = 1
@@ -22,11 +22,11 @@ class AppendResult(IntEnum):
 
 
 class GapError(Exception):
-    """An attempt skipped an index: it cannot be believed any more."""
+    """An attempt skipped an index: it can no longer be trusted."""
 
 
 class ChoiceLog:
-    """One choice's tokens, and from which index on which node gave them."""
+    """One choice's tokens, and which node generated them from which index."""
 
     __slots__ = ("nodes", "reason", "tokens")
 
@@ -41,7 +41,10 @@ class ChoiceLog:
         self.tokens.append(token)
 
     def runs(self, first: int, most: int) -> Sequence[tuple[int, list[Token], str]]:
-        """The tokens from `first` on as (first index, tokens, node id), one run for each node, at most `most` tokens each."""
+        """Returns the tokens from `first` as (first index, tokens, node id).
+
+        Each run has tokens of one node, and at most `most` of them.
+        """
         runs = []
         while first < len(self.tokens):
             node_id, end = self._node_at(first)
@@ -59,7 +62,7 @@ class ChoiceLog:
 
 
 class TokenLog:
-    """The choices of a generation and the attempts that may write to them."""
+    """The choices of a generation, and the attempts that may write to them."""
 
     def __init__(self, num_choices: int) -> None:
         self.choices = [ChoiceLog() for _ in range(num_choices)]
@@ -69,7 +72,7 @@ class TokenLog:
 
     @property
     def live(self) -> frozenset[int]:
-        """The attempts that are believed."""
+        """The attempts that may write."""
         return self._live
 
     @property
@@ -78,26 +81,29 @@ class TokenLog:
 
     @property
     def progress(self) -> tuple[ChoiceProgress, ...]:
-        """What the next attempt must be told."""
+        """What the next attempt continues from."""
         return tuple(
             ChoiceProgress(tuple(token.token_id for token in choice.tokens), choice.reason is not None)
             for choice in self.choices
         )
 
     def admit(self, attempt: int) -> None:
-        """Lets an attempt write, beside those that already may."""
+        """Lets an attempt write, in addition to those that already may."""
         self._live |= {attempt}
 
     def fence(self, attempt: int) -> None:
-        """Whatever still comes from the attempt is dropped."""
+        """Drops everything that still arrives from the attempt."""
         self._live -= {attempt}
 
     def fence_all(self) -> None:
-        """Whatever still comes is dropped, until another attempt is admitted."""
+        """Drops everything that still arrives, until another attempt is admitted."""
         self._live = frozenset()
 
     def append(self, attempt: int, choice: int, index: int, token: Token, node_id: str) -> AppendResult:
-        """Takes a row if it is the next of its choice. Raises GapError for one that is later, or for an unknown choice."""
+        """Appends a token if it is the next of its choice.
+
+        Raises GapError for a later index, or for an unknown choice.
+        """
         if attempt not in self._live:
             return AppendResult.FENCED
         if choice >= len(self.choices):
@@ -127,7 +133,10 @@ class TokenLog:
         return AppendResult.NEW
 
     def cancel(self) -> list[int]:
-        """Ends every choice that still runs as CANCELLED and fences off all attempts. Returns those choices."""
+        """Ends every running choice as CANCELLED and returns those choices.
+
+        Fences off all attempts.
+        """
         self.fence_all()
         ended = [i for i, choice in enumerate(self.choices) if choice.reason is None]
         for i in ended:
@@ -135,7 +144,10 @@ class TokenLog:
         return ended
 
     def restore(self, choice: int, first_index: int, tokens: Sequence[Token], node_id: str) -> None:
-        """Appends what a journal has, before any attempt. Known indices are skipped; after a gap nothing is taken."""
+        """Appends the tokens of a journal, before any attempt.
+
+        Known indices are skipped; after a gap nothing is appended.
+        """
         row = self.choices[choice]
         if first_index <= len(row.tokens):
             for token in tokens[len(row.tokens) - first_index :]:
@@ -143,7 +155,10 @@ class TokenLog:
                 self.num_tokens += 1
 
     def restore_end(self, choice: int, num_tokens: int, reason: FinishReason) -> bool:
-        """Ends a choice as a journal says. False: it has ended already, or its tokens are not all there."""
+        """Ends a choice as recorded in a journal.
+
+        Returns False when it has ended already, or when some of its tokens are missing.
+        """
         row = self.choices[choice]
         if row.reason is not None or len(row.tokens) != num_tokens:
             return False

@@ -1,8 +1,9 @@
-"""Wakes readers that have news, a few in each turn of the event loop.
+"""Notifies readers of new tokens, a few per loop iteration.
 
-Waking all of them at once would make every frame wait until each reader has had its message: under load the frames pile up
-unread, and each token is sent alone and late. With a few at a time frames are read in between, and what has come meanwhile goes
-into one message: load makes messages larger, not the wait longer.
+If all readers were notified at once, each frame would wait until every reader has had its message.
+Under load the frames would pile up unread, and each token would be sent alone and late. With a few
+readers at a time, frames are read in between, and what has arrived meanwhile goes into one message:
+load makes messages larger, not the wait longer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ READERS_PER_TURN = 4
 
 
 class Wakes:
-    """The readers of all generations that have news, in the order in which it came."""
+    """The readers of all generations that have something new to read, in order of arrival."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,1 +1,1 @@
-"""The journal of generations: what lets another router go on where one was lost."""
+"""The journal of generations: it lets another router continue a generation that was lost."""

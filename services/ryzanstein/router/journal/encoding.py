@@ -1,4 +1,4 @@
-"""Generations to and from the bytes that a journal keeps."""
+"""Converts generations to and from the bytes that a journal keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MAX_RUN_TOKENS = 4096
 
 
 def encode_request(generation: Generation, new_messages: int) -> bytes:
-    """`new_messages`: how many of the request's last messages make its session's turn."""
+    """Returns the encoded request.
+
+    `new_messages`: how many of the request's last messages make its session's turn.
+    """
     request = generation.request
     submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
     journalled = pb.JournalRequest(
@@ -32,7 +35,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
 
 
 def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
-    """The request and its number of new messages."""
+    """Returns the request and its number of new messages."""
     journalled = pb.JournalRequest.FromString(data)
     request = attempt_from_wire(journalled.submit).request
     request = replace(
@@ -48,7 +51,7 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
 
 
 class BatchWriter:
-    """What of one generation is in the journal already, and the batches of the rest."""
+    """Tracks what of one generation is in the journal, and encodes the rest as batches."""
 
     def __init__(self, generation: Generation, *, known: bool = False) -> None:
         """`known`: all that the generation has came from the journal."""
@@ -72,7 +75,10 @@ class BatchWriter:
         )
 
     def next_batch(self) -> bytes:
-        """All that is new. Call `written` when it is in the journal, otherwise the next batch has it again."""
+        """Returns a batch of everything new.
+
+        Call `written` when it is in the journal; otherwise the next batch includes it again.
+        """
         generation, given = self.generation, self._given
         self._sent = sent = _Position(generation, full=True)
         batch = pb.JournalBatch()
@@ -93,7 +99,7 @@ class BatchWriter:
         self._given = self._sent
 
     def rewind(self) -> None:
-        """The journal has lost it all."""
+        """Starts over: the journal has lost everything."""
         self._given = _Position(self.generation)
 
     def _add_runs(self, batch: pb.JournalBatch) -> None:
@@ -115,7 +121,7 @@ class BatchWriter:
 
 
 class _Position:
-    """How much of a generation: nothing of it, or (`full`) all that there is now."""
+    """How much of a generation: nothing, or (`full`) all that there is now."""
 
     __slots__ = ("num_ends", "num_tokens", "settled", "started", "tokens")
 
@@ -128,20 +134,21 @@ class _Position:
 
 
 def has_settled(batches: Sequence[bytes]) -> bool:
-    """Whether nothing is left to do."""
+    """Returns whether nothing is left to do."""
     return bool(batches) and pb.JournalBatch.FromString(batches[-1]).settled
 
 
 def has_paused(batches: Sequence[bytes]) -> bool:
-    """Whether nobody read it, so that it was paused."""
+    """Returns whether the generation was paused because it had no reader."""
     error = _error(pb.JournalBatch.FromString(batches[-1]).error) if batches else None
     return error is not None and error.reason == PAUSED
 
 
 def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
-    """Puts what a journal has into an empty generation; returns whether it had ended.
+    """Restores an empty generation from a journal; returns whether it had ended.
 
-    A generation that had failed is settled with its error; one that was resumed after that has not ended.
+    A generation that had failed is settled with its error. A generation that was resumed after that
+    has not ended.
     """
     batch = pb.JournalBatch()
     for data in batches:

@@ -1,7 +1,8 @@
-"""What a journal of generations does, whatever keeps it: append what happened, and hand a generation to exactly one new owner.
+"""The interface of a journal of generations: appends, and transfer to exactly one new owner.
 
-A generation has an owner and an epoch. Whoever writes says the epoch that it knows; one that is too old is fenced off. Taking a
-generation over is a compare-and-set of the epoch. Knows no tokens: requests and batches are bytes (`encoding`).
+A generation has an owner and an epoch. Every writer states the epoch that it knows; a writer whose
+epoch is too old is fenced off. Taking a generation over is a compare-and-set of the epoch. The
+journal knows no tokens: requests and batches are bytes (`encoding`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-# From the claim of a key to the opening of its generation: the session's claim and history lie between.
+# The time from the claim of a key to the opening of its generation. In between, the session is
+# claimed and its history is read.
 KEY_HOLD_S = 5.0
 
 
@@ -21,7 +23,10 @@ class JournalUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A running router: `owner_id` is another one after each start, `address` is host:port of its gRPC face."""
+    """A running router.
+
+    `owner_id` changes with each start; `address` is host:port of its gRPC face.
+    """
 
     owner_id: str
     address: str
@@ -29,7 +34,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Who has a generation."""
+    """The owner of a generation, and its epoch."""
 
     owner: Owner
     epoch: int
@@ -46,7 +51,10 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """`request` opens the generation, None continues it. An empty batch only keeps it from expiring."""
+    """One write to a generation.
+
+    `request` opens the generation, None continues it. An empty batch only keeps it from expiring.
+    """
 
     generation_id: str
     epoch: int
@@ -56,8 +64,11 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class KeyClaim:
-    """A generation that has a client's key. `body`: a digest of the request that it was claimed with. `begun`: the generation
-    is in the journal."""
+    """A generation that has a client's key.
+
+    `body`: a digest of the request that it was claimed with. `begun`: the generation is in the
+    journal.
+    """
 
     generation_id: str
     body: bytes
@@ -65,7 +76,7 @@ class KeyClaim:
 
 
 class AppendOutcome(Enum):
-    """What became of an append."""
+    """The result of an append."""
 
     WRITTEN = "written"
     FENCED = "fenced"
@@ -75,44 +86,55 @@ class AppendOutcome(Enum):
 
 
 class Journal(Protocol):
-    """Keeps generations until they expire: a retention after the last append. No method blocks the event loop; each raises
-    `JournalUnavailableError`."""
+    """Keeps generations until they expire: a retention after the last append.
+
+    No method blocks the event loop; each raises `JournalUnavailableError`.
+    """
 
     async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
-        """One outcome for each append. Repeating a write that may have happened is harmless."""
+        """Writes the appends and returns one outcome for each.
+
+        It is safe to repeat a write that may have happened.
+        """
         ...
 
     async def remove(self, generations: Sequence[tuple[str, int]]) -> None:
-        """Forgets generations (id, epoch), where nobody has taken them over."""
+        """Removes generations (id, epoch), unless another router has taken them over."""
         ...
 
     async def head(self, generation_id: str) -> Head | None:
-        """None: unknown or expired."""
+        """Returns the owner and epoch; None if the generation is unknown or expired."""
         ...
 
     async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
-        """The generation with epoch + 1, its new owner's. None: its epoch is not `epoch` any more, or it is gone."""
+        """Takes the generation over and returns it; it then has epoch + 1 and the new owner.
+
+        None: its epoch is no longer `epoch`, or it is gone.
+        """
         ...
 
     async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
-        """The key is this generation's: None. Otherwise whose it is: another generation's that is in the journal, or that
-        claimed it less than `KEY_HOLD_S` ago and may yet be opened. The claim is forgotten after `keep_s` at the latest."""
+        """Claims the key for this generation and returns None, or returns the claim of another one.
+
+        The other generation is in the journal, or claimed the key less than `KEY_HOLD_S` ago and
+        may still be opened. The claim is forgotten after `keep_s` at the latest.
+        """
         ...
 
     async def free_key(self, key: str, generation_id: str) -> None:
-        """Nobody's, if it is still this generation's."""
+        """Frees the key if it is still this generation's."""
         ...
 
     async def renew(self, owner: Owner) -> None:
-        """The owner lives, for a lease from now. Also clears away what has expired."""
+        """Renews the owner's lease, from now. Also removes what has expired."""
         ...
 
     async def find(self, owner_id: str) -> Owner | None:
-        """Where the owner is, while its lease holds."""
+        """Returns the owner while its lease is valid."""
         ...
 
     async def resign(self, owner: Owner) -> None:
-        """Ends the lease: its generations are free to be taken."""
+        """Ends the lease: the owner's generations may be taken over."""
         ...
 
     async def close(self) -> None: ...

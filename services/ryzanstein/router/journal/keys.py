@@ -14,7 +14,10 @@ _WAIT_S = 1.0
 
 
 class JournalKeys:
-    """Implements `SharedKeys`. What cannot be asked and written in time is refused: another router may have the key."""
+    """Implements `SharedKeys`.
+
+    A key that cannot be checked and written in time is refused: another router may have it.
+    """
 
     def __init__(self, journal: Journal, retention_s: float, outage: JournalOutage) -> None:
         """`retention_s`: how long a generation's entry outlives its last append."""
@@ -23,7 +26,11 @@ class JournalKeys:
         self._outage = outage
 
     async def claim(self, key: RequestKey, generation_id: str, lasts_s: float) -> KeyHolder | None:
-        """UNAVAILABLE JOURNAL_UNAVAILABLE when the journal does not take it within a second; during an outage nobody waits."""
+        """Claims the key, or returns its holder.
+
+        Raises UNAVAILABLE JOURNAL_UNAVAILABLE when the journal does not take it within a second;
+        during an outage it raises at once.
+        """
         if self._outage.lasts:
             raise _unavailable()
         claim = KeyClaim(generation_id, key.body)
@@ -36,7 +43,7 @@ class JournalKeys:
         return None if held is None else KeyHolder(held.generation_id, held.body, held.begun)
 
     async def free(self, key: RequestKey, generation_id: str) -> None:
-        """One that cannot be given back is free when its generation has left the journal."""
+        """Frees the key. If that fails, it is free once its generation has left the journal."""
         if self._outage.lasts:
             return
         try:

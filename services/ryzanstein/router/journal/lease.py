@@ -1,4 +1,4 @@
-"""Keeps this router's lease in the journal: whoever sees it expired may take this router's generations."""
+"""Keeps this router's lease in the journal. Once it expires, others may take its generations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RETRY_S = 0.25
 
 
 async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: JournalOutage) -> None:
-    """Renews three times in the length of a lease, until cancelled."""
+    """Renews three times per lease length, until cancelled."""
     while True:
         try:
             await journal.renew(owner)

@@ -1,4 +1,4 @@
-"""What the journal of generations measures."""
+"""The metrics of the journal of generations."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ class JournalMetrics:
 
 
 class JournalOutage:
-    """Whether the store answers, and whether those who use it work; says so once when that stops and once when it is
-    back.
+    """Tracks whether the store answers and its users work; logs the start and the end once.
 
-    Users are known by the names of their tasks. One that failed is broken until it has used the store again, whatever others
-    do.
+    Users are identified by the names of their tasks. A user that failed is broken until it has used
+    the store again, whatever others do.
     """
 
     def __init__(self, metrics: JournalMetrics) -> None:
@@ -54,7 +53,7 @@ class JournalOutage:
         return self._since is not None or bool(self._broken)
 
     def broke(self, user: str) -> None:
-        """Its task ended by an error that it does not know."""
+        """Marks a user as broken: its task ended with an unknown error."""
         self._broken.add(user)
         self._metrics.up.set(0)
 
@@ -67,7 +66,7 @@ class JournalOutage:
             log.warning("journal out of reach; generations go on in memory", error=str(error))
 
     def end(self, user: str) -> None:
-        """The store has answered this user."""
+        """Records that the store has answered this user."""
         if self._since is not None:
             log.info("journal back", after_s=round(time.monotonic() - self._since, 3))
             self._since = None
@@ -75,12 +74,12 @@ class JournalOutage:
         self.mended(user)
 
     def mended(self, user: str) -> None:
-        """Its task has done all that was to do."""
+        """Records that the user's task has done all its work."""
         self._broken.discard(user)
         if self._since is None:
             self._metrics.up.set(not self._broken)
 
     async def over(self, timeout_s: float) -> None:
-        """Returns when the store answers again, whoever noticed, or after the time."""
+        """Returns when any user finds that the store answers again, or after `timeout_s`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), timeout_s)

@@ -1,8 +1,9 @@
-"""Writes this router's generations into the journal, behind their backs.
+"""Writes this router's generations into the journal, in the background.
 
-The token path does not know it: a generation's own log is the buffer, and every `flush_s` a sweep appends what each one has
-more than before. What a client relies on is not left to the sweep: a new generation, and the end of one, are written at once.
-While the store does not answer everything goes on in memory, and is caught up afterwards.
+The token path is not involved: a generation's own log is the buffer, and every `flush_s` a sweep
+appends what is new in each generation. What a client relies on does not wait for the sweep: the
+start and the end of a generation are written at once. While the store does not answer, everything
+continues in memory and is written afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _LONGEST_BACKOFF_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FlushPace:
-    """`flush_s`: how far the journal lags behind. `retention_s`: how long an entry outlives the last append."""
+    """The times of the journal.
+
+    `flush_s`: how far it lags behind. `retention_s`: how long an entry outlives its last append.
+    """
 
     flush_s: float
     retention_s: float
@@ -42,7 +46,7 @@ class FlushPace:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A generation's place in the journal. `suspect`: the store may have lost it."""
+    """A generation's entry in the journal. `suspect`: the store may have lost it."""
 
     writer: BatchWriter
     new_messages: int
@@ -53,7 +57,7 @@ class _Entry:
 
 
 class JournalRecorder:
-    """Implements `Recorder`. `start` it when the owner's address is known, `close` it in the end."""
+    """Implements `Recorder`. Call `start` when the owner's address is known, `close` at the end."""
 
     def __init__(
         self, journal: Journal, pace: FlushPace, metrics: JournalMetrics, outage: JournalOutage, background: Background
@@ -77,13 +81,13 @@ class JournalRecorder:
         metrics.lag.set_function(lambda: sum(entry.writer.lag for entry in self._entries.values()))
 
     def start(self, owner: Owner, on_moved: Callable[[Generation], None]) -> None:
-        """`on_moved` hears of each generation that another router has taken."""
+        """Starts writing. `on_moved` receives each generation that another router has taken."""
         self._owner, self._on_moved = owner, on_moved
         backoff = Backoff(self._pace.flush_s, _LONGEST_BACKOFF_S)
         self._task = self._background.supervise(RECORDER, partial(self._run, owner), backoff, on_end=self._broke)
 
     def added(self, generation: Generation, new_messages: int) -> None:
-        """A new generation, or one that was taken over: that is in the journal already."""
+        """Adds a new generation, or one that was taken over, which is in the journal already."""
         if self._closed:
             return
         known = generation.epoch > 0
@@ -101,15 +105,18 @@ class JournalRecorder:
             self._hurry(generation.generation_id, entry)
 
     def resumed(self, generation: Generation) -> None:
-        """What it gets from now on comes after its end: the journal's last word counts."""
+        """Continues a settled generation.
+
+        What it gets from now on is written after its end: the last batch in the journal counts.
+        """
         if (entry := self._settled.pop(generation.generation_id, None)) is not None:
-            entry.suspect = True  # nobody has touched it since it ended: it may have expired
+            entry.suspect = True  # not written since it ended: it may have expired
             self._entries[generation.generation_id] = entry
         elif (entry := self._entries.get(generation.generation_id)) is not None:
             entry.settling = False  # its end may be on its way to the store
 
     def forgotten(self, generation: Generation) -> None:
-        """Nobody shall read it any more."""
+        """Removes a generation that must no longer be read."""
         generation_id = generation.generation_id
         self._settled.pop(generation_id, None)
         self._entries.pop(generation_id, None)
@@ -120,11 +127,15 @@ class JournalRecorder:
             self._wake.set()
 
     def forgetting(self, generation_id: str) -> bool:
-        """It is still in the journal, but no longer to be found."""
+        """Returns whether the generation is still in the journal but must no longer be found."""
         return generation_id in self._removals
 
     async def flushed(self, generation: Generation) -> None:
-        """Returns when the generation is in the journal as it is now, or when the store does not answer in time."""
+        """Returns when the generation is in the journal as it is now.
+
+        Also returns if the store does not answer in time. Cancelling the wait does not cancel the
+        write.
+        """
         entry = self._entries.get(generation.generation_id)
         if entry is None or self._outage.lasts or self._task is None:
             return
@@ -135,7 +146,7 @@ class JournalRecorder:
             await asyncio.wait_for(waiter, MAX_WAIT_S)
 
     async def close(self) -> None:
-        """Writes what is left and lets go: another router may go on with what still runs."""
+        """Writes what is left and stops: another router may continue what still runs."""
         if self._closed:
             return
         self._closed = True
@@ -166,18 +177,22 @@ class JournalRecorder:
                 next_sweep = self._next_sweep(0.0 if sweep else next_sweep)
             else:
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
-                # Also when the lease can be renewed and this cannot be written: never faster than without an outage.
+                # Never retry faster than without an outage, even if the lease can be renewed and
+                # this write fails.
                 await asyncio.sleep(self._pace.flush_s)
                 await self._outage.over(backoff_s)
 
     def _next_sweep(self, planned: float) -> float:
-        """`planned` if it is not too late; 0: none is planned."""
+        """Returns `planned` if it is not too late; 0: none is planned."""
         busy = self._entries or self._removals
         latest = time.monotonic() + (self._pace.flush_s if busy else self._pace.retention_s / 3)
         return min(planned or latest, latest)
 
     async def _round(self, owner: Owner, sweep: bool) -> bool:
-        """Writes what is urgent, and in a sweep everything. False: the store does not answer."""
+        """Writes what is urgent, and in a sweep everything.
+
+        Returns False if the store does not answer.
+        """
         waiters, self._waiters = self._waiters, []
         urgent, self._urgent = self._urgent, {}
         entries = [entry for entry in self._entries.values() if self._due(entry)] if sweep else list(urgent.values())
@@ -223,7 +238,10 @@ class JournalRecorder:
         return some, appends
 
     def _append(self, entry: _Entry) -> Append | None:
-        """None: it cannot be written down. It goes on in memory alone and keeps no other out of the journal."""
+        """Returns the append; None for a generation that cannot be encoded.
+
+        That one continues in memory only, and keeps no other out of the journal.
+        """
         generation = entry.writer.generation
         entry.settling = generation.settled
         try:
@@ -236,7 +254,7 @@ class JournalRecorder:
             return None
 
     def _broke(self, error: Exception) -> None:
-        """Nobody knows what of the last write was done."""
+        """Handles an unexpected end of the task: it is unknown what of the last write was done."""
         self._outage.broke(RECORDER)
         self._suspect_all()
 
@@ -255,7 +273,7 @@ class JournalRecorder:
         if outcome is AppendOutcome.WRITTEN:
             self._written(generation_id, entry)
         elif outcome is AppendOutcome.MISSING and not self._overslept(entry):
-            # The store has lost it: all of it again.
+            # The store has lost it: write everything again.
             entry.opened = False
             entry.writer.rewind()
         else:
@@ -271,7 +289,10 @@ class JournalRecorder:
             self._settled[generation_id] = self._entries.pop(generation_id)
 
     def _overslept(self, entry: _Entry) -> bool:
-        """This router was stopped for so long that another one may have taken, finished and forgotten the generation."""
+        """Returns whether another router may have taken, finished and forgotten the generation.
+
+        That is possible if this router was stopped for longer than the retention.
+        """
         return not entry.suspect and time.monotonic() - entry.written_at > self._pace.retention_s
 
     async def _remove(self) -> bool:

@@ -1,1 +1,1 @@
-"""Which nodes the cluster has: the orchestrator's watch, and the last view on disk."""
+"""The cluster's nodes: the orchestrator's watch, and the last view on disk."""

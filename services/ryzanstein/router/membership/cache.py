@@ -1,4 +1,4 @@
-"""The last view in a file, so that a router which starts while the orchestrator is down still finds the nodes."""
+"""Keeps the last view in a file, for a router that starts while the orchestrator is down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 class ViewCache:
-    """Addresses in a JSON file. A file that is missing or broken is an empty view: the cache only ever helps."""
+    """The view's addresses in a JSON file.
+
+    A missing or broken file is an empty view: the cache is only an aid.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +41,7 @@ class ViewCache:
             return frozenset()
 
     def _save(self, addresses: list[str]) -> None:
-        """Written beside and renamed: a reader never sees half a file."""
+        """Writes a second file and renames it, so that a reader never sees half a file."""
         beside = self._path.with_suffix(".new")
         try:
             private_folder(self._path.parent)

@@ -1,7 +1,8 @@
-"""Who belongs to the cluster, from the orchestrator's watch, from a list, and from the last time.
+"""The members of the cluster, from the orchestrator's watch, a fixed list, and the cached view.
 
-The orchestrator is never on a request's path: while it is gone the last view holds, and a router that starts meanwhile takes
-the view that it kept in its state directory. Says whom to link; who lives is the links' own knowledge.
+The orchestrator is never on a request's path. While it is gone, the last view holds; a router that
+starts meanwhile uses the view that it kept in its state directory. The view decides which nodes to
+link; only the links know which are alive.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ LONGEST_BACKOFF_S = 2.0
 
 
 class ViewObserver(Protocol):
-    """Where the view goes."""
+    """Receives the view."""
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
-        """These addresses belong to the cluster; these node ids shall take nothing new."""
+        """Called with the addresses in the cluster, and the ids of nodes that take nothing new."""
         ...
 
 
 class ChangeMissedError(Exception):
-    """A version is missing: the view must be taken anew."""
+    """A version is missing: a new snapshot is needed."""
 
 
 @dataclass(slots=True)
 class View:
-    """The orchestrator's members at a version of an epoch. Pure: fed with messages, it says who belongs."""
+    """The orchestrator's members at a version of an epoch. Pure: it only applies messages."""
 
     epoch: str = ""
     version: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def apply(self, message: orchestrator.WatchClusterResponse) -> None:
-        """Raises GapError when a delta is not the next one."""
+        """Applies a message. Raises ChangeMissedError when a delta is not the next one."""
         if message.HasField("snapshot"):
             snapshot = message.snapshot
             self.epoch, self.version = snapshot.epoch, snapshot.version
@@ -78,7 +79,10 @@ class View:
 
 
 class ClusterView:
-    """Keeps a `ViewObserver` told. `run` it as a task when there is an orchestrator; `start` it in any case."""
+    """Keeps a `ViewObserver` up to date.
+
+    Call `start` in any case; start `run` as a task when there is an orchestrator.
+    """
 
     def __init__(
         self, router_id: str, fixed: Collection[str], membership: ViewObserver, cache: ViewCache, telemetry: RouterTelemetry
@@ -92,11 +96,11 @@ class ClusterView:
         self._notified: tuple[frozenset[str], frozenset[str]] | None = None
 
     async def start(self) -> None:
-        """Tells what is known before anyone was asked."""
+        """Notifies the observer of what is known before the orchestrator was contacted."""
         self._tell(self._fixed | await self._cache.load(), frozenset())
 
     async def run(self, address: str) -> None:
-        """Follows the orchestrator for ever, through its restarts and its absence."""
+        """Follows the orchestrator until cancelled, through its restarts and its absence."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             async with open_channel(address, retries=False) as channel:
@@ -106,7 +110,7 @@ class ClusterView:
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
     async def _watch(self, stub: Any) -> bool:
-        """One watch to its end. False: nothing came."""
+        """Follows one watch to its end. Returns False if nothing came."""
         view, came = View(), False
         try:
             async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
@@ -123,7 +127,10 @@ class ClusterView:
         return came
 
     def _count_resync(self, taken: View) -> None:
-        """The first snapshot is none; one of another epoch means that the orchestrator restarted."""
+        """Counts a new snapshot, except the first.
+
+        A snapshot of another epoch means that the orchestrator restarted.
+        """
         if self._view.epoch:
             self._telemetry.view_resyncs.labels("gap" if taken.epoch == self._view.epoch else "epoch").inc()
 
@@ -133,7 +140,10 @@ class ClusterView:
             await self._cache.save(self._view.addresses)
 
     def _tell(self, addresses: frozenset[str], draining: frozenset[str]) -> bool:
-        """False when that is no news: most deltas only change a load."""
+        """Notifies the observer.
+
+        Returns False if nothing changed: most deltas only change a load.
+        """
         if (addresses, draining) == self._notified:
             return False
         self._membership.follow(addresses, draining)

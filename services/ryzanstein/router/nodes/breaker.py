@@ -1,8 +1,9 @@
-"""A circuit breaker per node that knows whose fault a failure is.
+"""A circuit breaker per node that distinguishes whose fault a failure is.
 
-A client's mistake and back-pressure say that the node works: they never open it. A death, a stall or a broken transport opens
-it at once; other faults of the node after a few in a row. After a pause one request probes the node; the probe's right expires,
-so a probe whose outcome nobody reports cannot keep the node shut.
+A client's mistake and back-pressure show that the node works: they never open the breaker. A death,
+a stall or a broken transport opens it at once; other faults of the node open it after a few in a
+row. After a pause, one request probes the node. The right to probe expires, so a probe whose
+outcome is never reported cannot keep the breaker open.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ _NODE = frozenset({Code.INTERNAL, Code.UNKNOWN})
 
 
 def blame(code: Code, node_fault: bool, reason: str = "") -> Blame:
-    """The blame table. A node that confesses is believed; otherwise the reason and the code decide.
+    """Returns whose fault a failure is.
 
-    REQUEST: the node is well and cannot run this request; one other node may be asked, none is blamed.
+    A node that admits a fault is believed; otherwise the reason and the code decide. REQUEST: the
+    node is healthy and cannot run this request; one other node may be tried, and no node is blamed.
     """
     if node_fault:
         return Blame.NODE
@@ -50,13 +52,13 @@ def blame(code: Code, node_fault: bool, reason: str = "") -> Blame:
     if code in _NODE:
         return Blame.NODE
     if reason == DEADLINE_UNREACHABLE:
-        # No client's mistake: another node's queue may be shorter.
+        # Not the client's mistake: another node's queue may be shorter.
         return Blame.BACK_PRESSURE
     return Blame.BACK_PRESSURE if code in _BACK_PRESSURE else Blame.CLIENT
 
 
 class Breaker:
-    """Closed, open, half-open. `now` is any monotonic clock in seconds."""
+    """A breaker: closed, open or half-open. `now` is any monotonic clock in seconds."""
 
     def __init__(self, now: Callable[[], float], on_change: Callable[[BreakerState], None]) -> None:
         self._now = now
@@ -74,34 +76,46 @@ class Breaker:
 
     @property
     def admits(self) -> bool:
-        """Whether a request may go to the node now: closed, or half-open with its probe not taken."""
+        """Whether a request may go to the node now: closed, or half-open with no probe taken."""
         state = self.state
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._now() >= self._probe_expires)
 
     def sent(self) -> None:
-        """A request goes to the node; in half-open it is the probe."""
+        """Records that a request goes to the node; in half-open it is the probe."""
         if self.state is BreakerState.HALF_OPEN:
             self._probe_expires = self._now() + PROBE_EXPIRES_S
             self._on_change(BreakerState.HALF_OPEN)
 
     def withdrawn(self) -> None:
-        """A request ended for reasons of its own before the node showed anything: if it was the probe, another may probe."""
+        """Records that a request ended for its own reasons before the node showed anything.
+
+        If it was the probe, another request may probe.
+        """
         self._probe_expires = 0.0
 
     def worked(self) -> None:
-        """The node gave a token, or an answer that is the client's fault or back-pressure: it works."""
+        """Records that the node works.
+
+        It sent a token, or an answer that is the client's fault or back-pressure.
+        """
         self._faults = 0
         if self._opened_at is not None and self.state is BreakerState.HALF_OPEN:
             self.reset()
 
     def fault(self) -> None:
-        """An attempt failed by the node's fault. Opens at the third in a row, or when the probe fails."""
+        """Records an attempt that failed by the node's fault.
+
+        Opens at the third in a row, or when the probe fails.
+        """
         self._faults += 1
         if self._faults >= FAULTS_IN_A_ROW or self.state is BreakerState.HALF_OPEN:
             self.open()
 
     def open(self) -> None:
-        """The node died, stalled or was cut off. While open this changes nothing: one death is told by many requests."""
+        """Opens the breaker: the node died, stalled or was cut off.
+
+        Does nothing while open, because many requests report the same death.
+        """
         if self.state is BreakerState.OPEN:
             return
         if self._opened_at is not None:
@@ -112,7 +126,7 @@ class Breaker:
         self._on_change(BreakerState.OPEN)
 
     def reset(self) -> None:
-        """A probe succeeded, or the node is another process than the one that failed."""
+        """Closes the breaker: a probe succeeded, or the node is a new process."""
         self._faults = 0
         self._pause_s = FIRST_PAUSE_S
         if self._opened_at is not None:

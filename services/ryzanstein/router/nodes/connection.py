@@ -1,6 +1,6 @@
-"""One `WorkerService.Connect` stream from hello to its end: a reader, a writer, and why it ended.
+"""One `WorkerService.Connect` stream from hello to end: its reader, its writer, its cause of end.
 
-Knows frames, not what they mean.
+Handles frames without interpreting them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ log = structlog.get_logger(__name__)
 LINK_LOST = "link_lost"
 PROTOCOL = "protocol"
 CONNECT_TIMEOUT_S = 5.0
-# Frames that wait for a connection which takes none. So many cannot be the node's usual delay.
+# Most frames queued for a connection that accepts none. A normal delay does not queue so many.
 MAX_UNSENT = 8192
-# How often a router says at least that it is there. A node misses it after several, see `worker.service`.
+# The longest interval between this router's beats. A node that misses several gives up the router,
+# see `worker.agent.service`.
 BEAT_S = 1.0
-# While attempts run: this much of the time until a node is found deaf is waiting for the next beat.
+# Used while attempts run. Waiting for the next beat takes up to this much of the time in which a
+# deaf node is detected.
 WORKING_BEAT_S = 0.15
 
 _Written = Callable[[float], None]
 
 
 class Pulse(Protocol):
-    """How often this router beats on a stream, and who hears of it."""
+    """The interval of this router's beats on a stream, and the observer of each beat."""
 
     @property
     def beat_interval_s(self) -> float:
-        """At most BEAT_S, which the node was promised."""
+        """The interval, at most BEAT_S, which was announced to the node."""
         ...
 
     def beaten(self, sequence: int) -> None:
-        """A beat is handed to the connection. Must neither block nor raise."""
+        """Called when a beat is handed to the connection. Must neither block nor raise."""
         ...
 
 
@@ -60,19 +62,25 @@ class Connection:
         self._last_beat = -math.inf
 
     def send(self, frame: worker.ConnectRequest, written: _Written | None = None) -> None:
-        """Queues a frame; `written` gets the monotonic time when gRPC has taken it. A full queue ends the stream."""
+        """Queues a frame. A full queue ends the stream.
+
+        `written` receives the monotonic time at which gRPC has taken the frame.
+        """
         try:
             self._unsent.put_nowait((frame, written))
         except asyncio.QueueFull:
             self.end(LINK_LOST)
 
     def end(self, cause: str) -> None:
-        """Gives the stream up; `serve` returns the first cause."""
+        """Gives up the stream; `serve` returns the first cause."""
         if not self._ended.done():
             self._ended.set_result(cause)
 
     async def serve(self, receive: Callable[[worker.ConnectResponse], None], pulse: Pulse) -> str:
-        """Hands every frame to `receive` until the stream ends; returns the cause. A ValueError of `receive` ends it."""
+        """Passes every frame to `receive` until the stream ends, and returns the cause.
+
+        A ValueError of `receive` ends the stream. Cancelling it stops reading and writing.
+        """
         tasks = (asyncio.create_task(self._read(receive)), asyncio.create_task(self._write(pulse)))
         try:
             return await self._ended
@@ -83,7 +91,7 @@ class Connection:
     async def _read(self, receive: Callable[[worker.ConnectResponse], None]) -> None:
         try:
             while (frame := await self._call.read()) is not grpc.aio.EOF:
-                if frame is None:  # what the library gives for bytes that are no frame
+                if frame is None:  # gRPC returns None for bytes that are not a frame
                     log.warning("malformed frame of a node")
                     self.end(PROTOCOL)
                     return
@@ -99,7 +107,7 @@ class Connection:
         try:
             await self._write_all(pulse)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the stream's end is the reader's to notice: a failed write only stops the writing
+            return  # the reader notices the end of the stream: a failed write only stops writing
         except Exception:
             log.exception("frame not written")
             self.end(PROTOCOL)
@@ -107,7 +115,7 @@ class Connection:
     async def _write_all(self, pulse: Pulse) -> None:
         while True:
             unsent = await self._next(self._last_beat + pulse.beat_interval_s)
-            # First, and not behind a prompt that may take long.
+            # Beat first, and not after a prompt whose write may take long.
             if time.monotonic() >= self._last_beat + pulse.beat_interval_s:
                 await self._beat(pulse)
             if unsent is not None:
@@ -117,7 +125,7 @@ class Connection:
                     written(time.monotonic())
 
     async def _next(self, until: float) -> tuple[worker.ConnectRequest, _Written | None] | None:
-        """The next frame; None when there was none until then."""
+        """Returns the next frame; None when there is none until the given time."""
         if not self._unsent.empty():
             return self._unsent.get_nowait()
         try:
@@ -135,7 +143,10 @@ class Connection:
 
 @contextlib.asynccontextmanager
 async def connect(address: str, router_id: str) -> AsyncIterator[Connection | None]:
-    """A stream whose hellos were exchanged, or None when the node did not answer within five seconds."""
+    """Yields a stream after the exchange of hellos.
+
+    Yields None when the call fails or the node does not answer within five seconds.
+    """
     channel = open_channel(address, retries=False)
     call = None
     try:

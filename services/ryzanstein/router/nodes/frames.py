@@ -1,4 +1,4 @@
-"""The inner loop: one `StepOutput` of a node, columns of rows, to the attempts that they belong to."""
+"""The inner loop: delivers a `StepOutput`, columns of tokens, to the attempts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from ryzanstein.wire import logprobs_from_wire
 
 
 class AttemptSink(Protocol):
-    """Hears what one attempt does on its node, in order, from the link's read loop: it must neither block nor raise.
+    """Receives what one attempt does on its node, in order.
 
-    After `failed` or `lost` nothing more comes. Times are of `time.monotonic`.
+    Called from the link's read loop: its methods must neither block nor raise. Nothing follows
+    `failed` or `lost`. Times are those of `time.monotonic`.
     """
 
     def submitted(self, at: float) -> None:
-        """The submit frame was handed to the connection."""
+        """Called when the submit frame was handed to the connection."""
         ...
 
     def accepted(self, prompt_tokens: int) -> None: ...
 
     def token(self, choice: int, index: int, token: Token) -> bool:
-        """True: it was the next token of its choice. False: it was there already, or the attempt is not believed."""
+        """Returns True if this is the next token of its choice.
+
+        Returns False if the token is known already, or the attempt is no longer trusted.
+        """
         ...
 
     def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None: ...
@@ -33,17 +37,23 @@ class AttemptSink(Protocol):
     def failed(self, error: RyzansteinError, node_fault: bool) -> None: ...
 
     def suspected(self, cause: str, at: float) -> None:
-        """The node is silent, does not hear, or its work does not move; rows may still come."""
+        """Called when the node is silent or deaf, or its work does not move.
+
+        Tokens may still follow.
+        """
         ...
 
     def lost(self, cause: str, at: float) -> None:
-        """The link ended, or the node lost its ranks."""
+        """Called when the link ended, or the node lost its ranks."""
         ...
 
 
 def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
-    """Returns how many tokens were new. Rows of handles that are not in `sinks` are stale and ignored. ValueError: the columns
-    do not match."""
+    """Delivers a step's output and returns how many tokens were new.
+
+    Tokens of handles that are not in `sinks` are stale and ignored. Raises ValueError when the
+    columns do not match.
+    """
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens)
@@ -82,7 +92,7 @@ _RETRY_AFTER_S = {Code.RESOURCE_EXHAUSTED: 1.0, Code.UNAVAILABLE: 1.0}
 
 
 def _error(failed: worker.Failed) -> RyzansteinError:
-    """The node's error as the client shall see it. A code that is none of ours is a bug of the node."""
+    """Returns the node's error as the client sees it. An unknown code is a bug of the node."""
     try:
         code = Code(failed.code)
     except ValueError:

@@ -1,7 +1,8 @@
 """One node, one stream: all of this router's generations on that node.
 
-Keeps the stream open, reconnects with back-off, hands rows to attempts and tells its observer when the node comes, goes or
-changes. The stream's end is the node's death: every attempt on it hears so at once. Knows nothing of other nodes.
+Keeps the stream open, reconnects with back-off, passes tokens to attempts, and notifies its
+observer when the node comes, goes or changes. The end of the stream counts as the node's death:
+every attempt on it is notified at once. A link knows nothing of other nodes.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ UNLOADED = "unloaded"
 CLOSED = "closed"
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
-# A state without a name here is no loss: what the node loses it says of each generation.
 _SHORTEST_BEAT_S, _LONGEST_BEAT_S = 0.001, 10.0
+# UNSPECIFIED, a state that this version does not know, is not a loss: if such a node loses a
+# generation, it reports that for the generation.
 _SERVING = (NodeState.READY, NodeState.DRAINING, NodeState.UNSPECIFIED)
 
 
 class LinkObserver(Protocol):
-    """Hears what happens to a link. Must neither block nor raise."""
+    """Receives what happens to a link. Its methods must neither block nor raise."""
 
     def link_up(self, link: NodeLink, restarted: bool) -> None:
-        """`restarted`: the node is another process than the one that this link knew."""
+        """Called when the link is up. `restarted`: the node is a different process than before."""
         ...
 
     def link_down(self, link: NodeLink, cause: str) -> None: ...
 
     def link_changed(self, link: NodeLink) -> None:
-        """The node's state, model or health is another than before."""
+        """Called when the node's state, model or health changed."""
         ...
 
     def link_beat(self, link: NodeLink) -> None: ...
@@ -56,12 +58,12 @@ class LinkObserver(Protocol):
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
 
     def link_progressed(self, link: NodeLink, num_tokens: int) -> None:
-        """A frame had so many new tokens."""
+        """Called after a frame with this many new tokens."""
         ...
 
 
 class NodeLink:
-    """The link to one address. `run` it as a task; cancelling that task closes the link."""
+    """The link to one address. Start `run` as a task; cancelling that task closes the link."""
 
     def __init__(
         self, address: str, router_id: str, thresholds: PhiThresholds, observer: LinkObserver, awake: AwakeClock
@@ -72,7 +74,7 @@ class NodeLink:
         self.clock_skew_s = 0.0
         self.departed = False
         self.newest_begun: dict[tuple[str, int], int] = {}
-        """The last submitted of the attempts that have brought something: a handle."""
+        """By tenant and priority: the handle of the last submitted attempt with output."""
         self._incarnation = ""
         self._held: tuple[str, int] = ("", 0)
         self._router_id = router_id
@@ -94,7 +96,11 @@ class NodeLink:
 
     @property
     def beat_interval_s(self) -> float:
-        """How often this router beats, so that a node that does not hear it is found while somebody waits for it."""
+        """How often this router beats.
+
+        The interval is short while attempts run, so that a deaf node is detected while clients wait
+        for it.
+        """
         return WORKING_BEAT_S if self._sinks else BEAT_S
 
     def beaten(self, sequence: int) -> None:
@@ -107,7 +113,7 @@ class NodeLink:
 
     @property
     def suspicion(self) -> str:
-        """Why the node is suspected; empty: it is not."""
+        """Why the node is suspected; empty if it is not."""
         return "" if self._watch is None else self._watch.cause
 
     @property
@@ -115,11 +121,14 @@ class NodeLink:
         return self._watch is not None and self._watch.punctual
 
     def context_of(self, model: str) -> int:
-        """What it holds of the model, or held when it was last ready with it; 0: that is not known."""
+        """Returns the node's context for the model; 0 if unknown.
+
+        A node that is not ready counts with the context that it had when it was last ready.
+        """
         return self._held[1] if self._held[0] == model else 0
 
     def submit(self, attempt: Attempt, sink: AttemptSink) -> int:
-        """Sends an attempt; returns its handle. UNAVAILABLE when the link is down."""
+        """Sends an attempt and returns its handle. Raises UNAVAILABLE when the link is down."""
         if self._connection is None:
             raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
         self._last_handle += 1
@@ -128,7 +137,7 @@ class NodeLink:
         return self._last_handle
 
     def cancel(self, handle: int) -> None:
-        """Ends an attempt on the node. Its sink hears nothing more."""
+        """Ends an attempt on the node. Its sink receives nothing more."""
         if self._sinks.pop(handle, None) is not None:
             self._tell_cancelled(handle)
 
@@ -137,7 +146,7 @@ class NodeLink:
         self._sinks.pop(handle, None)
 
     async def count_tokens(self, request: worker.CountPromptTokensRequest, timeout_s: float) -> int:
-        """The node's own error when it refuses."""
+        """Returns the node's token count of a prompt. Raises the node's own error."""
         if self._connection is None:
             raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
         try:
@@ -147,17 +156,17 @@ class NodeLink:
         return int(response.tokens)
 
     async def run(self) -> None:
-        """Connects and reconnects until the node has departed."""
+        """Connects and reconnects until the node has departed. Cancelling it closes the link."""
         backoff_s = FIRST_BACKOFF_S
         while not self.departed:
             if await self._stream():
                 backoff_s = FIRST_BACKOFF_S
-            # Jitter, so that many routers do not come back to a restarted node in one instant.
+            # Jitter, so that many routers do not reconnect to a restarted node at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
     async def _stream(self) -> bool:
-        """One stream from its hello to its end. False: there was no hello."""
+        """Serves one stream from its hello to its end. Returns False if there was no hello."""
         async with connect(self.address, self._router_id) as connection:
             if connection is None:
                 return False
@@ -187,7 +196,7 @@ class NodeLink:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        # The breaker first: whoever fails over now must not choose this node again.
+        # Open the breaker first: a failover that starts now must not choose this node again.
         self._observer.link_down(self, cause)
         generations = self._lose_all(cause)
         log.warning("link down", node_id=self.node_id, address=self.address, cause=cause, generations=generations)
@@ -210,7 +219,7 @@ class NodeLink:
             self._watch.answered(frame.ack.sequence)
 
     def _remember_context(self) -> None:
-        """A node without ranks does not know what they can hold."""
+        """Remembers the context of a ready node: a node without ranks does not know its own."""
         if self.beat.state is NodeState.READY:
             self._held = (self.beat.model, self.beat.context_length)
 
@@ -226,7 +235,8 @@ class NodeLink:
         log.info("node changed", node_id=self.node_id, state=beat.state.name, model=beat.model, reason=beat.reason)
         self._observer.link_changed(self)
         if beat.state not in _SERVING:
-            # A node that lost its ranks lost what ran on them, whether or not it says so for each generation.
+            # A node that lost its ranks lost what ran on them, whether or not it reports each
+            # generation.
             for handle in self._sinks:
                 self._tell_cancelled(handle)
             self._lose_all(UNLOADED if beat.state is NodeState.STARTING else NODE_STATE)
@@ -248,7 +258,10 @@ class NodeLink:
 
 
 def _intervals(hello: worker.NodeHello) -> BeatIntervals:
-    """As the node says, within what a node may be set to; an older one says nothing."""
+    """Returns the node's own intervals, clamped to the range of its settings.
+
+    An older node sends none and gets the defaults.
+    """
     busy_s = hello.beat_busy.seconds + hello.beat_busy.nanos / 1e9 if hello.HasField("beat_busy") else WORKING_INTERVAL_S
     idle_s = hello.beat_idle.seconds + hello.beat_idle.nanos / 1e9 if hello.HasField("beat_idle") else IDLE_INTERVAL_S
     return BeatIntervals(_within(busy_s), _within(idle_s))

@@ -1,9 +1,10 @@
-"""Suspicion from silence: the phi-accrual failure detector (Hayashibara, Defago, Yared and Katayama, 2004).
+"""Suspicion from silence: the phi-accrual failure detector.
 
-phi is minus the decimal logarithm of the probability that a beat that is still missing will come. Nodes beat every 50 ms while
-they work and every 500 ms while idle, so each rate has a window of its own; an interval that spans a change of rate is not
-counted. Two failures leave the beats as they are: `Progress` judges pending work that does not move, `Echoes` a node that
-does not hear this router.
+phi (Hayashibara, Defago, Yared and Katayama, 2004) is minus the decimal logarithm of the
+probability that a beat that is still missing will come. Nodes beat every 50 ms while they work and
+every 500 ms while idle, so each rate has its own window; an interval that spans a change of rate is
+not counted. Two failures do not affect the beats: `Progress` detects pending work that does not
+move, and `Echoes` a node that does not receive this router's frames.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ WORKING_INTERVAL_S = 0.05
 IDLE_INTERVAL_S = 0.5
 WINDOW = 100
 LONGEST_RATIO = 8.0
-# From a beat of this router to the node's answer, before any was measured. Eight times as long is the longest that is learnt.
+# The assumed time from a beat of this router to the node's answer, before any is measured. A longer
+# time than eight times this is learned as eight times.
 ROUND_TRIP_S = 0.2
-# Answers lie behind all that a node sent while this router stood still: tokens of many generations, perhaps.
+# After a pause of this router, answers are queued behind everything that the node sent meanwhile,
+# possibly tokens of many generations.
 BACKLOG_S = 5.0
-# More unanswered beats say nothing new: what counts is the oldest.
+# More unanswered beats add nothing: only the oldest counts.
 MAX_UNANSWERED = 64
 _STANDARD = NormalDist()
 
@@ -30,9 +33,10 @@ _STANDARD = NormalDist()
 class PhiThresholds:
     """When silence becomes suspicion (the backup starts) and death (the link is given up).
 
-    `jitter_s` is the least standard deviation that is assumed: no node is punctual on a busy machine. `grace_s` is waited
-    beyond `dead_phi`, because giving up a link costs every generation on it a recomputation. `stall_s` is the least time
-    for which pending work must not move, `stall_steps` the multiple of a usual step.
+    `jitter_s` is the least standard deviation that is assumed: no node is punctual on a busy
+    machine. `grace_s` is added to `dead_phi`, because giving up a link costs a recomputation of
+    every generation on it. `stall_s` is the least time for which pending work must not move,
+    `stall_steps` the multiple of a usual step.
     """
 
     suspect_phi: float = 4.0
@@ -45,7 +49,7 @@ class PhiThresholds:
 
 @dataclass(frozen=True, slots=True)
 class BeatIntervals:
-    """How often a node says that it beats, in seconds: what is expected before any beat was seen."""
+    """How often a node announces that it beats, in seconds: expected before any beat is seen."""
 
     working_s: float = WORKING_INTERVAL_S
     idle_s: float = IDLE_INTERVAL_S
@@ -62,7 +66,7 @@ class Intervals:
         self._squares = expected_s**2
 
     def add(self, interval_s: float) -> None:
-        # A node that was frozen and thawed must not make the next freeze look usual.
+        # A node that was frozen and resumed must not make the next freeze look usual.
         interval_s = min(interval_s, self._longest_s)
         if len(self._window) == WINDOW:
             oldest = self._window[0]
@@ -83,12 +87,12 @@ class Intervals:
         return NormalDist(mean, max(self._jitter_s, math.sqrt(max(0.0, variance))))
 
     def phi(self, elapsed_s: float) -> float:
-        """How unlikely such a silence is."""
+        """Returns how unlikely such a silence is."""
         tail = 1.0 - self.distribution.cdf(elapsed_s)
         return -math.log10(tail) if tail > 0 else math.inf
 
     def silence_s(self, phi: float) -> float:
-        """The silence after which `phi` is reached: the inverse of `phi`."""
+        """Returns the silence after which `phi` is reached: the inverse of `phi`."""
         distribution = self.distribution
         return distribution.mean - distribution.stdev * _STANDARD.inv_cdf(10.0**-phi)
 
@@ -108,13 +112,13 @@ class BeatDetector:
         self.last_sign = now
 
     def beat(self, now: float, working: bool) -> None:
-        """A beat arrived; `working`: the node says that it has work, so that the next one comes soon."""
+        """Records a beat. `working`: the node reports work, so its next beat comes soon."""
         if self._last_beat is not None and working == self._working:
             self._rates[working].add(now - self._last_beat)
         self._working, self._last_beat, self.last_sign = working, now, now
 
     def sign(self, now: float) -> None:
-        """Anything else arrived: the node lives, but this says nothing about when its beats come."""
+        """Records any other frame: the node is alive, but its beat intervals are not updated."""
         self.last_sign = now
 
     def phi(self, now: float) -> float:
@@ -131,16 +135,16 @@ class BeatDetector:
 
 
 class Echoes:
-    """Judges whether the node hears this router, by the time that it takes to answer the router's beats.
+    """Judges whether the node receives this router's frames, by its answers to the router's beats.
 
-    Every answer shows that the node heard, so silence is counted from the last one: a queue that grows on the way delays all
-    answers and stops none. A stream that never had an answer is not judged: an older node sends none. All times come from one
-    monotonic clock in seconds.
+    Every answer shows that the node received a beat, so silence counts from the last answer: a
+    growing queue on the way delays all answers and stops none. A stream that never had an answer is
+    not judged, because older nodes send none. All times come from one monotonic clock in seconds.
     """
 
     def __init__(self, thresholds: PhiThresholds) -> None:
         self._thresholds = thresholds
-        # There and back: two processes each way that may have to wait for a core.
+        # There and back: in each direction two processes may have to wait for a core.
         self._round_trips = Intervals(ROUND_TRIP_S, 2 * thresholds.jitter_s)
         self._unanswered: deque[tuple[int, float]] = deque()
         self._newest = 0
@@ -150,13 +154,16 @@ class Echoes:
         self._last_s = 0.0
 
     def asked(self, now: float, sequence: int) -> None:
-        """A beat is handed to the connection. `sequence` grows."""
+        """Records that a beat was handed to the connection. `sequence` grows."""
         self._newest = sequence
         if len(self._unanswered) < MAX_UNANSWERED:
             self._unanswered.append((sequence, now))
 
     def answered(self, now: float, sequence: int) -> None:
-        """The node has heard this beat and all earlier ones. An answer to a beat that was never sent counts for nothing."""
+        """Records that the node received this beat and all earlier ones.
+
+        An answer to a beat that was never sent is ignored.
+        """
         if sequence > self._newest:
             return
         self._answered_at = now
@@ -167,16 +174,23 @@ class Echoes:
         self._excused = False
 
     def excuse(self, now: float) -> None:
-        """This router stood still: until it has read the next answer, it has not read what waits in its socket. How long that
-        takes is no round trip."""
+        """Excuses late answers after this router stood still.
+
+        Until the router has read the next answer, it has not read everything that waits in its
+        socket. That time is not a round trip.
+        """
         if self._answered_at is not None:
             self._answered_at, self._excused = now + BACKLOG_S, True
 
     def _measure(self, asked_at: float, now: float) -> None:
-        """One at a time, as in RFC 6298: what was asked during a pause does not make that pause count several times."""
+        """Measures one round trip at a time, as in RFC 6298.
+
+        A pause thus does not count once for each beat that was sent during it.
+        """
         if asked_at >= self._measured_at:
             self._measured_at, self._last_s = now, now - asked_at
-            # One long while must not hide the next: what is beyond doubt is not learnt as it is.
+            # One long delay must not hide the next: a time far beyond suspicion is clipped before
+            # it is learned.
             self._round_trips.add(min(self._last_s, 2 * self._round_trips.silence_s(self._thresholds.suspect_phi)))
 
     @property
@@ -189,18 +203,25 @@ class Echoes:
 
     @property
     def unanswered_since(self) -> float:
-        """Infinite while nothing waits for an answer."""
+        """Infinite while no beat is unanswered."""
         if self._answered_at is None or not self._unanswered:
             return math.inf
         return max(self._answered_at, self._unanswered[0][1])
 
     def _silence_s(self, phi: float) -> float:
-        """A way that has just become longer is not suspected again and again until the window has learnt it."""
+        """Returns the silence for `phi`, extended by the excess of the last round trip.
+
+        A path that has just become slower is then not suspected repeatedly until the window has
+        learned it.
+        """
         return self._round_trips.silence_s(phi) + max(0.0, self._last_s - self._round_trips.mean_s)
 
 
 class Progress:
-    """Judges whether pending work moves. The node's own watchdog does too; this one holds when that one is stuck."""
+    """Judges whether pending work moves.
+
+    The node's own watchdog does so too; this class works even if that one is stuck.
+    """
 
     def __init__(self, thresholds: PhiThresholds) -> None:
         self._thresholds = thresholds
@@ -209,7 +230,11 @@ class Progress:
         self._step_s = 0.0
 
     def beat(self, now: float, step: int, pending: bool, *, profiling: bool = False) -> None:
-        """`step` counts the engine's steps; `pending`: sequences run or wait; `profiling`: the node says why nothing moves."""
+        """Records the progress that a beat reports.
+
+        `step` counts the engine's steps; `pending`: sequences run or wait; `profiling`: the node
+        reports why nothing moves.
+        """
         if not pending:
             self._moved_at = None
         elif self._moved_at is None or profiling:
@@ -223,7 +248,7 @@ class Progress:
 
     @property
     def stalled_at(self) -> float:
-        """When the work counts as stalled if nothing moves until then; infinite with none pending."""
+        """When the work counts as stalled if nothing moves until then; infinite without work."""
         if self._moved_at is None:
             return math.inf
         return self._moved_at + max(self._thresholds.stall_s, self._thresholds.stall_steps * self._step_s)

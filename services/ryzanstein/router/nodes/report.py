@@ -1,4 +1,4 @@
-"""What an operator is told of a router's links: how each is, and which ended lately. Nothing is decided on these values."""
+"""Reports for operators: each link's state, and recent losses. No decision uses them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ MAX_LOSSES = 32
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """One link. `node_id` is empty while the address never answered, `suspicion` while there is none. `clock_skew_s`: the
-    node's clock less this router's, the way included."""
+    """The state of one link.
+
+    `node_id` is empty if the address never answered, `suspicion` while there is none.
+    `clock_skew_s`: the node's clock minus this router's, including the network delay.
+    """
 
     node_id: str
     address: str
@@ -39,14 +42,14 @@ class LinkLoss:
 
 
 class RecentLosses:
-    """The last MAX_LOSSES."""
+    """The last MAX_LOSSES link losses."""
 
     def __init__(self) -> None:
         self._losses: deque[LinkLoss] = deque(maxlen=MAX_LOSSES)
 
     @property
     def all(self) -> tuple[LinkLoss, ...]:
-        """Oldest first."""
+        """All of them, oldest first."""
         return tuple(self._losses)
 
     def add(self, node_id: str, cause: str, inflight: int) -> None:

@@ -1,7 +1,8 @@
-"""All links, and with them what this router knows first-hand: who is there, who works, who may be asked.
+"""All links, and this router's first-hand knowledge: which nodes are linked, healthy and usable.
 
-Membership says whom to link; the links say who lives. A node that left the membership keeps its link until the stream ends:
-a lease that an orchestrator's restart lost breaks nothing.
+Membership decides which nodes to link; the links show which are alive. A node that left the
+membership keeps its link until the stream ends, so a lease that an orchestrator's restart lost
+breaks nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
-_MAX_TENANTS = 4096  # whose newest begun attempt a link remembers
+_MAX_TENANTS = 4096  # pairs of tenant and priority whose newest begun attempt a link remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,18 @@ class AttemptPlacement:
 
     @property
     def overtaken(self) -> bool:
-        """An attempt that was sent to the node after this one has brought something, and no fairness between tenants and no
-        priority explains it: it is of the same ones."""
+        """Whether an attempt that was sent to the node later has already produced output.
+
+        Both have the same tenant and priority, so fairness between tenants and priority do not
+        explain it.
+        """
         return self.link.newest_begun.get((self.tenant, self.priority), 0) > self.handle
 
     def began(self) -> None:
-        """It has brought something."""
+        """Records that the attempt has produced output."""
         newest, key = self.link.newest_begun, (self.tenant, self.priority)
         if len(newest) >= _MAX_TENANTS and key not in newest:
-            newest.clear()  # nobody counts as overtaken for a moment
+            newest.clear()  # for a moment no attempt counts as overtaken
         newest[key] = max(newest.get(key, 0), self.handle)
 
     def cancel(self) -> None:
@@ -61,7 +65,7 @@ class AttemptPlacement:
 
 
 class Roster:
-    """The links of a router. `follow` membership; `close` in the end."""
+    """The links of a router. Call `follow` with the membership, and `close` at the end."""
 
     def __init__(
         self, router_id: str, thresholds: PhiThresholds, chooser: Chooser, telemetry: RouterTelemetry, awake: AwakeClock
@@ -82,7 +86,10 @@ class Roster:
         self._changed = asyncio.Event()
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
-        """Links exactly these addresses; links to others end when their stream does. `draining`: node ids."""
+        """Links exactly these addresses. Links to others end when their stream does.
+
+        `draining`: node ids.
+        """
         self._draining = frozenset(draining)
         known = {link.address: link for link, task in self._tasks.items() if not task.done()}
         for address in sorted(addresses):
@@ -104,7 +111,7 @@ class Roster:
         task.add_done_callback(lambda task: self._gone(link, task))
 
     def _close(self, link: NodeLink) -> None:
-        """Closing takes a moment; an address that comes back meanwhile gets a link of its own."""
+        """Starts to close a link. An address that returns before it is closed gets a new link."""
         task = self._tasks.pop(link)
         task.cancel()
         self._closing.add(task)
@@ -115,7 +122,7 @@ class Roster:
         self._forget_names(link, but="")
 
     def _forget_names(self, link: NodeLink, but: str) -> None:
-        """Node ids that this link no longer stands for."""
+        """Forgets the node ids that this link no longer represents."""
         for node_id in [name for name, known in self._nodes.items() if known is link and name != but]:
             del self._nodes[node_id]
             del self._breakers[node_id]
@@ -128,7 +135,7 @@ class Roster:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def snapshot(self) -> list[NodeView]:
-        """The linked nodes at this moment."""
+        """Returns the linked nodes at this moment."""
         return [self._view(link) for link in self._nodes.values() if link.connected]
 
     def _view(self, link: NodeLink) -> NodeView:
@@ -145,7 +152,7 @@ class Roster:
         )
 
     def reports(self) -> list[LinkReport]:
-        """Every link at this moment, by node id, for people."""
+        """Returns a report of every link at this moment, by node id, for operators."""
         links = sorted(self._tasks, key=lambda link: (link.node_id, link.address))
         return [self._report(link) for link in links]
 
@@ -165,29 +172,38 @@ class Roster:
 
     @property
     def recent_losses(self) -> tuple[LinkLoss, ...]:
-        """Oldest first."""
+        """Recent link losses, oldest first."""
         return self._losses.all
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
-        """What the request wants to stay near."""
+        """Returns what the request stays near."""
         return self._chooser.affinity_of(request)
 
     def rank(self, model: str, affinity: Affinity, excluded: Collection[str]) -> Ranking:
-        """The nodes that could take it, the best first. A member without a link counts too: a key still belongs to it."""
+        """Returns the nodes that could take the attempt, best first.
+
+        A member without a link is ranked too, because a key still belongs to it.
+        """
         return self._chooser.rank([self._view(link) for link in self._nodes.values()], model, affinity, excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
-        """The node is given an attempt now."""
+        """Records that the node is given an attempt now."""
         self._chooser.place(ranking, node_id)
 
     def could_serve(self, model: str, excluded: Collection[str]) -> bool:
-        """Some node could take an attempt by and by: it serves the model, and nothing is known against it but that it is full,
-        or that somebody else probes it just now. Nothing is placed."""
+        """Returns whether some node could take an attempt sooner or later.
+
+        Such a node serves the model, and nothing is known against it except that it is full or that
+        another request is probing it. Places nothing.
+        """
         return any(link.node_id not in excluded for link in self._serving(model))
 
     def drained(self, model: str) -> tuple[str, ...]:
-        """The nodes of the model, when all of them drain until somebody takes that back and nothing else is to be hoped for:
-        every link stands, and leads to one of them or to a node that serves another model. Empty otherwise."""
+        """Returns the nodes of the model when all of them drain until an operator takes that back.
+
+        Empty when any other node may help: every link must be up and lead to one of these nodes or
+        to a node that serves another model.
+        """
         others = [link for link in self._tasks if not self._drained(link)]
         if not all(link.connected and link.beat.state is NodeState.READY and link.beat.model != model for link in others):
             return ()
@@ -198,15 +214,18 @@ class Roster:
         return link.connected and (wanted or link.beat.drained)
 
     def may_hold_more(self, model: str, node_id: str, excluded: Collection[str], *, unknown: bool) -> bool:
-        """A node that has a larger context than this one, or had before it went away for the moment; where `unknown` counts,
-        also one that starts, so that its context is not known yet."""
+        """Returns whether another node may have a larger context for the model than this one.
+
+        It has one now, or had one before it went away temporarily. With `unknown`, a starting node
+        counts too, because its context is not known yet.
+        """
         refusing = self._nodes.get(node_id)
         least = 0 if refusing is None else refusing.context_of(model)
         others = (link for link in self._nodes.values() if link.node_id not in excluded and not link.departed)
         return any(_holds_more(link, model, least, unknown) for link in others)
 
     def _serving(self, model: str) -> Iterator[NodeLink]:
-        """Their breakers may be half-open."""
+        """Yields the links of nodes that serve the model. Their breakers may be half-open."""
         for node_id, link in self._nodes.items():
             ready = link.connected and link.beat.state is NodeState.READY and link.beat.model == model
             wanted = not link.suspected and node_id not in self._draining
@@ -221,22 +240,25 @@ class Roster:
         return AttemptPlacement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
 
     def punctual(self, node_id: str) -> bool:
-        """Its last sign is no older than usual."""
+        """Returns whether the node's last sign of life is no older than usual."""
         link = self._nodes.get(node_id)
         return link is not None and link.punctual
 
     def breaker(self, node_id: str) -> Breaker | None:
-        """None when the node is gone for good."""
+        """Returns the node's breaker; None when the node is gone for good."""
         return self._breakers.get(node_id)
 
     def least_loaded(self, model: str) -> NodeLink | None:
-        """A node for a question that leaves nothing behind. None: nobody serves the model."""
+        """Returns the least loaded node, for a request that leaves no state.
+
+        None: no node serves the model.
+        """
         usable = [node for node in self.snapshot() if is_usable(node, model)]
         return self._nodes[min(usable, key=lambda node: node.sequences).node_id] if usable else None
 
     @property
     def models(self) -> list[ServedModel]:
-        """What ready nodes serve, by name; the context is the shortest of its nodes'."""
+        """The models that ready nodes serve, by name. The context is the shortest of the nodes'."""
         served: dict[str, ServedModel] = {}
         for link in self._nodes.values():
             if link.connected and link.beat.state is NodeState.READY and link.beat.model:
@@ -247,16 +269,16 @@ class Roster:
 
     @property
     def known_models(self) -> frozenset[str]:
-        """Models of all nodes that were ever linked and have not departed, ready or not."""
+        """The models of all nodes that were ever linked and have not departed, ready or not."""
         return frozenset(link.beat.model for link in self._nodes.values() if link.beat.model)
 
     @property
     def members(self) -> Mapping[str, str]:
-        """Node id to address, of nodes that are linked now."""
+        """Maps node ids to addresses, for the nodes that are linked now."""
         return {node_id: link.address for node_id, link in self._nodes.items() if link.connected}
 
     async def changed(self, timeout_s: float) -> None:
-        """Returns when a node came, went or changed, or when the time is over."""
+        """Returns when a node came, went or changed, or after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -285,7 +307,8 @@ class Roster:
 
     def link_down(self, link: NodeLink, cause: str) -> None:
         if cause != CLOSED:
-            # Who slept blames nobody: the node may have given this router up meanwhile, or gRPC the connection.
+            # After a pause of this router no node is blamed: meanwhile the node may have given up
+            # this router, or gRPC the connection.
             if (breaker := self._breakers.get(link.node_id)) is not None and not self.awake.lately_paused:
                 breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()

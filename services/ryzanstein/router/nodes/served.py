@@ -1,4 +1,4 @@
-"""A model that the cluster serves, as clients are told of it."""
+"""A model that the cluster serves, as shown to clients."""
 
 from __future__ import annotations
 

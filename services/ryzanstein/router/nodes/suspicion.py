@@ -1,6 +1,7 @@
 """Turns the detectors' judgement of one link into three levels, at the moment when they change.
 
-One timer per link, set to when the next level would be reached if nothing came: nothing is polled.
+There is one timer per link. It is set to the time of the next level if nothing arrives, so nothing
+is polled.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ryzanstein.router.nodes.phi_detector import BeatDetector, BeatIntervals, Ec
 
 SILENCE = "silence"
 STALL = "stall"
-# Its beats come, and it answers none of ours.
+# Its beats come, and it answers none of this router's.
 DEAF = "deaf"
-# Beats that have arrived need this process to run before it knows of them. So it looks several times, and on a machine whose
-# cores are taken those looks take as much longer as everything else here does.
+# This process must run before it sees beats that have arrived. So the timer looks several times; on
+# a machine whose cores are busy, these looks take longer like everything else here.
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.01
-# One beat in ten comes so late.
+# One beat in ten is this late.
 _LATE_PHI = 1.0
 
 
@@ -31,9 +32,10 @@ class Level(IntEnum):
 
 
 class SuspicionWatch:
-    """Told of every beat and frame, it calls `on_level(level, cause)` on each change. `start` it, `close` it.
+    """Watches one link. `start` it, feed it every beat and frame, and `close` it.
 
-    Silence is measured in time in which this router ran.
+    It calls `on_level(level, cause)` on each change. Silence is measured in time in which this
+    router ran.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class SuspicionWatch:
 
     @property
     def punctual(self) -> bool:
-        """Nothing is late yet, let alone suspect."""
+        """Whether nothing is late, let alone suspect."""
         return self.level is Level.FINE and self._beats.phi(self._awake.now()) < _LATE_PHI
 
     def beat(self, beat: Beat) -> None:
@@ -75,29 +77,34 @@ class SuspicionWatch:
         self._alive()
 
     def frame(self) -> None:
-        """Something other than a beat arrived."""
+        """Records the arrival of anything other than a beat."""
         self._beats.sign(self._awake.now())
         if self.level is not Level.FINE:
             self._alive()
 
     def asked(self, sequence: int) -> None:
-        """A beat of this router is on its way."""
+        """Records that a beat of this router is on its way."""
         self._echoes.asked(self._awake.now(), sequence)
         self._hasten()
 
     def answered(self, sequence: int) -> None:
-        """The node has heard it."""
+        """Records that the node received it."""
         self._echoes.answered(self._awake.now(), sequence)
         self._alive()
 
     def _alive(self) -> None:
-        """Trust returns at once; suspicion is the timer's, which looks twice: the answer may lie behind what was just read."""
+        """Restores trust at once.
+
+        Only the timer raises suspicion, after it has looked again: the answer may be queued behind
+        what was just read.
+        """
         if self._verdict(self._awake.now())[0] < self.level:
             self._judge()
         self._hasten()
 
     def _hasten(self) -> None:
-        # A second look keeps its time: whatever comes meanwhile would put it off for ever.
+        # A repeated look keeps its time; otherwise whatever arrives meanwhile would postpone it
+        # forever.
         if self._timer is not None and not self._looking and self._next_change() < self._timer.when:
             self._arm(self._next_change())
 
@@ -148,5 +155,8 @@ class SuspicionWatch:
         return Level.FINE, ""
 
     def _unanswered(self, now: float) -> str:
-        """Deaf is who speaks and does not answer: a node that stands still says nothing either."""
+        """Returns DEAF if the node still sends but does not answer, else SILENCE.
+
+        A node that stands still does not answer either, but also sends nothing.
+        """
         return DEAF if self._beats.last_sign > (self._echoes.unanswered_since + now) / 2 else SILENCE

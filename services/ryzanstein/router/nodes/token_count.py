@@ -12,7 +12,10 @@ TIMEOUT_S = 10.0
 
 
 async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
-    """Tokens with the template. NO_NODES when no ready node serves the model, otherwise the node's own error."""
+    """Returns the number of tokens, template included.
+
+    Raises NO_NODES when no ready node serves the model, otherwise the node's own error.
+    """
     request = worker.CountPromptTokensRequest(model=model)
     match prompt:
         case TokenPrompt(token_ids):

@@ -1,2 +1,5 @@
-"""Conversations that the router keeps: values and the store's role (`store`), two stores (`memory`, `sqlite`), and what a
-request does with its session (`turn`)."""
+"""Conversations that the router keeps.
+
+`store` has the values and the interface of a store, `stores` the implementations (in memory, in
+SQLite, in Redis), and `turn` what a request does with its session.
+"""

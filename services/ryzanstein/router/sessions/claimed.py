@@ -1,8 +1,9 @@
-"""The sessions that this router has claimed: takes claims, renews them while their generations run, gives them back.
+"""The sessions that this router has claimed: it claims, renews while generations run, and releases.
 
-What this router itself holds is known without the store. A claim that the store has lost (it was emptied, it was away for
-longer than a claim lives) is taken again by the next renewal, unless somebody else was faster. A claim in the way is looked
-at: it blocks nobody when its owner is gone, or is this router itself, which holds it no more.
+The claims of this router itself are known without the store. A claim that the store has lost (it
+was emptied, or was away for longer than a claim lives) is taken again by the next renewal, unless
+another router was faster. A conflicting claim is examined: it blocks nothing when its owner is
+gone, or when its owner is this router, which no longer holds it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _MAX_BATCH = 500
 
 
 class Claimed:
-    """Claims of one owner; `is_gone` says whether another one runs no more. `close` waits for what is being given back."""
+    """The claims of one owner.
+
+    `is_gone` says whether another owner no longer runs. `close` waits for pending releases.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,11 @@ class Claimed:
         self._renewing: asyncio.Task[None] | None = None
 
     async def claim(self, session_id: str, generation_id: str) -> None:
-        """ABORTED SESSION_BUSY while another generation speaks in the session, here or at another router."""
+        """Claims the session for the generation.
+
+        Raises ABORTED SESSION_BUSY while another generation speaks in the session, here or at
+        another router. If cancelled, releases what may have been claimed.
+        """
         if (held := self._held.get(session_id, generation_id)) != generation_id:
             raise SessionBusyError(session_id, held, self._owner)
         self._held[session_id] = generation_id
@@ -52,14 +60,14 @@ class Claimed:
                 await asyncio.shield(releasing)
             await self._take(session_id, generation_id)
         except BaseException as error:
-            # A refusal took nothing; anything else may have been done.
+            # A refusal claimed nothing; after a cancellation the claim may have been taken.
             self.release(session_id, generation_id, ended=isinstance(error, Exception))
             raise
         if self._renewing is None:
             self._renewing = self._background.supervise("claim_renewal", self._renew, finite=True)
 
     def release(self, session_id: str, generation_id: str, *, ended: bool = False) -> None:
-        """Gives the claim back; `ended`: the store knows already."""
+        """Releases the claim. `ended`: nothing is left to release in the store."""
         if self._held.get(session_id) != generation_id:
             return
         del self._held[session_id]
@@ -94,7 +102,7 @@ class Claimed:
             log.debug("claim left to expire", session_id=session_id)
 
     async def _renew(self) -> None:
-        """Ends when nothing is held; the next claim starts it again."""
+        """Renews until nothing is held; the next claim starts it again."""
         while self._held:
             await asyncio.sleep(self._ttl_s / _RENEWALS_PER_TTL)
             held = list(self._held.items())
@@ -110,7 +118,7 @@ class Claimed:
         for session_id in lost:
             if self._held.get(session_id) == held[session_id]:
                 log.warning("session claimed elsewhere", session_id=session_id, generation_id=held[session_id])
-        # Those that ended while they were renewed were perhaps taken again.
+        # A claim that was released during its renewal may have been taken again by that renewal.
         for session_id, generation_id in held.items():
             if session_id not in self._held and session_id not in lost and session_id not in self._releasing:
                 await self._give_back(session_id, generation_id)

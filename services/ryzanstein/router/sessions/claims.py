@@ -1,7 +1,8 @@
-"""Who speaks in a session: one generation at a time, on one router at a time.
+"""Claims on sessions: one generation at a time speaks in a session, on one router at a time.
 
-A claim names the generation and the running router that has it (its owner), and expires unless it is renewed. Another owner
-of the same generation has taken it over: the claim passes to it. An owner that is known to be gone blocks nobody.
+A claim names the generation and the running router that has it (its owner), and expires unless it
+is renewed. Another owner of the same generation has taken it over, so the claim passes to that
+owner. An owner that is known to be gone blocks nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ryzanstein.errors import Code, RyzansteinError
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`taken_at` is on a clock that no clock jump moves; valid for `ttl_s` from then."""
+    """A claim, valid for `ttl_s` from `taken_at`, which is on a clock that never jumps."""
 
     generation_id: str
     owner: str
@@ -23,22 +24,31 @@ class Claim:
     ttl_s: float
 
     def holds(self, now: float) -> bool:
-        """A claim from the future is one from before the machine was started again."""
+        """Returns whether the claim is valid.
+
+        A claim from the future is from before the machine's last start.
+        """
         return self.taken_at <= now < self.taken_at + self.ttl_s
 
     def forbids(self, other: Claim, gone: str) -> bool:
-        """Another generation may not speak: this one does, and its owner is not the one that is gone."""
+        """Returns whether this claim keeps another generation from speaking.
+
+        It does while it is valid, unless its owner is the one that is `gone`.
+        """
         return self.generation_id != other.generation_id and self.owner != gone and self.holds(other.taken_at)
 
     def yields_to(self, other: Claim | None) -> bool:
-        """Another owner or another generation holds the session at the moment at which this claim was made."""
+        """Returns whether another owner or generation held the session when this claim was made."""
         if other is None or not other.holds(self.taken_at):
             return False
         return (other.generation_id, other.owner) != (self.generation_id, self.owner)
 
 
 class SessionBusyError(RyzansteinError):
-    """ABORTED SESSION_BUSY: this generation of this owner speaks in the session. The client is told neither."""
+    """ABORTED SESSION_BUSY: another generation speaks in the session.
+
+    `generation_id` and `owner` are that one's; the client sees neither.
+    """
 
     def __init__(self, session_id: str, generation_id: str, owner: str) -> None:
         super().__init__(
@@ -79,7 +89,7 @@ class LocalClaims:
             del self._claims[session_id]
 
     def turn_stored(self, session_id: str, generation_id: str) -> None:
-        """The generation's turn is stored, whoever stored it."""
+        """Ends the generation's claim: its turn is stored, by whichever router."""
         held = self._claims.get(session_id)
         if held is not None and held.generation_id == generation_id:
             del self._claims[session_id]

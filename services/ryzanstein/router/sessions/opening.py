@@ -1,4 +1,4 @@
-"""Opens the store that the settings name, and what stands between it and the requests."""
+"""Opens the store named in the settings, and the layers between it and the requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def session_bounds(settings: RouterSettings) -> SessionBounds:
 
 @contextlib.asynccontextmanager
 async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
-    """OSError, sqlite3.Error, FAILED_PRECONDITION: the store is there and cannot be used. A Redis that is away may come."""
+    """Yields the session store and closes it at the end.
+
+    Raises OSError, sqlite3.Error or FAILED_PRECONDITION when the store exists and cannot be used. A
+    Redis server that is away is not an error: it may come back.
+    """
     if settings.session_store == "redis":
         async with _open_redis(settings, telemetry) as sessions:
             yield sessions
@@ -48,7 +52,7 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
 @contextlib.asynccontextmanager
 async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
     try:
-        # An optional dependency: only who uses it has it installed.
+        # An optional dependency: installed only where it is used.
         from ryzanstein.router.sessions.stores.redis import RedisSessions
         from ryzanstein.router.sessions.stores.redis_changes import RedisChanges
         from ryzanstein.router.storage.redis_client import redis_client
@@ -62,7 +66,7 @@ async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> A
     sessions = _resilient(store, settings, telemetry)
     recent = sessions.recent
     changes = RedisChanges(redis_client(url), settings.redis_prefix, store.origin, recent.forget, recent.forget_all)
-    # What is changed while nobody listens is not heard of.
+    # Changes are missed while nothing listens.
     listening = telemetry.background.supervise("session_changes", changes.run, on_end=lambda _: recent.forget_all())
     try:
         yield sessions

@@ -1,6 +1,7 @@
-"""What a session is and what a store of sessions does. Both faces read it; a generation appends its turn at its end.
+"""What a session is, and the interface of a session store.
 
-Knows no gRPC, no HTTP and no node: `node_id` is only remembered.
+Both faces read the store; a generation appends its turn when it ends. This module knows no gRPC, no
+HTTP and no node: `node_id` is only stored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ DEFAULT_PAGE_SIZE = 100
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation. Times are Unix seconds; `node_id` answered last, empty before the first answer."""
+    """A conversation.
+
+    Times are Unix seconds; `node_id` answered last, empty before the first answer.
+    """
 
     session_id: str
     model: str
@@ -33,7 +37,7 @@ class Session:
 
 
 def extended(session: Session, messages: Sequence[Message], model: str, node_id: str) -> Session:
-    """The session with one more turn, now."""
+    """Returns the session with one more turn, updated now."""
     return replace(
         session,
         model=session.model or model,
@@ -45,7 +49,7 @@ def extended(session: Session, messages: Sequence[Message], model: str, node_id:
 
 @dataclass(frozen=True, slots=True)
 class SessionPage:
-    """Sessions without their messages, last used first; `next_page_token` is empty on the last page."""
+    """Sessions without messages, last used first; `next_page_token` is empty on the last page."""
 
     sessions: tuple[Session, ...]
     next_page_token: str
@@ -53,14 +57,17 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class SessionBounds:
-    """How much a store keeps. Above `max_sessions` the least recently used one is evicted, and that is counted."""
+    """How much a store keeps.
+
+    Above `max_sessions` the least recently used session is evicted, and that is counted.
+    """
 
     max_sessions: int = 100_000
     max_messages: int = 2_048
     max_chars: int = 1_000_000
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Raises FAILED_PRECONDITION SESSION_FULL when a session of these messages would be too long."""
+        """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long."""
         chars = sum(len(message.content) for message in messages)
         if len(messages) > self.max_messages or chars > self.max_chars:
             raise errors.failed_precondition(
@@ -71,11 +78,11 @@ class SessionBounds:
 
 
 class StoreUnavailableError(RyzansteinError):
-    """The store did not do it: it is locked, full, gone or too slow. Whether the write was done is not known."""
+    """The store is locked, full, gone or too slow. It is unknown whether a write was done."""
 
 
 class UnexpectedStoreError(StoreUnavailableError):
-    """The store raised what none is expected to: it may be out of order, or what it was asked to write is."""
+    """The store raised an unexpected error: the store, or what it was to write, may be broken."""
 
 
 def unexpected(error: Exception) -> UnexpectedStoreError:
@@ -89,44 +96,59 @@ def store_unavailable(message: str, session_id: str = "") -> StoreUnavailableErr
 
 
 class SessionStore(Protocol):
-    """Keeps sessions. No method blocks the event loop; each may raise a `RyzansteinError`, and `StoreUnavailableError` when
-    the store itself fails."""
+    """Keeps sessions. No method blocks the event loop.
+
+    Each may raise a `RyzansteinError`, and `StoreUnavailableError` when the store itself fails.
+    """
 
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
-        """ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when the messages are too many. `fresh`: the id has just
-        been made up, so nobody can have taken it."""
+        """Creates a session.
+
+        Raises ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when there are too many
+        messages. `fresh`: the id has just been generated, so it cannot be taken.
+        """
         ...
 
     async def get(self, session_id: str) -> Session:
-        """With its messages. NOT_FOUND when there is none."""
+        """Returns the session with its messages. Raises NOT_FOUND when there is none."""
         ...
 
     async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
-        """A page of at most 1000 sessions (0: 100). INVALID_ARGUMENT for a size or a token that is none."""
+        """Returns a page of at most 1000 sessions (0: 100).
+
+        Raises INVALID_ARGUMENT for an invalid size or token.
+        """
         ...
 
     async def delete(self, session_id: str) -> None:
-        """NOT_FOUND when there is none."""
+        """Deletes the session. Raises NOT_FOUND when there is none."""
         ...
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
-        """Adds a turn at the end, remembers who answered, and fixes the model of a session that had none.
-        A generation's turn is added once, however often it is appended, and its claim ends with it.
-        False: it was there already.
-        NOT_FOUND when the session was deleted meanwhile."""
+        """Adds a turn at the end, and returns False if it was there already.
+
+        Stores which node answered, and sets the model of a session that had none. A generation's
+        turn is added once, however often it is appended, and ends the generation's claim. Raises
+        NOT_FOUND when the session was deleted meanwhile.
+        """
         ...
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
-        """The generation speaks in the session for `ttl_s` from now on; the session need not exist yet.
-        SessionBusyError while another generation does, unless its owner is the one that is `gone`. Another owner of the same
-        generation takes it over."""
+        """Claims the session for the generation, for `ttl_s` from now.
+
+        The session need not exist yet. Raises SessionBusyError while another generation has it,
+        unless that one's owner is `gone`. Another owner of the same generation takes the claim
+        over.
+        """
         ...
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
-        """Extends an owner's claims, session id to generation id, or takes them again where nobody has them.
-        Returns the sessions that another owner or generation has now."""
+        """Extends an owner's claims (session id to generation id), or takes them again if free.
+
+        Returns the sessions that another owner or generation has now.
+        """
         ...
 
     async def release(self, session_id: str, generation_id: str, owner: str) -> None:
@@ -149,12 +171,15 @@ def checked_page_size(page_size: int) -> int:
 
 
 def page_token(session: Session) -> str:
-    """Where the next page begins: after this session in the order (update_time, session_id), falling."""
+    """Returns where the next page begins.
+
+    It begins after this session in the descending order of (update_time, session_id).
+    """
     return base64.urlsafe_b64encode(f"{session.update_time!r} {session.session_id}".encode()).decode()
 
 
 def read_page_token(token: str) -> tuple[float, str]:
-    """The position that a token stands for. The empty token stands before the newest session."""
+    """Returns the position of a token. The empty token is before the newest session."""
     if not token:
         return float("inf"), ""
     try:

@@ -1,7 +1,8 @@
-"""What a request does with its session: put the earlier messages in front, and add the turn when the answer is complete.
+"""A request's turn in its session: prepends the earlier messages, and adds the turn at the end.
 
-One generation at a time speaks in a session. A second one meanwhile is refused (ABORTED, SESSION_BUSY), by whichever router:
-its history would lack the answer that is under way, and whichever ended last would decide the order.
+One generation at a time speaks in a session. Every router refuses a second one meanwhile (ABORTED,
+SESSION_BUSY): its history would lack the answer in progress, and the generation that ended last
+would decide the order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class Turn:
-    """A generation's place in its session, held from `Turns.open` or `Turns.resume` to `release`."""
+    """A generation's turn in its session, held from `Turns.open` or `Turns.resume` to `release`."""
 
     def __init__(
         self, turns: Turns, session_id: str, generation_id: str, session: Session | None, said: tuple[Message, ...]
@@ -40,7 +41,7 @@ class Turn:
 
     @property
     def last_node(self) -> str:
-        """Where the turn before was answered, empty before the first."""
+        """The node that answered the previous turn, empty before the first."""
         return "" if self._session is None else self._session.node_id
 
     @property
@@ -55,8 +56,10 @@ class Turn:
             self._session = await self._turns.store.create(self.session_id, model)
 
     async def commit(self, answer: str, model: str, node_id: str) -> None:
-        """Adds what the client said and the answer, once per generation, and with it ends the claim. A failure is logged and
-        counted: the answer itself is complete."""
+        """Adds what the client said and the answer, once per generation, which also ends the claim.
+
+        A failure is logged and counted, because the answer itself is complete.
+        """
         messages = (*self.said, Message(Role.ASSISTANT, answer))
         try:
             await self._turns.store.append(
@@ -70,8 +73,10 @@ class Turn:
             self._turns.telemetry.session_turns.labels("stored").inc()
 
     async def commit_cut_off(self, shown: str, request: GenerationRequest, node_id: str) -> None:
-        """Adds what was shown of an answer that was ended because nobody read it, unless somebody has spoken in the session
-        since: then it is left out."""
+        """Adds the shown part of an answer that was ended because it had no reader.
+
+        It is left out if another turn was added to the session since.
+        """
         earlier = self._num_earlier(request)
         try:
             session = await self._turns.store.get(self.session_id)
@@ -84,17 +89,20 @@ class Turn:
         await self.commit(shown, request.model, node_id)
 
     def _num_earlier(self, request: GenerationRequest) -> int:
-        """How many messages the session had when the generation began."""
+        """Returns how many messages the session had when the generation began."""
         messages = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else ()
         return len(messages) - len(self.said)
 
     def release(self) -> None:
-        """However the generation ended. Whoever opens the session next at this router waits for it."""
+        """Releases the claim, however the generation ended.
+
+        The next `open` of the session at this router waits until that is done.
+        """
         self._turns.claimed.release(self.session_id, self.generation_id, ended=self._stored)
 
 
 class Turns:
-    """The sessions in which this router says something."""
+    """Opens turns in sessions for this router's generations."""
 
     def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: RouterTelemetry, claimed: Claimed) -> None:
         self.store = store
@@ -103,10 +111,12 @@ class Turns:
         self._bounds = bounds
 
     async def open(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
-        """The request with its session's history and model, and the turn to `release`. None without a session.
+        """Returns the request with its session's history and model, and the turn to `release`.
 
-        ABORTED when something is being said there, INVALID_ARGUMENT for another model than the session's,
-        FAILED_PRECONDITION SESSION_FULL when the conversation has become too long, UNAVAILABLE when its history cannot be had.
+        Without a session the turn is None. Raises ABORTED while another generation speaks there,
+        INVALID_ARGUMENT for a model other than the session's, FAILED_PRECONDITION SESSION_FULL when
+        the conversation has become too long, UNAVAILABLE when its history cannot be read. If it
+        raises or is cancelled, it releases the claim.
         """
         if not request.session_id:
             return request, None
@@ -122,8 +132,11 @@ class Turns:
             raise
 
     async def resume(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
-        """The turn of a generation that this router takes over from another one. Its claim comes along; where it has expired
-        and somebody else speaks by now, the answer is added after theirs."""
+        """Returns the turn of a generation that this router takes over from another one.
+
+        The claim passes to this router. If the claim has expired and another generation has the
+        session by now, the answer is added after that one's.
+        """
         try:
             await self.claimed.claim(session_id, generation_id)
         except RyzansteinError as error:
@@ -131,8 +144,10 @@ class Turns:
         return Turn(self, session_id, generation_id, None, said)
 
     async def again(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
-        """The turn of a generation that had given its claim back when it failed, and runs again. ABORTED SESSION_BUSY while
-        another one speaks in the session."""
+        """Returns the turn of a generation that failed, released its claim, and runs again.
+
+        Raises ABORTED SESSION_BUSY while another generation speaks in the session.
+        """
         await self.claimed.claim(session_id, generation_id)
         return Turn(self, session_id, generation_id, None, said)
 
@@ -147,6 +162,6 @@ class Turns:
     def _continued(self, request: GenerationRequest, turn: Turn) -> GenerationRequest:
         if request.model and turn.model and request.model != turn.model:
             raise errors.invalid("model", f"the session uses {turn.model!r}", request.model)
-        # With room for the answer, which must not be refused when it has been generated.
+        # With room for the answer, which must not be refused after it was generated.
         self._bounds.check((*turn.prompt.messages, Message(Role.ASSISTANT, "")))
         return replace(request, prompt=turn.prompt, model=request.model or turn.model, last_node=turn.last_node)

@@ -1,1 +1,1 @@
-"""What session stores and journals share: SQLite's write-ahead log, Redis clients."""
+"""Shared by session stores and journals: SQLite's write-ahead log, Redis clients."""

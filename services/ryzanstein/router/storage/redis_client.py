@@ -1,4 +1,4 @@
-"""A client of one Redis server, with bounds on everything that it waits for."""
+"""A client of one Redis server, with a bound on every wait."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _HEALTH_CHECK_S = 30
 
 
 def redis_client(url: str, *, decode_responses: bool = True) -> Redis:
-    """Connects on use. A connection that has died while idle (the server was restarted) is replaced and the command sent
-    again: every command that writes must bear that."""
+    """Returns a client that connects on use.
+
+    A connection that died while idle (the server was restarted) is replaced and the command sent
+    again, so every command that writes must be safe to repeat.
+    """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=_MAX_CONNECTIONS,
@@ -34,7 +37,10 @@ def redis_client(url: str, *, decode_responses: bool = True) -> Redis:
 
 @contextlib.contextmanager
 def redis_failures() -> Iterator[None]:
-    """Whatever goes wrong between us and the server, as a ConnectionError that says what."""
+    """Raises any failure between this process and the server as a ConnectionError.
+
+    Its message names the cause.
+    """
     try:
         yield
     except (TimeoutError, RedisError, OSError) as error:

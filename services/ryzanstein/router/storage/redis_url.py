@@ -1,4 +1,7 @@
-"""Where a Redis server is. The URL may hold a password: it is never logged; `address` is what may be shown."""
+"""The address of a Redis server.
+
+The URL may contain a password, so it is never logged; `address` is the part that may be shown.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 def checked_redis_url(url: str) -> str:
-    """ValueError, without the URL in it, when it is none."""
+    """Returns the URL. Raises ValueError, without the URL in it, when it is not valid."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not (parts.hostname or parts.path):
         raise ValueError("must be redis://, rediss:// or unix://, then [user:password@]host[:port][/database]")
@@ -20,7 +23,7 @@ def checked_redis_url(url: str) -> str:
 
 
 def address(url: str) -> str:
-    """The URL without user, password and options."""
+    """Returns the URL without user, password and options."""
     parts = urlsplit(url)
     place = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}{parts.path}"
     return f"{parts.scheme}://{place}"

@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log, for a file that several processes open in the same moment."""
+"""SQLite's write-ahead log, for a file that several processes open at the same moment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ _PAUSE_S = (0.001, 0.01)
 
 
 def turn_on(db: sqlite3.Connection, timeout_s: float) -> None:
-    """Two that turn it on at once each hold what the other one needs. SQLite then refuses without waiting, whatever its busy
-    timeout is, so this tries again. sqlite3.OperationalError: for another reason, or still after the time."""
+    """Turns on the write-ahead log, and retries for up to `timeout_s` while others do the same.
+
+    Two processes that turn it on at once each hold what the other needs. SQLite then refuses
+    without waiting, whatever its busy timeout is. Raises sqlite3.OperationalError when the cause is
+    another one, or when the time is over.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,1 +1,1 @@
-"""The node's agent: its gRPC service, the routers linked to it, the model it hosts, its membership."""
+"""The node's agent: its gRPC service, links to routers, model and cluster membership."""

@@ -1,7 +1,7 @@
-"""The generations that run on this node, and the way of a step's tokens to their routers.
+"""The generations that run on this node, and the path of a step's tokens to their routers.
 
-Tokens become text here, one row each; stop strings end choices here. Knows links and text, not ranks: what the engine must
-hear goes through `send`.
+Tokens become text here, one by one, and stop strings end choices here. This module knows links and
+text, not ranks: messages to the engine go through `send`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class RunningChoice:
-    """One choice: its text so far, the index of the first token of this attempt and of the next one. `stopped` at a stop
-    string, `ended` for the router too."""
+    """A choice that runs: its text so far, and where it is in its token log.
+
+    `first_index` is the index of the first token of this attempt, `next_index` that of the next
+    token. `stopped`: a stop string ended it; `ended`: the router has been notified of its end too.
+    """
 
     text: ChoiceText
     first_index: int
@@ -40,13 +43,13 @@ class RunningChoice:
 
     @property
     def num_new(self) -> int:
-        """Tokens of this attempt."""
+        """Returns the number of tokens of this attempt."""
         return self.next_index - self.first_index
 
 
 @dataclass(slots=True)
 class RunningGeneration:
-    """One attempt on this node. Times are monotonic seconds; `first_token_s` 0: none yet."""
+    """An attempt on this node. Times are monotonic seconds; `first_token_s` 0: no token yet."""
 
     group: int
     handle: int
@@ -63,7 +66,7 @@ class RunningGeneration:
 
     @property
     def ids(self) -> dict[str, str | int]:
-        """What stands on each of its log lines."""
+        """Returns the fields of each of its log lines."""
         return {
             "request_id": self.attempt.request.request_id,
             "generation_id": self.attempt.generation_id,
@@ -72,7 +75,10 @@ class RunningGeneration:
 
 
 class RunningGenerations:
-    """Groups by number, from submit to the last choice's end. `idle` is set while there is none."""
+    """The groups by number, from submit to the end of the last choice.
+
+    `idle` is set while there are no groups.
+    """
 
     def __init__(
         self, send: Callable[[CancelGroup | FinishChoice], None], telemetry: WorkerTelemetry, tracing: Tracing
@@ -89,7 +95,7 @@ class RunningGenerations:
 
     @property
     def num_choices(self) -> int:
-        """Sequences that the engine has or gets."""
+        """Returns the number of sequences that the engine has or will get."""
         return sum(not choice.ended for generation in self._groups.values() for choice in generation.choices)
 
     def open(
@@ -102,11 +108,14 @@ class RunningGenerations:
         *,
         texts: Sequence[ChoiceText],
     ) -> SubmitGroup | None:
-        """Takes a generation, whose choices' texts so far are `texts`; what the engine shall run of it, None when nothing is
-        left to run. The router hears that it is accepted when the engine has let it in, so that a refusal comes before
-        anything that a client sees.
+        """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
-        A choice whose known tokens already contain a stop string has ended: only its end is said again.
+        `texts` are the choices' texts so far. The router is notified of the acceptance only when
+        the engine has accepted the group, so that a refusal comes before anything that a client
+        sees.
+
+        A choice whose known tokens already contain a stop string has ended: only its end is sent
+        again.
         """
         choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
@@ -123,7 +132,7 @@ class RunningGenerations:
         return msgspec.structs.replace(submit, finished=[choice.ended for choice in choices])
 
     def on_step(self, events: StepEvents) -> None:
-        """One step's tokens, ends and failures, to their links."""
+        """Sends one step's tokens, ends and failures to their links."""
         self._accept_all(events.accepted)
         ends = {(end.group, end.choice): end for end in events.ended}
         links: dict[int, RouterLink] = {}
@@ -141,7 +150,8 @@ class RunningGenerations:
                 error = RyzansteinError(
                     failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
                 )
-                # The ranks were asked whose fault those are: see engine.probe.
+                # Logits that are not finite are not the node's fault here: the ranks were probed,
+                # see engine.probe.
                 node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
                 self.fail(generation, error, node_fault=node_fault)
         for link in links.values():
@@ -150,25 +160,28 @@ class RunningGenerations:
                 self.close_link(link)
 
     def cancel(self, link: RouterLink, handle: int) -> None:
-        """The router wants no more of it. Unknown handles are ignored: it may have ended meanwhile."""
+        """Cancels a generation for its router.
+
+        Unknown handles are ignored: it may have ended meanwhile.
+        """
         group = link.handles.get(handle)
         if group is not None:
             self._send(CancelGroup(group))
             self._close(self._groups[group], "cancelled")
 
     def close_link(self, link: RouterLink) -> None:
-        """The router is gone."""
+        """Cancels everything of a router that is gone."""
         for handle in list(link.handles):
             self.cancel(link, handle)
 
     def fail(self, generation: RunningGeneration, error: RyzansteinError, *, node_fault: bool) -> None:
-        """Ends a generation with an error; the engine has it no more."""
+        """Ends a generation with an error. The engine no longer has it."""
         generation.link.fail(generation.handle, error, node_fault=node_fault)
         log.warning("generation failed", reason=error.reason, message=error.message, **generation.ids)
         self._close(generation, error.reason.lower())
 
     def fail_all(self, error: RyzansteinError, *, node_fault: bool) -> None:
-        """The ranks are gone, and with them every generation."""
+        """Fails every generation because the ranks are gone."""
         for generation in list(self._groups.values()):
             self.fail(generation, error, node_fault=node_fault)
 
@@ -254,13 +267,16 @@ class RunningGenerations:
 
 
 def _resume(submit: SubmitGroup, number: int, text: ChoiceText) -> RunningChoice:
-    """A choice that goes on after the tokens that earlier attempts generated."""
+    """Returns a choice that continues after the tokens of earlier attempts."""
     num_known = len(submit.generated[number])
     return RunningChoice(text, num_known, num_known, text.stopped, submit.finished[number])
 
 
 def _logprobs(token_id: int, raw: tuple[float, list[tuple[int, float]]], text: ChoiceText, model: TextModel) -> TokenLogprobs:
-    """Of the next token of a choice, before its text takes it."""
+    """Returns the logprobs of a choice's next token.
+
+    Call it before the choice's text takes the token.
+    """
     logprob, top = raw
     likeliest = (TopLogprob(other, model.token_text(other), value, text.next_bytes(other)) for other, value in top)
     return TokenLogprobs(logprob, tuple(likeliest), model.token_text(token_id), text.next_bytes(token_id))

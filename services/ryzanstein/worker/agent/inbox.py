@@ -1,6 +1,7 @@
-"""What a router has sent and the node has not taken yet, in order: reading goes on while a long prompt is tokenized.
+"""Frames that a router has sent and the node has not handled yet, in order.
 
-So the node sees beats and the end of a stream at once, however much work the frames before them make.
+Reading goes on while a long prompt is tokenized. So the node sees beats and the end of a stream at
+once, however much work the frames before them cause.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import asyncio
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-# More than a node can tokenize before its routers ask another one.
+# More than a node can tokenize before its routers try another node.
 MAX_BYTES = 32 * 2**20
-_FRAME_BYTES = 256  # what a frame costs beside its contents, about
+_FRAME_BYTES = 256  # approximate overhead of a frame
 
 
 class ReadAhead:
-    """A queue that is bounded in bytes: full, it lets its writer wait. One frame fits always."""
+    """A queue bounded in bytes: when it is full, `put` waits. A single frame always fits."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -1,6 +1,7 @@
-"""What a router submits, made into what the engine runs: tokenized, checked against the context, defaults resolved.
+"""Turns what a router submits into what the engine runs.
 
-Plain functions of the request and the model; raises the errors that clients see.
+Tokenizes the prompt, checks it against the context and resolves defaults. Plain functions of the
+request and the model; they raise the errors that clients see.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _Text = TypeVar("_Text")
 
 
 async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
-    """INVALID_ARGUMENT for a prompt that the model cannot read or that is empty. Others run meanwhile when it is long."""
+    """Returns the prompt's token ids.
+
+    A long text is tokenized in a thread, so that the loop goes on. Raises INVALID_ARGUMENT for a
+    prompt that the model cannot read or that is empty.
+    """
     prompt_ids = await _encoded(prompt, model, templates)
     if not prompt_ids:
         raise errors.invalid("prompt", "must have at least one token")
@@ -43,18 +48,25 @@ async def _encoded(prompt: Prompt, model: TextModel, templates: ChatRenderer) ->
 
 
 async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
-    """In a thread, but for short texts: these take less time than handing them over costs others."""
+    """Encodes long texts in a thread.
+
+    Short ones take less time than handing them over costs others.
+    """
     return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
 
 
 async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
-    """The choices' texts so far. A finished choice's is not needed."""
+    """Returns the choices' texts so far. The text of a finished choice is not needed."""
     stop = attempt.request.sampling.stop
     return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
 
 
 def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextModel, context_length: int) -> SubmitGroup:
-    """CONTEXT_TOO_LONG with both numbers, INVALID_ARGUMENT for a token id outside the vocabulary."""
+    """Returns the attempt as the engine runs it.
+
+    Raises CONTEXT_TOO_LONG with both numbers, INVALID_ARGUMENT for a token id outside the
+    vocabulary.
+    """
     request = attempt.request
     sampling = request.sampling
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
@@ -81,12 +93,15 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
 
 
 def _monotonic(unix_s: float | None) -> float | None:
-    """A moment on the clock that nobody sets: what was accepted is not late because the wall clock jumped."""
+    """Converts a deadline to the monotonic clock, which is never set.
+
+    So an accepted attempt does not become late because the wall clock jumps.
+    """
     return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
 def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
-    """What was asked for, by default what is left of the context."""
+    """Returns the requested number of tokens, by default what is left of the context."""
     wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
     if prompt_tokens + wanted > context_length:
         raise errors.context_too_long(prompt_tokens, wanted, context_length)
@@ -94,7 +109,11 @@ def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: in
 
 
 def _with_seed(sampling: SamplingParams) -> SamplingParams:
-    """Routers always set one; whoever calls a node directly need not, and cannot continue elsewhere then."""
+    """Fills in a random seed if there is none.
+
+    Routers always set one. A client that calls a node directly need not, and then cannot continue
+    on another node.
+    """
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(64))
 
 

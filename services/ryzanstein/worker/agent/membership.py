@@ -1,6 +1,7 @@
-"""The node as a member of the cluster: registers, beats, obeys, leaves.
+"""The node as a member of the cluster: registers, sends beats, follows the orchestrator, leaves.
 
-The orchestrator may be away for as long as it likes: serving goes on, and the node registers again when it is back.
+The orchestrator may be away for any length of time: the node goes on serving and registers again
+when the orchestrator is back.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ class MembershipObserver(Protocol):
     def beat(self) -> Beat: ...
 
     def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
-        """What the orchestrator wants of this node; said again with every answer."""
+        """Takes what the orchestrator wants of this node; repeated with every answer."""
         ...
 
 
 class NodeMembership:
-    """`run` as a task that is started again when it fails; `leave` when the node stops by itself."""
+    """The node's membership in a cluster.
+
+    Call `run` in a task that is restarted when it fails, and `leave` when the node is stopped.
+    """
 
     def __init__(self, address: str, member: MembershipObserver, telemetry: WorkerTelemetry) -> None:
         self._address = address
@@ -49,7 +53,7 @@ class NodeMembership:
         self._lease_id = ""
 
     async def run(self) -> None:
-        """Registers and beats, for ever."""
+        """Registers and sends beats until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         async with open_channel(self._address, retries=False) as channel:
             stub = OrchestratorServiceStub(channel)
@@ -64,7 +68,7 @@ class NodeMembership:
                 except asyncio.CancelledError:
                     if _is_cancelled():
                         raise
-                    # A beat could not be made: gRPC cancels its call then, and says no more than that.
+                    # Making a beat raised: gRPC then cancels its call without giving the reason.
                     log.exception("beat failed")
                     cause = "failed"
                 self._telemetry.orchestrator_losses.labels(cause).inc()
@@ -73,7 +77,7 @@ class NodeMembership:
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     async def leave(self) -> None:
-        """Says good-bye, if the orchestrator listens; else the lease runs out."""
+        """Leaves the cluster if the orchestrator answers; otherwise the lease expires."""
         if not self._lease_id:
             return
         request = orchestrator.LeaveNodeRequest(node_id=self._member.describe().node_id, lease_id=self._lease_id)
@@ -84,7 +88,7 @@ class NodeMembership:
                 log.warning("left without a word", cause=error.code().name)
 
     async def _register(self, stub: Any) -> float:
-        """Seconds between beats."""
+        """Registers the node; returns the seconds between beats."""
         request = orchestrator.RegisterNodeRequest(node=node_to_wire(self._member.describe()))
         response = await stub.RegisterNode(request, timeout=CALL_TIMEOUT_S)
         self._lease_id = response.lease_id
@@ -93,7 +97,10 @@ class NodeMembership:
         return max(interval_s, 0.01)
 
     async def _beat(self, stub: Any, interval_s: float) -> None:
-        """Returns when the stream ends. TimeoutError: nothing came back for several beats."""
+        """Sends beats until the stream ends.
+
+        Raises TimeoutError when no answer came for several beats.
+        """
         call = stub.Heartbeat(self._beats(interval_s))
         answers = aiter(call)
         try:
@@ -116,6 +123,6 @@ class NodeMembership:
 
 
 def _is_cancelled() -> bool:
-    """This task itself is to end."""
+    """Returns whether this task itself is being cancelled."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -1,6 +1,7 @@
-"""The model that this node serves: its text side here, its ranks under a supervisor. Load, unload, lose, recover.
+"""The model that this node serves: its text side here, its ranks under a supervisor.
 
-One model at a time. The node asks for its state; whoever waits for a change is told by `on_change`.
+Loads and unloads it, and follows the loss and recovery of its ranks. There is one model at a time.
+The node reads its state; `on_change` notifies of each change.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ MAX_PATH_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model by its name on the wire and its directory on this node."""
+    """A model: its name on the wire and its directory on this node."""
 
     name: str
     path: str
 
     @classmethod
     def at(cls, path: str, name: str = "") -> ModelChoice:
-        """The name is by default the directory's. INVALID_ARGUMENT for what is no path."""
+        """Returns the model in a directory; the name defaults to the directory's.
+
+        Raises INVALID_ARGUMENT for what is not a path.
+        """
         if "\0" in path or len(path) > MAX_PATH_CHARS:
             raise errors.invalid("path", f"has at most {MAX_PATH_CHARS} characters, none of them NUL")
         directory = Path(path).resolve()
@@ -56,7 +60,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Ready ranks. `context_length` is what they can hold of the model's own."""
+    """Ranks that are ready. `context_length` is how much of the model's context they can hold."""
 
     group: RankGroup
     context_length: int
@@ -65,10 +69,12 @@ class Serving:
 
 
 class ModelHost:
-    """A `RankListener`. `serving` is None unless ranks are ready; `text` outlives their loss.
+    """A `RankListener` that holds the model.
 
-    `on_gone` hears why everything that ran is gone, and whether that is the node's fault. `recent_losses` come with the Unix
-    seconds at which the ranks were lost.
+    `serving` is None unless ranks are ready; `text` outlives their loss.
+
+    `on_gone` is called with the reason why everything that ran is gone, and whether that is the
+    node's fault. `recent_losses` carry the Unix time in seconds at which the ranks were lost.
     """
 
     def __init__(
@@ -98,10 +104,11 @@ class ModelHost:
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
     async def load(self, choice: ModelChoice) -> None:
-        """Replaces the model; returns when its ranks start. FAILED_PRECONDITION naming the file when it cannot be read.
+        """Replaces the model; returns when its ranks are being started. One call at a time.
 
-        One at a time. Whatever ends it before the ranks start, the state says so: a failure is FAILED, cancelled it is as after
-        `unload`.
+        Raises FAILED_PRECONDITION naming the file when the model cannot be read. The state reflects
+        whatever ends the call early: after a failure it is FAILED, after a cancellation it is as
+        after `unload`.
         """
         await self.unload()
         self.choice = choice
@@ -128,8 +135,9 @@ class ModelHost:
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 
     async def unload(self) -> None:
-        """Ends the ranks and forgets the model. Returns when their memory is free."""
-        # First: nobody may look at ranks that are ending, whether or not their end is waited for.
+        """Ends the ranks and drops the model; returns when their memory is free."""
+        # First: ranks that are ending must not be visible, whether or not the caller waits for
+        # their end.
         self.serving = self.choice = self.text = self._supervisor = None
         self._become(NodeState.STARTING, NO_MODEL)
         try:
@@ -141,8 +149,10 @@ class ModelHost:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
     async def settled(self, choice: ModelChoice) -> None:
-        """Returns when this model's ranks are ready. FAILED_PRECONDITION: it cannot be served, or it is not the node's model
-        any more."""
+        """Returns when this model's ranks are ready.
+
+        Raises FAILED_PRECONDITION when it cannot be served or is no longer the node's model.
+        """
         while self.choice == choice and self.state not in (NodeState.READY, NodeState.FAILED):
             await self._changes.wait()
         if self.choice != choice:
@@ -163,7 +173,7 @@ class ModelHost:
         self._become(NodeState.READY, "")
 
     def revive(self) -> None:
-        """Ends a quarantine, or a drain that the node's own losses led to, now."""
+        """Ends a quarantine, or a drain caused by the node's own losses, at once."""
         if self._supervisor is not None:
             self._supervisor.revive()
 
@@ -182,7 +192,10 @@ class ModelHost:
         self._become(NodeState.FAILED, reason)
 
     def _on_unsupervised(self, error: Exception) -> None:
-        """No rank could even be spawned (no descriptors, no memory), or nobody has thought of it: it is tried again later."""
+        """Reports that the supervisor failed; it is started again later.
+
+        The cause: no rank could even be spawned (no descriptors, no memory), or a bug.
+        """
         self.serving = None
         self.on_failed(f"{type(error).__name__}: {error}")
         self._on_gone(errors.unavailable("NODE_NOT_READY", f"nobody looks after the node's ranks: {self.reason}"), True)

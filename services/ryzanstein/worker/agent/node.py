@@ -1,7 +1,8 @@
-"""The node's core: routers' links on one side, the ranks on the other, and the state that all of them are told.
+"""The node's core: links to routers on one side, ranks on the other, and the state of the node.
 
-A token's way: StepEvents from rank 0, `RunningGenerations` (text), its router's link, in one call in the event loop. The beat
-comes from the same loop, so an agent that is frozen is silent. Knows neither gRPC servicers nor the orchestrator.
+A token's path: StepEvents from rank 0, `RunningGenerations` (text), the router's link, all in one
+call in the event loop. The beat is sent by the same loop, so a frozen agent sends none. This module
+knows neither gRPC servicers nor the orchestrator.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
 FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
-_MEMORY_EVERY_BEATS = 4  # it is read from files
+_MEMORY_EVERY_BEATS = 4  # read from files, so not with every beat
 
 
 class Health(Protocol):
-    """Where readiness is shown: the RpcServer."""
+    """Where readiness is reported: the RpcServer."""
 
     async def set_ready(self, ready: bool) -> None: ...
 
@@ -52,7 +53,10 @@ class Health(Protocol):
 
 
 class NodeAgent:
-    """One per agent. `drains` holds the reasons for which new generations are refused; empty: none."""
+    """The core of an agent, one per process.
+
+    `drains` holds the reasons for which new generations are refused; empty means none.
+    """
 
     def __init__(
         self,
@@ -95,11 +99,14 @@ class NodeAgent:
         return self.host.state
 
     def changed(self) -> None:
-        """The next beat goes out at once."""
+        """Sends the next beat at once."""
         self._nudge.set()
 
     def connect(self, router_id: str) -> RouterLink:
-        """RESOURCE_EXHAUSTED when too many routers are connected. Give the link back with `disconnect`."""
+        """Returns a link for the router. Release it with `disconnect`.
+
+        Raises RESOURCE_EXHAUSTED when too many routers are connected.
+        """
         if len(self._links) >= MAX_LINKS:
             raise RyzansteinError(f"{MAX_LINKS} routers are connected", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
         link = RouterLink(router_id, LinkBounds(self.settings.link_rows, self.settings.link_bytes))
@@ -109,7 +116,7 @@ class NodeAgent:
         return link
 
     def disconnect(self, link: RouterLink) -> None:
-        """Cancels what the router had submitted."""
+        """Cancels what the router submitted and releases the link."""
         self.running.close_link(link)
         self._links.remove(link)
         if link.overflowed:
@@ -118,12 +125,15 @@ class NodeAgent:
         log.info("router disconnected", router_id=link.router_id, overflowed=link.overflowed)
 
     def close_links(self) -> None:
-        """The node stops: what still runs is its routers' to fail over."""
+        """Closes all links because the node stops; the routers fail over what still runs."""
         for link in self._links:
             link.close()
 
     async def submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
-        """Accepts the attempt, or fails it on its link."""
+        """Accepts the attempt, or fails it on its link.
+
+        Cancelled before the attempt is handed to the engine: nothing was started.
+        """
         try:
             await self._submit(link, handle, attempt)
         except RyzansteinError as error:
@@ -131,23 +141,27 @@ class NodeAgent:
             self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
 
     def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, **ids: str | int) -> None:
-        """Nothing was started. It is never the node's fault in the sense of a breaker: the code says whether others may try.
+        """Fails an attempt of which nothing was started.
 
-        `ids` stand on the log line.
+        A refusal is never a fault of the node in the sense of a breaker: the error code says
+        whether another node may be tried. `ids` are added to the log line.
         """
         self._telemetry.refusals.labels(error.reason).inc()
         log.info("generation refused", reason=error.reason, message=error.message, **ids)
         link.fail(handle, error, node_fault=False)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
-        """NOT_FOUND for a model that is not loaded."""
+        """Returns the number of tokens of the prompt.
+
+        Raises NOT_FOUND for a model that is not loaded.
+        """
         text = self.host.text
         if text is None or model not in ("", text.name):
             raise errors.not_found("model", model)
         return len(await intake.tokenize(prompt, text, self._templates))
 
     def beat(self) -> Beat:
-        """How the node is now."""
+        """Returns the current state of the node as a new beat."""
         serving, text = self.host.serving, self.host.text
         ranks = serving.group.progress() if serving is not None else []
         return Beat(
@@ -163,7 +177,10 @@ class NodeAgent:
         )
 
     async def run(self, health: Health) -> None:
-        """Beats until cancelled: often while work runs, seldom while idle, at once after a change."""
+        """Sends beats until cancelled.
+
+        Often while work runs, seldom while idle, at once after a change.
+        """
         started = False
         while True:
             self._nudge.clear()
@@ -174,7 +191,8 @@ class NodeAgent:
             if ready and not started:
                 await health.set_started()
                 started = True
-            # What the beat said: a router expects the next one soon after one with work, whatever has ended since.
+            # Decided by the beat that was sent: after a beat with work a router expects the next
+            # one soon, whatever has ended since.
             busy = len(self.running) > 0 or beat.load.running + beat.load.waiting > 0
             try:
                 async with asyncio.timeout(self.settings.beat_busy_s if busy else self.settings.beat_idle_s):
@@ -198,7 +216,7 @@ class NodeAgent:
         return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
 
     def _load(self, serving: Serving | None) -> Load:
-        """What the engine said last, and what it was sent since."""
+        """Returns the load that the engine last reported, plus what was sent to it since."""
         running = self.stats.running
         waiting = max(self.stats.waiting, self.running.num_choices - running)
         if serving is None:
@@ -212,7 +230,7 @@ class NodeAgent:
         serving = self._serving(attempt)
         if text is not self.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
-        self._check_room(attempt)  # again: others came while this one was tokenized, and none can from here on
+        self._check_room(attempt)  # again: others arrived during tokenization; from here on there is no await
         was_idle = len(self.running) == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
         submit = self.running.open(link, handle, attempt, asked, text, texts=texts)
@@ -222,7 +240,7 @@ class NodeAgent:
             self.changed()
 
     def _admit(self, attempt: Attempt) -> TextModel:
-        """Whether it may be tokenized at all."""
+        """Returns the text model if the attempt may be tokenized; raises the refusal otherwise."""
         self._serving(attempt)
         text = self.host.text
         assert text is not None
@@ -233,13 +251,16 @@ class NodeAgent:
         return text
 
     def _check_room(self, attempt: Attempt) -> None:
-        """The engine knows who must go from a full line, and says so at once; this bounds only what is on its way there."""
+        """Bounds only what is on its way to the engine.
+
+        The engine itself decides whom a full queue refuses, and reports that at once.
+        """
         bound = 2 * self.settings.max_waiting + self.settings.max_sequences
         if self.running.num_choices + attempt.request.sampling.n > bound:
             raise errors.queue_full(self.running.num_choices, bound)
 
     def _serving(self, attempt: Attempt) -> Serving:
-        """UNAVAILABLE when another node should be asked."""
+        """Returns the serving ranks. Raises UNAVAILABLE when another node should be tried."""
         if self.drains:
             raise errors.draining(self.settings.node_id)
         serving, text = self.host.serving, self.host.text
@@ -260,7 +281,7 @@ class NodeAgent:
         self.running.on_step(events)
 
     def _note_recoveries(self, events: StepEvents) -> None:
-        """The lower rungs, which the engine takes by itself."""
+        """Counts the lower rungs of the recovery ladder, which the engine handles on its own."""
         retries = events.stats.memory_retries - self.stats.memory_retries
         if retries > 0:
             self._telemetry.recoveries.labels(Rung.RETRY_SMALLER.value).inc(retries)
@@ -270,7 +291,7 @@ class NodeAgent:
             self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
 
     def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
-        """The ranks, and with them whatever they ran."""
+        """Fails everything that ran on the lost ranks."""
         self.stats = NO_STATS
         self._telemetry.ranks_gone()
         self.running.fail_all(error, node_fault=node_fault)

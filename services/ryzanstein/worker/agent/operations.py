@@ -1,4 +1,4 @@
-"""What operators and the orchestrator do to a node: change its model, drain it, profile it, stop it."""
+"""What operators and the orchestrator do to a node: change its model, drain, profile, stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _OPERATOR, _ORCHESTRATOR = "an operator asked", "the orchestrator asked"
 
 
 class Operations:
-    """One per agent, beside its node. `started_with` is what it serves unless the orchestrator deploys something else."""
+    """Operations on one node, one instance per agent.
+
+    `started_with` is what the node serves unless the orchestrator deploys something else.
+    """
 
     def __init__(self, node: NodeAgent, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
         self._node = node
@@ -34,17 +37,21 @@ class Operations:
         self._deployment: Deployment | None = None
 
     async def load(self, choice: ModelChoice) -> None:
-        """Returns when the model is ready. FAILED_PRECONDITION while generations run, when the model is refused, or when
-        another one replaces it meanwhile.
+        """Loads a model; returns when it is ready.
 
-        What has begun goes on when the caller leaves: the node's state says how it ends.
+        Raises FAILED_PRECONDITION while generations run, when the model is refused, or when another
+        model replaces it meanwhile. Once the load has begun, it goes on when the caller is
+        cancelled: the node's state shows how it ends.
         """
         self._require_idle()
         await self._change("load_model", lambda: self._node.host.load(choice))
         await self._node.host.settled(choice)
 
     async def load_first(self, choice: ModelChoice) -> None:
-        """At the start: as `load`, but an operator who replaces the model meanwhile is obeyed."""
+        """Loads the initial model as `load` does.
+
+        An operator may replace it meanwhile without an error.
+        """
         try:
             await self.load(choice)
         except RyzansteinError as error:
@@ -52,18 +59,24 @@ class Operations:
                 raise
 
     async def unload(self, name: str) -> None:
-        """FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded. As `load`, it ends once it has
-        begun."""
+        """Unloads the model.
+
+        Raises FAILED_PRECONDITION while generations run, NOT_FOUND for a model that is not loaded.
+        Like `load`, it runs to its end once it has begun, also when the caller is cancelled.
+        """
         self._require_model(name)
         self._require_idle()
         await self._change("unload_model", lambda: self._unload(name))
 
     async def _unload(self, name: str) -> None:
-        self._require_model(name)  # another one may have been loaded since the question
+        self._require_model(name)  # another one may have been loaded since the first check
         await self._node.host.unload()
 
     async def _change(self, name: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One change of the model after the other. One that has not begun when its caller leaves never does."""
+        """Runs changes of the model one after the other.
+
+        A change that has not begun when its caller is cancelled never begins.
+        """
         await self._changing.acquire()
         await asyncio.shield(self._node.background.once(name, self._exclusively(change)))
 
@@ -80,9 +93,10 @@ class Operations:
             raise errors.not_found("model", name)
 
     async def drain(self, grace_s: float, reason: str = _OPERATOR) -> int:
-        """Refuses new generations; returns how many still run when all have ended or the grace has passed.
+        """Refuses new generations and waits for running ones; returns how many still run.
 
-        A caller that leaves changes nothing: the node drains until `undrain`.
+        It returns when all have ended or the grace has passed. Cancelling it changes nothing: the
+        node drains until `undrain`.
         """
         self._node.drains.add(reason)
         self._node.changed()
@@ -95,15 +109,21 @@ class Operations:
         return len(self._node.running)
 
     def undrain(self) -> None:
-        """Takes generations again, unless the orchestrator wants otherwise; ranks in quarantine are started now."""
+        """Takes generations again, unless the orchestrator drains the node.
+
+        Ranks in quarantine are started now.
+        """
         self._node.drains.discard(_OPERATOR)
         self._node.host.revive()
         self._node.changed()
         log.info("undrained")
 
     async def profile(self, rank: int, steps: int) -> bytes:
-        """A Chrome trace of the rank's next steps. INVALID_ARGUMENT, FAILED_PRECONDITION while another one is recorded,
-        DEADLINE_EXCEEDED when the node has nothing to do."""
+        """Returns a Chrome trace of the rank's next steps.
+
+        Raises INVALID_ARGUMENT, FAILED_PRECONDITION while another profile is recorded, or
+        DEADLINE_EXCEEDED when the node has nothing to do.
+        """
         node = self._node
         if rank >= node.settings.tp:
             raise errors.invalid("rank", f"must be less than {node.settings.tp}", rank)
@@ -114,7 +134,7 @@ class Operations:
         return await node.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
 
     def describe(self) -> NodeDescription:
-        """The node as a member of its cluster."""
+        """Returns the node's description as a member of its cluster."""
         node, beat = self._node, self._node.beat()
         return NodeDescription(
             node_id=node.settings.node_id,
@@ -131,9 +151,10 @@ class Operations:
         return self._node.beat()
 
     def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
-        """Obeys the orchestrator: drains, or takes work again, and changes over to a deployed model.
+        """Follows the orchestrator: drains, or takes work again, and changes to a deployed model.
 
-        Only a change of its mind changes the model: said again, it does not undo what an operator did meanwhile.
+        Only a changed deployment changes the model. A repeated one does not undo what an operator
+        did meanwhile.
         """
         if drain != (_ORCHESTRATOR in self._node.drains):
             log.info("drain requested", drain=drain)
@@ -148,7 +169,10 @@ class Operations:
             self._switch = self._node.background.once("change_over", self._change_over(wanted))
 
     async def _change_over(self, choice: ModelChoice) -> None:
-        """Running generations finish first; what outlives the grace fails over."""
+        """Changes the model after running generations have finished.
+
+        What outlives the grace fails over.
+        """
         log.info("changes over", model=choice.name, path=choice.path)
         try:
             await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)

@@ -1,4 +1,7 @@
-"""The one profile that a node's ranks record at a time, from the request to the trace. Knows neither torch nor steps."""
+"""The profile that a node's ranks record, one at a time, from the request to the trace.
+
+This module knows neither torch nor steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ PROFILE_TIMEOUT_S = 60.0
 
 
 class Profiling:
-    """Whoever asks gets the trace of what it asked for: ranks may still send that of one who has gone."""
+    """Requests profiles and matches traces to requests by number.
+
+    A rank may still send the trace of a request whose caller has left; it is dropped.
+    """
 
     def __init__(self, timeout_s: float = PROFILE_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -23,8 +29,11 @@ class Profiling:
         self._trace: asyncio.Future[ProfileTrace] | None = None
 
     async def record(self, group: RankGroup, rank: int, steps: int) -> bytes:
-        """A Chrome trace. FAILED_PRECONDITION while another one is recorded, DEADLINE_EXCEEDED when the node has nothing to do.
-        Cancelled: the rank gives it up."""
+        """Returns a Chrome trace of the rank's next steps.
+
+        Raises FAILED_PRECONDITION while another profile is recorded, DEADLINE_EXCEEDED when the
+        node has nothing to do. When the caller cancels, the rank stops recording.
+        """
         if self._trace is not None:
             raise errors.failed_precondition("PROFILE_RUNS", "another profile is being recorded")
         self._number = next(self._numbers)
@@ -41,12 +50,12 @@ class Profiling:
             self._trace = None
 
     def on_trace(self, trace: ProfileTrace) -> None:
-        """A rank has sent one."""
+        """Takes a trace that a rank has sent."""
         if self._trace is not None and not self._trace.done() and trace.number == self._number:
             self._trace.set_result(trace)
 
     def on_gone(self, error: RyzansteinError) -> None:
-        """The ranks are gone, and with them what they recorded."""
+        """Fails the request because the ranks, and what they recorded, are gone."""
         if self._trace is not None and not self._trace.done():
             self._trace.set_exception(error)
 

@@ -1,7 +1,9 @@
-"""What waits to be sent to one router: the columns of the next StepOutput, the newest beat, and the answer to its own beats.
+"""What waits to be sent to one router.
 
-Steps add rows without ever waiting; the stream's writer takes all that has gathered since its last write as one frame, so a
-router that reads slowly gets fewer and larger frames. Beyond a bound its link is closed, and the engine never notices.
+That is the columns of the next StepOutput, the newest beat, and the acknowledgement of the router's
+own beats. Steps add rows without ever waiting. The stream's writer sends all that has accumulated
+since its last write as one frame, so a router that reads slowly gets fewer and larger frames.
+Beyond a bound the link is closed; the engine is not affected.
 """
 
 from __future__ import annotations
@@ -17,28 +19,29 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire import beat_to_wire, logprobs_to_wire
 
 _OVERFLOW = "LINK_OVERFLOW"
-_ROW_BYTES = 16  # what a row costs beside its text, about
+_ROW_BYTES = 16  # approximate size of a row without its text
 _TOP_BYTES = 24
 _MESSAGE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """What may wait for one router: rows (tokens, ends, failures) and their approximate bytes."""
+    """Bounds of one router's link: rows (tokens, ends, failures) and their approximate bytes."""
 
     rows: int = 65536
     bytes: int = 8 * 2**20
 
 
 class RouterLink:
-    """One router's stream. `frames` is its writer; everything else is called by the node, in the same loop.
+    """A router's stream. `frames` is its writer; the node calls everything else, in the same loop.
 
-    Over its bounds it closes itself with RESOURCE_EXHAUSTED; what is added to a closed link is dropped.
+    Over its bounds it closes itself with RESOURCE_EXHAUSTED. What is added to a closed link is
+    dropped.
     """
 
     def __init__(self, router_id: str, bounds: LinkBounds) -> None:
         self.router_id = router_id
-        self.handles: dict[int, int] = {}  # to group numbers
+        self.handles: dict[int, int] = {}  # handle to group number
         self._bounds = bounds
         self._output = worker.StepOutput()
         self._rows = 0
@@ -55,7 +58,7 @@ class RouterLink:
 
     @property
     def overflowed(self) -> bool:
-        """It closed itself."""
+        """Returns whether the link closed itself because it was over its bounds."""
         return self._error is not None and self._error.reason == _OVERFLOW
 
     def accept(self, handle: int, prompt_tokens: int) -> None:
@@ -98,28 +101,28 @@ class RouterLink:
         self._added(_MESSAGE_BYTES + len(error.message))
 
     def end_step(self, step: int) -> None:
-        """All rows of a step are added."""
+        """Marks the end of a step's rows."""
         self._output.step = step
 
     def beat(self, beat: Beat) -> None:
-        """Replaces a beat that is not sent yet."""
+        """Sends a beat; replaces one that is not sent yet."""
         self._beat = beat
         self._changed.set()
 
     def acknowledge(self, sequence: int) -> None:
-        """A beat of the router was read. Replaces an answer that is not sent yet."""
+        """Acknowledges a beat of the router; replaces an acknowledgement that is not sent yet."""
         self._to_acknowledge = sequence
         self._changed.set()
 
     def close(self, error: RyzansteinError | None = None) -> None:
-        """Ends `frames`, with an error or without. What waits is dropped."""
+        """Ends `frames`, with or without an error. What waits is dropped."""
         self._closed, self._error = True, self._error or error
         self._take()
         self._beat = None
         self._changed.set()
 
     async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
-        """Frames as they come, until `close`."""
+        """Yields frames as they become available, until `close`."""
         while not self._closed:
             await self._changed.wait()
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""WorkerService: from the wire, a call to the node, to the wire."""
+"""WorkerService: translates calls from the wire to the node, and results back to the wire."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEATS_MISSED = 4
 
 
 class WorkerServicer(WorkerServiceServicer):
-    """A thin adapter."""
+    """A thin adapter from gRPC to the node and its operations."""
 
     def __init__(self, node: NodeAgent, operations: Operations) -> None:
         self._node = node
@@ -64,7 +64,7 @@ class WorkerServicer(WorkerServiceServicer):
             self._node.disconnect(link)
 
     def _silence_s(self, hello: pb.RouterHello) -> float | None:
-        """How long the router may say nothing; None: it does not promise to."""
+        """Returns how long the router may be silent; None: it does not promise to send beats."""
         if not hello.HasField("beat_interval"):
             return None
         return max(self._node.settings.router_silence_s, _BEATS_MISSED * hello.beat_interval.ToNanoseconds() / 1e9)
@@ -72,7 +72,10 @@ class WorkerServicer(WorkerServiceServicer):
     async def _read(
         self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None, ahead: ReadAhead
     ) -> None:
-        """Ends the link when the router ends its side or is silent for too long."""
+        """Reads the router's frames.
+
+        Ends the link when the router ends its side or is silent for too long.
+        """
         with _ending(link):
             try:
                 while (request := await self._within(silence_s, requests)) is not None:
@@ -86,17 +89,22 @@ class WorkerServicer(WorkerServiceServicer):
             link.close()
 
     async def _within(self, silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
-        """The next request; None after the last. TimeoutError: none came in time, in which this agent itself ran."""
+        """Returns the next request; None after the last.
+
+        Raises TimeoutError when none came in time; time in which this agent itself did not run does
+        not count.
+        """
         if silence_s is None:
             return await anext(requests, None)
         return await self._node.awake.within(silence_s, anext(requests, None))
 
     async def _take_all(self, link: RouterLink, ahead: ReadAhead) -> None:
-        """One after the other: a cancel comes after its submit."""
+        """Handles frames one after the other, so that a cancel is handled after its submit."""
         with _ending(link):
             while True:
                 await self._take(link, await ahead.get())
-                # Short prompts are tokenized in this loop: between two of them beats, answers and tokens go out.
+                # Short prompts are tokenized in this loop: between two of them, beats,
+                # acknowledgements and tokens are sent.
                 await asyncio.sleep(0)
 
     async def _take(self, link: RouterLink, request: pb.ConnectRequest) -> None:
@@ -163,7 +171,7 @@ class WorkerServicer(WorkerServiceServicer):
 
 @contextmanager
 def _ending(link: RouterLink) -> Iterator[None]:
-    """An error ends the link: what breaks the protocol, and what should not be."""
+    """Ends the link on an error: a violation of the protocol, or a bug."""
     try:
         yield
     except RyzansteinError as error:

@@ -1,1 +1,1 @@
-"""Decides what runs in each step. Plain Python: neither torch nor grpc is imported below this package."""
+"""Decides what runs in each step. Plain Python: this package imports neither torch nor grpc."""

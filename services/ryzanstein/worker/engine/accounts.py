@@ -1,8 +1,9 @@
-"""Who has been served how much: the virtual token counters that make tenants equal.
+"""Counts how much each tenant has been served: the virtual token counters that make tenants equal.
 
-Virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): every tenant has a counter of the
-tokens that were computed for it, weighted by what they cost. Who waits with the least counter is next. A tenant whose line
-was empty is lifted to the least counter of those that wait, so that nobody saves up service by staying away.
+Virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): every
+tenant has a counter of the tokens that were computed for it, weighted by what they cost. The
+waiting tenant with the least counter is next. A tenant whose queue was empty is lifted to the least
+counter of those that wait, so that no tenant saves up service by staying away.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from heapq import nsmallest
 from operator import attrgetter
 
 PREFILL_WEIGHT = 1
-DECODE_WEIGHT = 2  # a generated token keeps a row of the batch for a whole step; the weights of the paper
+DECODE_WEIGHT = 2  # a generated token occupies a place in the batch for a whole step; the weights of the paper
 _by_counter = attrgetter("counter")
 
 
 class Account:
-    """One tenant's counter in one priority class, in weighted tokens. `num_groups` have not ended."""
+    """A tenant's counter in one priority class, in weighted tokens.
+
+    `num_groups` have not ended.
+    """
 
     __slots__ = ("counter", "num_groups", "tenant")
 
@@ -28,9 +32,10 @@ class Account:
 
 
 class Accounts:
-    """The accounts of one priority class. At most `max_idle` of tenants with nothing to do are remembered.
+    """The accounts of one priority class.
 
-    Those that are forgotten are the ones with the least counters: they would be lifted anyway when they come back.
+    At most `max_idle` accounts of idle tenants are kept. The ones with the least counters are
+    dropped first: they would be lifted anyway when they come back.
     """
 
     def __init__(self, max_idle: int) -> None:
@@ -43,7 +48,10 @@ class Accounts:
         return len(self._accounts)
 
     def open(self, tenant: str, waiting: Collection[Account]) -> Account:
-        """The account that a new group is charged to; `waiting` are those with a line. Pair with `close`."""
+        """Returns the account that a new group is charged to. Pair with `close`.
+
+        `waiting` are the accounts that have a queue.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account(tenant)
@@ -54,7 +62,7 @@ class Accounts:
         return account
 
     def close(self, account: Account) -> None:
-        """One of its groups has ended."""
+        """Records that one of its groups has ended."""
         account.num_groups -= 1
         if account.num_groups == 0:
             self._idle[account.tenant] = account
@@ -62,7 +70,10 @@ class Accounts:
                 self._forget(len(self._idle) - self._max_idle // 2)
 
     def left_line(self, account: Account) -> None:
-        """Nobody of it waits any more. Whoever comes to an empty line starts where the last one left it."""
+        """Records that nothing of the account waits any more.
+
+        A tenant that joins an empty queue starts at the counter of the last one that left it.
+        """
         self._last_counter = account.counter
 
     def _forget(self, num: int) -> None:

@@ -1,4 +1,4 @@
-"""The sequences of one step, gathered by the scheduler and told to the ranks as a plan."""
+"""The sequences of one step, collected by the scheduler and sent to the ranks as a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ Members = list[tuple[Sequence, int]]
 
 
 class Batch:
-    """Which sequences feed how many tokens. `sampled` are the members that get a new token, parallel to `rows`."""
+    """A batch: which sequences feed how many tokens.
+
+    `sampled` are the members that get a new token, parallel to `rows`.
+    """
 
     def __init__(self) -> None:
         self.members: Members = []
@@ -39,14 +42,17 @@ class Batch:
         self._add(sequence, num)
 
     def feed(self, sequence: Sequence, num: int) -> None:
-        """The next `num` tokens, whichever they are."""
+        """Feeds the next `num` tokens as a decode or a prefill."""
         if sequence.num_pending == 1:
             self.decode(sequence)
         else:
             self.prefill(sequence, num)
 
     def halves(self) -> tuple[Members, Members]:
-        """What to feed in two smaller batches, one after the other; the second is empty for a single token."""
+        """Returns what to feed in two smaller batches, one after the other.
+
+        The second is empty for a single token.
+        """
         if len(self.members) > 1:
             middle = len(self.members) // 2
             return self.members[:middle], self.members[middle:]
@@ -54,7 +60,11 @@ class Batch:
         return ([(sequence, num // 2)], [(sequence, num - num // 2)]) if num > 1 else (self.members, [])
 
     def plan(self, step: int) -> StepPlan:
-        """Borrows the sequences' block tables: valid until they change, that is until the step's update."""
+        """Returns the plan of this batch.
+
+        The plan shares the sequences' block tables: it is valid until the step's update changes
+        them.
+        """
         return StepPlan(
             step,
             self._token_ids,

@@ -1,6 +1,7 @@
-"""The pool of KV-cache blocks: who holds which, which hold cached prefixes, which are free.
+"""The pool of KV-cache blocks: which are held, which hold cached prefixes, which are free.
 
-The scheduler allocates and frees here; the ranks only see block numbers. Knows nothing of tokens, sequences or tensors.
+The scheduler allocates and frees here; the ranks see only block numbers. The pool knows nothing of
+tokens, sequences or tensors.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """Reference-counted blocks. A block is *free*, *held* (referenced) or *idle*: unreferenced, but its contents can still be
-    found under a key. Idle blocks count as available; the one unused for longest is evicted first.
+    """A pool of reference-counted blocks.
+
+    A block is *free*, *held* (referenced) or *idle*: unreferenced, but its contents can still be
+    found under a key. Idle blocks count as available; the least recently used is evicted first.
 
     Every `allocate` and `share` is paired with one `free`.
     """
@@ -22,13 +25,14 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        # One byte a block, 0 is free: bytearray.find looks for a run of free blocks at the speed of memory.
+        # One byte per block, 0 is free: bytearray.find finds a run of free blocks at the speed of
+        # memory.
         self._taken = bytearray(num_blocks)
         self._num_free = num_blocks
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give: free and idle ones."""
+        """Returns the number of blocks that `allocate` can give: free and idle ones."""
         return self._num_free + len(self._idle)
 
     @property
@@ -46,10 +50,12 @@ class BlockPool:
         return self._references[block] > 0
 
     def allocate(self, num: int, after: int | None = None) -> list[int]:
-        """Gives `num` blocks with one reference each, evicting idle ones if it must. `num` is at most `num_available`.
+        """Returns `num` blocks with one reference each, evicting idle ones if needed.
 
-        Prefers the run right after block `after`, then the middle of one of the longest runs: attention reads contiguous blocks
-        as a view instead of gathering them, and so both neighbours have room to grow, also in a conversation's next turns.
+        `num` must be at most `num_available`. Prefers the run right after block `after`, then the
+        middle of one of the longest runs. Attention reads contiguous blocks as a view instead of
+        gathering them, and this way both neighbours have room to grow, also in a conversation's
+        next turns.
         """
         self._evict(num - self._num_free)
         start = self._find_run(num, after)
@@ -61,26 +67,32 @@ class BlockPool:
         return blocks
 
     def share(self, block: int) -> None:
-        """One more reference to a held or idle block."""
+        """Adds a reference to a held or idle block."""
         if self._references[block] == 0:
             del self._idle[block]
         self._references[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Gives back one reference to each. The last block becomes idle first, so that a prefix outlives its tails."""
+        """Releases one reference to each block.
+
+        The last block becomes idle first, so that a prefix outlives its tails.
+        """
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._release(block)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Makes a held block's contents findable. The first block under a key stays; a later twin remains private."""
+        """Makes a held block's contents findable.
+
+        The first block under a key stays; a later one with the same key remains private.
+        """
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks under the keys, up to the first key that is not there. Takes no reference."""
+        """Returns the blocks under the keys, up to the first missing key. Takes no reference."""
         found = []
         for key in keys:
             block = self._by_key.get(key)
@@ -106,14 +118,17 @@ class BlockPool:
             self._release(block)
 
     def _find_run(self, num: int, after: int | None) -> int:
-        """The first block of a free run, or -1."""
+        """Returns the first block of a free run, or -1."""
         if after is not None and self._taken.find(bytes(num), after + 1, after + 1 + num) >= 0:
             return after + 1
         start = self._taken.find(bytes(num))
         return self._middle_of_longest(start, num) if start > 0 else start
 
     def _middle_of_longest(self, start: int, num: int) -> int:
-        """Where `num` blocks lie in the middle of a run that is nearly as long as any; `start` is a run of `num`."""
+        """Returns where `num` blocks are in the middle of a run that is nearly the longest.
+
+        `start` is a run of `num`.
+        """
         fits, too_long = num, self._num_free + 1
         while too_long - fits > 1 + fits // 8:
             width = min(fits * 4, (fits + too_long) // 2)

@@ -1,6 +1,7 @@
-"""The loop of rank 0: schedule, execute, update. Takes commands between steps and says what each step produced.
+"""The engine of rank 0: schedule, execute, update.
 
-Stands between the agent's messages and the executor that runs a plan on all ranks; knows neither torch nor processes.
+It takes commands between steps and reports what each step produced. It is between the agent's
+messages and the executor that runs a plan on all ranks; it knows neither torch nor processes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from ryzanstein.worker.engine.thrift import Thrift
 
 
 class Engine:
-    """Runs sequence groups to their end. Not thread-safe: one loop calls everything.
+    """An engine that runs sequence groups to their end. Not thread-safe: one loop calls everything.
 
-    `submit`, `cancel` and `finish` take effect before the next step. What goes wrong with one group is an event of the next
-    step, never an exception; an exception of `step` means that the ranks are lost.
+    `submit`, `cancel` and `finish` take effect before the next step. A failure of one group is an
+    event of the next step, never an exception. An exception from `step` means that the ranks are
+    lost.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` gives monotonic seconds, for deadlines; `timer` measures."""
+        """Creates an engine. `clock` returns monotonic seconds, for deadlines; `timer` measures."""
         self._executor = executor
         self._clock = clock
         self._timer = timer
@@ -55,23 +57,32 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to run or to say."""
+        """Returns whether `step` has something to run or to report."""
         return len(self._groups) > 0 or not self._outcome.empty
 
     def submit(self, message: SubmitGroup) -> None:
-        """Queues a group. Refusals (queue full, never fits, malformed) are GroupFailed events of the next step."""
+        """Queues a group.
+
+        Refusals (queue full, never fits, malformed) are GroupFailed events of the next step.
+        """
         self._groups.submit(message, self._clock())
 
     def cancel(self, group: int) -> None:
-        """Frees all that a group holds; no event. Unknown groups are ignored."""
+        """Frees everything that a group holds, without an event. Unknown groups are ignored."""
         self._groups.cancel(group)
 
     def finish(self, group: int, choice: int) -> None:
-        """Ends one choice as STOP, with an event. Unknown ones are ignored: the choice may have ended meanwhile."""
+        """Ends one choice as STOP, with an event.
+
+        Unknown choices are ignored: the choice may have ended meanwhile.
+        """
         self._groups.finish(group, choice)
 
     def step(self) -> StepEvents:
-        """Runs one step and returns its events. Without any sequence only what is left to say is said, no step is run."""
+        """Runs one step and returns its events.
+
+        If there is no sequence, no step runs, and only pending events are returned.
+        """
         began = self._timer()
         self._groups.expire(self._clock())
         batch = self._scheduler.schedule()
@@ -104,7 +115,7 @@ class Engine:
         )
 
     def _run(self, batch: Batch) -> None:
-        """Executes a batch: at once, or in parts where there is no memory for all of it."""
+        """Executes a batch: at once, or in parts if there is not enough memory for all of it."""
         if self._thrift.allows(batch.num_tokens) and not (shortage := self._execute(batch)):
             self._thrift.went(batch.num_tokens)
         elif batch.num_tokens > 1:
@@ -115,7 +126,10 @@ class Engine:
             self._groups.fail(sequence.group.id, errors.out_of_memory(f"no memory for a single token: {shortage}"))
 
     def _run_part(self, members: Members) -> None:
-        """What the parts before it have left: a group that failed or ended in one takes its other choices with it."""
+        """Runs what the parts before it left to run.
+
+        A group that failed or ended in an earlier part takes its other choices with it.
+        """
         batch = Batch()
         for sequence, num in members:
             if sequence in self._scheduler.running:
@@ -124,8 +138,11 @@ class Engine:
             self._run(batch)
 
     def _execute(self, batch: Batch) -> str:
-        """Says what was short when there was no memory; then nothing has changed. When rows failed, their groups do and the
-        step does not count: the others run again with the same draws."""
+        """Executes a batch; returns what ran out of memory, or an empty string.
+
+        If memory ran out, nothing has changed. If rows failed, their groups fail and the step does
+        not count: the others run again with the same random draws.
+        """
         self._step += 1
         try:
             self._update(batch, self._executor.execute(batch.plan(self._step), batch.rows))
@@ -137,7 +154,10 @@ class Engine:
         return ""
 
     def _fail(self, batch: Batch, failure: SequencesFailed) -> None:
-        """Whose fault are logits that are no numbers? Ranks that fail at another prompt as well are lost, see `Probe`."""
+        """Fails the groups whose logits are not finite.
+
+        Ranks that fail at another prompt as well are lost, see `Probe`.
+        """
         self._step += 1
         self._probe.require_sound(self._step, batch.sampled[next(iter(failure.rows))].blocks)
         for row, message in failure.rows.items():

@@ -1,6 +1,6 @@
-"""The groups that the engine runs: admission, deadlines, refusals, and the order in which a group's choices start.
+"""The groups that the engine runs: admission, deadlines, refusals, the order of a group's choices.
 
-Between the engine's commands and the scheduler, which knows single sequences only.
+This module is between the engine's commands and the scheduler, which knows only single sequences.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.shedding import Shedding
 
-# A refusal after this is one that its client does not expect any more. Most come at once; few waits are predicted so badly.
+# After this time a client no longer expects a refusal. Most refusals come at once; few waits are
+# predicted so badly.
 ANNOUNCE_AFTER_S = 1.0
 
 
 class Groups:
-    """Every group from submit to its last choice's end."""
+    """All groups, each from submit to the end of its last choice."""
 
     def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: StepOutcome, pace: StepPace) -> None:
         self._settings = settings
@@ -33,7 +34,10 @@ class Groups:
         self._pace = pace
         self.shedding = Shedding(settings, scheduler, pace)
         self.num_shed: Counter[str] = Counter()
-        """Groups that were refused for want of room or time, by cause: "full", "displaced", "objective" or "deadline"."""
+        """Groups refused for lack of room or time.
+
+        By cause: "full", "displaced", "objective" or "deadline".
+        """
         self._groups: dict[int, Group] = {}
         self._joined: list[Group] = []
         self._num_arrived = 0
@@ -45,7 +49,10 @@ class Groups:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that do not run: in the line, or until their group's prompt is computed."""
+        """Returns the number of sequences that do not run.
+
+        They are in the queue, or wait until their group's prompt is computed.
+        """
         return len(self._scheduler.waiting) + self._num_followers
 
     def submit(self, message: SubmitGroup, now: float) -> None:
@@ -76,7 +83,7 @@ class Groups:
             self._scheduler.waiting.close(group)
 
     def fail(self, group_id: int, error: RyzansteinError) -> None:
-        """Ends a group with an error; said once, however many of its choices are at fault."""
+        """Ends a group with an error; reported once, however many of its choices are at fault."""
         if group_id in self._groups:
             self.cancel(group_id)
             self._outcome.add_failure(group_id, error)
@@ -87,7 +94,7 @@ class Groups:
             self.end(group.live[choice], FinishReason.STOP)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """One choice is complete."""
+        """Ends one choice, which is complete."""
         group = sequence.group
         self._outcome.add_end(sequence, reason)
         self._remove(sequence)
@@ -102,7 +109,10 @@ class Groups:
             self._scheduler.waiting.close(group)
 
     def release_followers(self, leader: Sequence) -> None:
-        """The prompt's blocks are in the prefix cache now: the other choices need not compute them."""
+        """Starts the other choices once the prompt's blocks are in the prefix cache.
+
+        So they need not compute the prompt again.
+        """
         group = leader.group
         prompt_keys = leader.keys[: group.num_prompt // self._settings.block_size]
         for sequence in group.followers:
@@ -112,7 +122,7 @@ class Groups:
         group.followers = []
 
     def expire(self, now: float) -> None:
-        """Fails the groups whose deadline has passed, running or not, and those that wait in vain."""
+        """Fails groups whose deadline has passed, running or not, and groups that wait in vain."""
         if now >= self._next_deadline:
             for group in list(self._groups.values()):
                 if _deadline(group) <= now:
@@ -126,7 +136,10 @@ class Groups:
             self._announce(now)
 
     def _announce(self, now: float) -> None:
-        """Tells of the groups that run, or have waited for so long that their clients should hear of it."""
+        """Reports groups as accepted.
+
+        These are groups that run, or have waited for so long that their clients should know.
+        """
         waiting = []
         for group in self._joined:
             if group.fresh and now - group.arrived < ANNOUNCE_AFTER_S:
@@ -136,7 +149,11 @@ class Groups:
         self._joined = [group for group in waiting if self._groups.get(group.id) is group]
 
     def _open_group(self, message: SubmitGroup, now: float) -> Group:
-        """Charged to its tenant's account; in a full line others may have to make place. QUEUE_FULL: nobody has."""
+        """Returns a new group, charged to its tenant's account.
+
+        In a full queue other groups may have to give up their places. Raises QUEUE_FULL if none has
+        to.
+        """
         account = self._scheduler.waiting.open(message.priority, message.tenant if self._settings.fair else "")
         group = Group(message, self._num_arrived, now, account)
         self._num_arrived += 1
@@ -158,13 +175,19 @@ class Groups:
             self.fail(other.group.id, error)
 
     def _remove(self, sequence: Sequence) -> None:
-        """Ended or cancelled: how long it ran tells how long others will."""
+        """Removes a sequence that ended or was cancelled.
+
+        How long it ran helps to predict how long others will run.
+        """
         if sequence.blocks:
             self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
         self._scheduler.remove(sequence)
 
     def _open(self, sequence: Sequence) -> None:
-        """A choice of a continuation may have nothing left to generate."""
+        """Adds a choice.
+
+        One of a continuation may have nothing left to generate and ends at once.
+        """
         reason = sequence.end_reason()
         if reason is not None:
             self._outcome.add_end(sequence, reason)
@@ -191,7 +214,10 @@ class Groups:
         self._check_room(num_prompt, message.max_tokens)
 
     def _check_room(self, num_prompt: int, max_tokens: int) -> None:
-        """The last token of an answer needs no room: it is never fed."""
+        """Checks that the group fits the pool.
+
+        The last token of an answer needs no place: it is never fed.
+        """
         num_tokens = self._settings.num_blocks * self._settings.block_size
         if num_prompt + max_tokens - 1 > num_tokens:
             raise errors.context_too_long(num_prompt, max_tokens, num_tokens)

@@ -1,6 +1,7 @@
-"""What the engine is asked and what a step answers. Plain values that pack with msgpack, because the agent is another process.
+"""Messages to the engine, and the events of a step.
 
-A *sequence group* is one attempt of a generation; the agent numbers groups. Each of its choices is a sequence.
+They are plain values that pack with msgpack, because the agent is another process. A *sequence
+group* is one attempt of a generation; the agent numbers groups. Each of its choices is a sequence.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from ryzanstein.generation import SamplingParams
 
 
 class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
-    """Run `sampling.n` choices of one prompt.
+    """A request to run `sampling.n` choices of one prompt.
 
-    `generated[choice]` is what earlier attempts generated, `finished[choice]` which choices must not run. `stop_token_ids`
-    has the model's own unless they are to be ignored. `max_tokens` is resolved: prompt + max_tokens fits the context.
-    `deadline` is seconds on the monotonic clock, which all processes of a machine share and nobody sets.
+    `generated[choice]` is what earlier attempts generated; `finished[choice]` is true for choices
+    that must not run. `stop_token_ids` includes the model's own unless they are to be ignored.
+    `max_tokens` is resolved: prompt + max_tokens fits the context. `deadline` is seconds on the
+    monotonic clock, which all processes of a machine share and which is never set.
     """
 
     group: int
@@ -28,25 +30,34 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
-    accepted_before: bool = False  # by a node before this one: it is not refused for coming late
+    accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):
-    """Free the group's blocks before the next step. Nothing more is said about it. Unknown groups are ignored."""
+    """A request to free the group's blocks before the next step.
+
+    No event follows. Unknown groups are ignored.
+    """
 
     group: int
 
 
 class FinishChoice(msgspec.Struct, tag=True, frozen=True):
-    """The agent found a stop string: the choice is done. Tokens already on their way are dropped by the agent."""
+    """A request to end a choice because the agent found a stop string.
+
+    The agent drops tokens that are still in flight.
+    """
 
     group: int
     choice: int
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
-    """A choice ended in this step. `reason` is a FinishReason; `cached_tokens` of its prompt were in the prefix cache."""
+    """The end of a choice in this step.
+
+    `reason` is a FinishReason; `cached_tokens` of its prompt were in the prefix cache.
+    """
 
     group: int
     choice: int
@@ -55,7 +66,7 @@ class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupFailed(msgspec.Struct, frozen=True, array_like=True):
-    """A group ended with an error of this code and reason (see `ryzanstein.errors`)."""
+    """A group that ended with an error of this code and reason (see `ryzanstein.errors`)."""
 
     group: int
     code: int
@@ -66,7 +77,7 @@ class GroupFailed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClassStats(msgspec.Struct, frozen=True, array_like=True):
-    """One priority class: sequences that wait, and tokens computed so far."""
+    """One priority class: waiting sequences, and tokens computed so far."""
 
     waiting: int = 0
     prefill_tokens: int = 0
@@ -74,22 +85,23 @@ class ClassStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's load after a step. `blocks_held` are referenced by sequences; cached ones that could be evicted are not.
+    """The engine's load after a step.
 
-    Whatever is not a load counts since the engine's start.
+    `blocks_held` are referenced by sequences; cached blocks that could be evicted do not count.
+    Fields that are not a load count from the engine's start.
     """
 
     running: int
     waiting: int
     blocks_held: int
     blocks_cached: int
-    preemptions: int  # sequences paused, for whatever cause
+    preemptions: int  # sequences paused, for any cause
     prefix_queries: int  # prompt tokens looked up in the prefix cache so far
     prefix_hits: int  # ... and found
     prefill_tokens: int
     decode_tokens: int
-    memory_retries: int = 0  # steps that were given up for want of memory, and done in smaller parts
-    expected_wait_s: float = 0.0  # of one that would join the line now
+    memory_retries: int = 0  # steps that ran out of memory and were done in smaller parts
+    expected_wait_s: float = 0.0  # of a sequence that would join the queue now
     paused: dict[str, int] = {}  # by cause
     resumed: int = 0
     shed: dict[str, int] = {}  # by cause
@@ -97,10 +109,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):
-    """What one step produced. Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]).
+    """The events of one step.
 
-    `accepted` are the groups that began to run, or to wait in earnest: a refusal comes before it, with few exceptions.
-    `taken`: how many of the agent's messages have been taken so far; each is followed by a step's events, with or without work.
+    Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
+    are the groups that began to run or have waited for some time: with few exceptions a refusal
+    comes before that. `taken` counts the agent's messages taken so far; each message is followed by
+    a step's events, with or without work.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Sequences in a fixed order: a tenant's line, and what runs."""
+"""Sequences in a fixed order: a tenant's queue, and the running sequences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ryzanstein.worker.engine.sequence import Sequence
 
 
 class OrderedSequences:
-    """A list sorted by an attribute that is unique and does not change while the sequence is in it.
+    """A list sorted by an attribute that is unique and constant while the sequence is in the list.
 
-    Some hundred entries at most: shifting pointers is cheaper than a tree or lazy deletion.
+    It has some hundred entries at most: shifting pointers is cheaper than a tree or lazy deletion.
     """
 
     def __init__(self, attribute: str) -> None:
@@ -40,5 +40,5 @@ class OrderedSequences:
         insort(self._items, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` must be in it."""
+        """Removes a sequence, which must be in the list."""
         del self._items[bisect_left(self._items, self._key(sequence), key=self._key)]

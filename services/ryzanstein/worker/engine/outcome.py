@@ -1,4 +1,4 @@
-"""Collects what a step, and the commands before it, produced, as the columns that go to the agent."""
+"""Collects what a step, and the commands before it, produced, as the columns sent to the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ryzanstein.worker.engine.sequence import Sequence
 
 
 class StepOutcome:
-    """Filled until `take`."""
+    """The outcome of a step, filled until `take`."""
 
     def __init__(self) -> None:
         self._clear()
@@ -37,7 +37,7 @@ class StepOutcome:
         self._failed.append(failed)
 
     def take(self, step: int, stats: EngineStats, step_s: float) -> StepEvents:
-        """Everything since the last take."""
+        """Returns everything since the last call."""
         events = StepEvents(
             step,
             self._groups,

@@ -1,7 +1,9 @@
-"""When those who wait will have their first token, judged by the measured pace and by what is ahead of each.
+"""Predicts when waiting sequences get their first token.
 
-A wait has two causes: places in the batch (one becomes free whenever a sequence ends) and prompts (so many tokens fit a step).
-The longer of the two counts, then the sequence's own prompt. No estimate before anything has ended: 0 then, an optimist.
+The prediction uses the measured pace and what is ahead of each sequence. A wait has two causes:
+places in the batch (one becomes free whenever a sequence ends) and prompts (only so many tokens fit
+a step). The longer of the two counts, then the sequence's own prompt. Before anything has ended
+there is no estimate: the prediction is then 0, which is optimistic.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from ryzanstein.worker.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What one that waits may expect, in seconds from now. `finish_s`: until its last token, but for one that need not wait
-    for a place: however long its answer is, nothing is gained by refusing it."""
+    """What a waiting sequence may expect, in seconds from now.
+
+    `finish_s` is the time until its last token. For a sequence that need not wait for a place it is
+    `first_token_s`: refusing it gains nothing, however long its answer is.
+    """
 
     sequence: Sequence
     first_token_s: float
@@ -27,7 +32,7 @@ class Wait:
 
 
 class Outlook:
-    """A view of the line at one moment; the line must not change while `waits` is read."""
+    """A view of the queue at one moment. The queue must not change while `waits` is read."""
 
     def __init__(self, scheduler: Scheduler, pace: StepPace) -> None:
         self._scheduler = scheduler
@@ -39,7 +44,10 @@ class Outlook:
         self._free_in = _free_in(scheduler, pace)
 
     def waits(self) -> Iterator[Wait]:
-        """Each that waits, in turn. `skip` one that will not take its place."""
+        """Yields the prediction for each waiting sequence, in turn.
+
+        `skip` a sequence that will not take its place.
+        """
         charge = DECODE_WEIGHT * self._pace.mean_length + PREFILL_WEIGHT * self._scheduler.mean_uncached
         for sequence in self._scheduler.waiting.in_turn(charge):
             self._num_ahead += 1
@@ -47,13 +55,13 @@ class Outlook:
             self._prefill_ahead += self._scheduler.num_uncached(sequence)
 
     def skip(self, sequence: Sequence) -> None:
-        """The one that `waits` gave last does not stay."""
+        """Removes the sequence that `waits` yielded last from the prediction."""
         self._num_ahead -= 1
         self._prefill_ahead -= self._scheduler.num_uncached(sequence)
 
     @property
     def newcomer_s(self) -> float:
-        """How long one that joins the end of the line would wait for its place."""
+        """Returns how long a sequence that joins the end of the queue would wait for its place."""
         return max(self._places_s(self._num_ahead + 1), self._pace.prefill_s(self._prefill_ahead, self._room))
 
     def _wait(self, sequence: Sequence) -> Wait:
@@ -65,7 +73,7 @@ class Outlook:
         return Wait(sequence, first_token_s, first_token_s + answer_s)
 
     def _places_s(self, num_wanted: int) -> float:
-        """Until so many places have become free, those that are free now included."""
+        """Returns the time until so many places are free, including those that are free now."""
         if num_wanted < 1:
             return 0.0
         rounds, i = divmod(num_wanted - 1, len(self._free_in))
@@ -73,10 +81,11 @@ class Outlook:
 
 
 def _free_in(scheduler: Scheduler, pace: StepPace) -> list[float]:
-    """Steps until the first, second, ... of the places becomes free.
+    """Returns the steps until the first, second, ... of the places becomes free.
 
-    Between two extremes, by how irregular lengths are: a sequence of the usual length ends when that is reached; one that
-    ends by chance may do so in any step, whatever its age, and then ends are spread evenly.
+    The result is between two extremes, depending on how irregular lengths are. A sequence of the
+    usual length ends when that length is reached. One that ends by chance may do so in any step,
+    whatever its age, and then ends are spread evenly.
     """
     num_places = max(scheduler.num_places, len(scheduler.running))
     left = [max(0.0, pace.mean_share * (s.num_allowed + s.num_begun) - s.num_begun) for s in scheduler.running]

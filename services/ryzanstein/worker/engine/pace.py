@@ -1,38 +1,39 @@
-"""How fast this engine is, as measured: what a step costs, what a prompt token adds, how long a sequence keeps its place.
+"""The measured pace of this engine: what steps and prompt tokens cost, how long sequences run.
 
-Decayed sums over the last steps; no model of the hardware. The scheduler asks how much prefill a step may carry, the outlook
-how long a wait will be. Durations in seconds.
+These are decayed sums over the last steps, without a model of the hardware. The scheduler uses them
+to decide how much prefill a step may carry, the outlook to predict how long a wait will be.
+Durations are in seconds.
 """
 
 from __future__ import annotations
 
-_KEEP_STEP = 0.99  # what a step still counts one step later: half after 69
-_KEEP_LENGTH = 0.97  # ... and an ended sequence one end later
+_KEEP_STEP = 0.99  # weight of a step one step later: half after 69
+_KEEP_LENGTH = 0.97  # ... and of an ended sequence one end later
 _LEAST_STEPS = 8  # fewer say little: caches and allocators are cold
 _LEAST_CHUNK = 16
 
 
 class StepPace:
-    """Fed by the engine after every step and every end."""
+    """Measurements that the engine updates after every step and every end."""
 
     def __init__(self) -> None:
-        # Of a straight line through (prompt tokens x, duration y): decayed sums.
+        # Decayed sums of a straight line through (prompt tokens x, duration y).
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._num_ends = self._lengths = self._shares = self._squares = 0.0
 
     @property
     def known(self) -> bool:
-        """Whether anything may be concluded."""
+        """Returns whether there are enough steps to draw conclusions."""
         return self._n > _LEAST_STEPS * _KEEP_STEP**_LEAST_STEPS
 
     @property
     def step_s(self) -> float:
-        """A mean step of late; 0 before the first."""
+        """Returns the recent mean duration of a step; 0 before the first."""
         return self._y / self._n if self._n else 0.0
 
     @property
     def prefill_token_s(self) -> float:
-        """What one more prompt token adds to a step: the slope."""
+        """Returns what one more prompt token adds to a step: the slope."""
         variance = self._n * self._xx - self._x * self._x
         if variance <= 1e-9 * self._n * self._xx:
             return 0.0
@@ -40,28 +41,31 @@ class StepPace:
 
     @property
     def decode_step_s(self) -> float:
-        """A step without prompt tokens: the intercept."""
+        """Returns the duration of a step without prompt tokens: the intercept."""
         return max(0.0, self.step_s - self.prefill_token_s * self._x / self._n) if self._n else 0.0
 
     @property
     def mean_length(self) -> float:
-        """Steps that a sequence runs; 0 before the first has ended."""
+        """Returns the steps that a sequence runs; 0 before the first has ended."""
         return self._lengths / self._num_ends if self._num_ends else 0.0
 
     @property
     def mean_share(self) -> float:
-        """Of what a sequence may generate, what it does generate; 1 before the first has ended."""
+        """Returns the generated share of the allowed tokens, on average; 1 before the first end."""
         return self._shares / self._num_ends if self._num_ends else 1.0
 
     @property
     def irregularity(self) -> float:
-        """How little a sequence's age says about what is left of it: 0 when all take the same share, 1 when they end as if by
-        chance in every step (the squared coefficient of variation of the share, at most 1)."""
+        """Returns how little a sequence's age says about what is left of it.
+
+        It is 0 when all take the same share, and 1 when they end as if by chance in every step (the
+        squared coefficient of variation of the share, at most 1).
+        """
         mean = self.mean_share
         return min(1.0, max(0.0, self._squares / self._num_ends / mean**2 - 1)) if self._num_ends and mean else 0.0
 
     def step(self, num_prefill: int, duration_s: float) -> None:
-        """A step with so many prompt tokens took so long."""
+        """Records a step: its prompt tokens and its duration."""
         self._n = self._n * _KEEP_STEP + 1
         self._x = self._x * _KEEP_STEP + num_prefill
         self._y = self._y * _KEEP_STEP + duration_s
@@ -69,7 +73,7 @@ class StepPace:
         self._xy = self._xy * _KEEP_STEP + num_prefill * duration_s
 
     def end(self, num_generated: int, num_allowed: int) -> None:
-        """A sequence gave its place back for good, after so many of the tokens that it might have generated."""
+        """Records that a sequence left its place for good, with the tokens generated and allowed."""
         share = num_generated / max(1, num_allowed)
         self._num_ends = self._num_ends * _KEEP_LENGTH + 1
         self._lengths = self._lengths * _KEEP_LENGTH + num_generated
@@ -77,17 +81,20 @@ class StepPace:
         self._squares = self._squares * _KEEP_LENGTH + share * share
 
     def prefill_s(self, num_tokens: int, room: int) -> float:
-        """Until so many prompt tokens are computed, `room` of them in a step."""
+        """Returns the time until so many prompt tokens are computed, `room` of them per step."""
         if num_tokens <= 0:
             return 0.0
         return -(-num_tokens // max(1, room)) * self.decode_step_s + num_tokens * self.prefill_token_s
 
     def release_s(self, num_places: int) -> float:
-        """Between one of so many sequences giving back its place and the next (Little's law)."""
+        """Returns the mean time between two ends among so many sequences (Little's law)."""
         return self.step_s * self.mean_length / max(1, num_places)
 
     def chunk(self, objective_s: float) -> int:
-        """Prompt tokens with which a step takes no longer than the objective; never so few that prompts starve."""
+        """Returns the prompt tokens with which a step takes no longer than the objective.
+
+        Never so few that prompts starve.
+        """
         per_token_s = self.prefill_token_s
         if not self.known or per_token_s <= 0:
             return 1 << 30

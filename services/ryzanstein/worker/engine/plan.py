@@ -1,7 +1,8 @@
-"""What ranks are told for one step, and what rank 0 answers: the seam between deciding and computing.
+"""The plan that ranks receive for one step, and what rank 0 returns.
 
-A plan is flat lists, so that it packs in microseconds and becomes tensors without a loop. Legend: S sequences in the step,
-T new tokens of all of them together, B blocks of one sequence.
+This is the interface between deciding and computing. A plan consists of flat lists, so that it
+packs in microseconds and becomes tensors without a loop. Legend: S sequences in the step, T new
+tokens of all of them together, B blocks of one sequence.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from ryzanstein.worker.engine.tally import TokenTally
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step for all ranks.
+    """A step for all ranks.
 
-    Sequence s feeds `num_new[s]` tokens whose positions are `num_context[s]`, `num_context[s] + 1`, ...: so many tokens of it
-    are in the KV cache already. Token at position p is stored in block `block_tables[s][p // block_size]` at offset
-    `p % block_size`. `sampled` are the indices s whose last new token's logits are wanted: a sequence in the middle of its
-    prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0 never see the rows, and
-    all of them must take part in the same collective.
+    Sequence s feeds `num_new[s]` tokens whose positions are `num_context[s]`, `num_context[s] + 1`,
+    ...: `num_context[s]` of its tokens are already in the KV cache. The token at position p is
+    stored in block `block_tables[s][p // block_size]` at offset `p % block_size`. `sampled` are the
+    indices s for which the logits of the last new token are needed; a sequence in the middle of its
+    prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0
+    never see the rows, and all of them must take part in the same collective.
     """
 
     step: int
@@ -35,12 +37,13 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampleRow(msgspec.Struct):
-    """How to sample one sequence's next token; rank 0 only, by reference, never packed.
+    """How to sample one sequence's next token; on rank 0 only, passed by reference, never packed.
 
-    `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the random draw. Penalties look at
-    `prompt_ids` (repetition only) and `generated_ids` (all three). `banned_ids` get minus infinity: the stop tokens while
-    fewer than min_tokens are generated. `seen` and `said` are what penalties know of both and of the answer alone, made when
-    a penalty first asks and kept while `generated_ids` grows.
+    `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the
+    random draw. Penalties use `prompt_ids` (repetition only) and `generated_ids` (all three).
+    `banned_ids` get minus infinity: the stop tokens while fewer than min_tokens are generated.
+    `seen` counts the tokens of prompt and answer for penalties, `said` those of the answer alone;
+    both are made when a penalty first needs them and kept while `generated_ids` grows.
     """
 
     sampling: SamplingParams
@@ -54,9 +57,10 @@ class SampleRow(msgspec.Struct):
 
 
 def needs_full_logits(row: SampleRow) -> bool:
-    """Whether the row's token is more than the argmax of the model's own logits.
+    """Returns whether the row's token is more than the argmax of the model's own logits.
 
-    A step whose rows are all plain greedy exchanges one (value, token id) pair per row and rank instead of the vocabulary.
+    A step whose rows are all plain greedy exchanges one (value, token id) pair per row and rank
+    instead of the vocabulary.
     """
     sampling = row.sampling
     plain = (
@@ -69,8 +73,11 @@ def needs_full_logits(row: SampleRow) -> bool:
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
-    """What was drawn. `logprob` and `top` (token id, logprob; likeliest first) are before temperature and penalties, and
-    None and empty unless asked for."""
+    """A sampled token.
+
+    `logprob` and `top` (token id, logprob; likeliest first) are before temperature and penalties;
+    they are None and empty unless requested.
+    """
 
     token_id: int
     logprob: float | None = None
@@ -78,10 +85,10 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequencesFailed(Exception):
-    """Some rows of a step cannot be sampled (their logits are not numbers); the ranks themselves are well.
+    """Some rows of a step cannot be sampled (their logits are not finite); the ranks are healthy.
 
-    `rows` maps an index into the step's rows to what is wrong with it. Nothing of the step counts: the engine fails these
-    rows' groups and runs the others again.
+    `rows` maps an index into the step's rows to what is wrong with it. Nothing of the step counts:
+    the engine fails these rows' groups and runs the others again.
     """
 
     def __init__(self, rows: dict[int, str]) -> None:
@@ -90,13 +97,19 @@ class SequencesFailed(Exception):
 
 
 class OutOfMemory(Exception):
-    """A rank had no memory for the step. Nothing of it counts, all ranks are in step again: a smaller one may go."""
+    """A rank ran out of memory in the step.
+
+    Nothing of the step counts, and all ranks are in step again: a smaller step may succeed.
+    """
 
 
 class Executor(Protocol):
     """Runs a step on every rank. Implemented by `ranks`; faked in the engine's tests."""
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
-        """Computes the step; `rows` and the result are parallel to `plan.sampled`. Raises SequencesFailed when only
-        some rows are at fault, OutOfMemory when the step is too large, anything else when a rank is lost."""
+        """Computes the step; `rows` and the result are parallel to `plan.sampled`.
+
+        Raises SequencesFailed when only some rows are at fault, OutOfMemory when the step is too
+        large, anything else when a rank is lost.
+        """
         ...

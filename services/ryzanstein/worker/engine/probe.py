@@ -1,8 +1,9 @@
-"""Tells a request that the model cannot answer from ranks that can answer nothing any more.
+"""Distinguishes a request that the model cannot answer from ranks that can answer nothing.
 
-A row whose logits are not numbers may have a prompt that leads there on every node (a token whose embedding is broken, a
-checkpoint that overflows), or its node may be at fault (memory that lost its bits). Failing over is right in both cases;
-blaming the node is right in one. So the same ranks are asked, at once, for a token that has nothing to do with the request.
+Logits that are not finite may come from a prompt that leads there on every node (a token whose
+embedding is broken, a checkpoint that overflows), or from a faulty node (corrupted memory). Failing
+over is right in both cases; blaming the node is right in only one. So the same ranks are given, at
+once, a token that has nothing to do with the request.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ from collections.abc import Sequence
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampleRow, SequencesFailed, StepPlan
 
-# Ids that every vocabulary has. Some of them may be broken themselves, or reserved and never trained.
+# Ids that every vocabulary has. Some of them may be broken themselves, or reserved and never
+# trained.
 _TOKENS = (1, 2, 3, 0)
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class RanksUnsound(Exception):
-    """The ranks compute no numbers whatever they are asked: they must be started again."""
+    """The ranks compute no finite logits for any input: they must be restarted."""
 
 
 class Probe:
-    """Asks through the executor that runs the steps."""
+    """A probe that uses the executor of the steps."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def require_sound(self, step: int, blocks: Sequence[int]) -> None:
-        """Raises RanksUnsound. `blocks` are those of a sequence that has failed: the last one, which nobody shares, is
-        written to."""
+        """Raises RanksUnsound if the ranks compute no finite logits for any probe token.
+
+        `blocks` are those of a sequence that has failed; the probe writes to the last one, which is
+        not shared.
+        """
         failure = ""
         for token_id in _TOKENS:
             plan = StepPlan(step, [token_id], [1], [0], [[blocks[-1]]], [0])
@@ -38,7 +43,7 @@ class Probe:
             except SequencesFailed as failed:
                 failure = next(iter(failed.rows.values()), "")
             except OutOfMemory:
-                return  # nothing was shown; a fault that lasts is asked about again at the next row
+                return  # nothing was shown; a persistent fault is probed again at the next failed row
             else:
                 return
         raise RanksUnsound(f"{failure}, and so are those of {len(_TOKENS)} single tokens: the ranks are unsound")

@@ -1,6 +1,7 @@
-"""The waiting line: by priority class, in each class by tenant, of each tenant in order of arrival.
+"""The queue: by priority class, within each class by tenant, within each tenant by arrival.
 
-The scheduler admits `first`; the accounts say whose turn it is. Knows nothing of blocks, steps or time.
+The scheduler admits `first`; the accounts determine whose turn it is. The queue knows nothing of
+blocks, steps or time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _Lines = dict[Account, OrderedSequences]
 
 
 class _PriorityClass:
-    """The accounts of a priority, and the lines of those that wait; none of them is empty."""
+    """The accounts of a priority class and the queues of those that wait; no queue is empty."""
 
     def __init__(self, max_idle_tenants: int) -> None:
         self.accounts = Accounts(max_idle_tenants)
@@ -38,7 +39,10 @@ class _PriorityClass:
 
     @property
     def next(self) -> Sequence:
-        """Of the tenant with the least counter; ties in order of arrival."""
+        """Returns the first sequence of the tenant with the least counter.
+
+        Ties are resolved in order of arrival.
+        """
         return min(((account.counter, line[0].order, line) for account, line in self.lines.items()))[2][0]
 
     @property
@@ -47,7 +51,7 @@ class _PriorityClass:
 
 
 class WaitingLine:
-    """Everything that waits for a place in the batch."""
+    """All sequences that wait for a place in the batch."""
 
     def __init__(self, max_idle_tenants: int) -> None:
         self._classes: defaultdict[int, _PriorityClass] = defaultdict(lambda: _PriorityClass(max_idle_tenants))
@@ -62,21 +66,24 @@ class WaitingLine:
 
     @property
     def first(self) -> Sequence | None:
-        """Who is next: of the highest priority that waits, the tenant with the least counter, its oldest."""
+        """Returns the sequence that is next.
+
+        It is the oldest of the tenant with the least counter, in the highest priority that waits.
+        """
         return self._classes[max(self._priorities())].next if self._num else None
 
     @property
     def num_waiting(self) -> Mapping[int, int]:
-        """Sequences that wait, by priority; every priority that was ever seen."""
+        """Returns the waiting sequences by priority, for every priority ever seen."""
         return {priority: members.num_waiting for priority, members in self._classes.items()}
 
     def open(self, priority: int, tenant: str) -> Account:
-        """The account of a group that arrives. Pair with `close`."""
+        """Returns the account of a group that arrives. Pair with `close`."""
         members = self._classes[priority]
         return members.accounts.open(tenant, members.lines.keys())
 
     def close(self, group: Group) -> None:
-        """The group has ended and nothing of it waits."""
+        """Closes a group that has ended and of which nothing waits."""
         self._classes[group.priority].accounts.close(group.account)
 
     def insert(self, sequence: Sequence) -> None:
@@ -84,23 +91,26 @@ class WaitingLine:
         self._num += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` must wait."""
+        """Removes a sequence, which must be waiting."""
         self._classes[sequence.group.priority].remove(sequence)
         self._num -= 1
 
     def in_turn(self, charge: float) -> Iterator[Sequence]:
-        """All that wait, in the order in which they would be admitted if each admission cost its tenant `charge`.
+        """Yields all waiting sequences in the order of admission.
 
-        The line must not change meanwhile.
+        The order assumes that each admission costs its tenant `charge`. The queue must not change
+        meanwhile.
         """
         for priority in sorted(self._priorities(), reverse=True):
             yield from _in_turn(self._classes[priority].lines, charge)
 
     def displaceable(self, group: Group) -> Sequence | None:
-        """Who gives up its place in a full line to a group that arrives; None: nobody, the group itself must go.
+        """Returns the sequence that gives up its place in a full queue to a group that arrives.
 
-        The youngest of the longest line, of a lower priority or of a tenant that has more places than this one; never one for
-        which work was done already. A continuation, whose client is reading, also takes the place of its equals.
+        It is the youngest in the longest queue of a lower priority, or of a tenant of the same
+        priority that has more places than this one; never one for which work was already done. A
+        continuation, whose client is reading, also takes the place of its equals. Returns None if
+        there is no such sequence: the arriving group must be refused.
         """
         for priority in sorted(p for p in self._priorities() if p <= group.priority):
             lines, longest = self._classes[priority].lines, self._classes[priority].longest

@@ -1,7 +1,8 @@
-"""Chooses what each step runs: continuous batching with chunked prefill, priorities, fair shares, and pausing by recompute.
+"""Chooses what each step runs.
 
-The engine asks `schedule` for a batch and reports with `advance` what was computed. Knows blocks and order; knows nothing of
-sampling, stop tokens, deadlines or ranks.
+Implements continuous batching with chunked prefill, priorities, fair shares, and pausing by
+recompute. The engine requests a batch with `schedule` and reports with `advance` what was computed.
+The scheduler knows blocks and order; it knows nothing of sampling, stop tokens, deadlines or ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from ryzanstein.worker.engine.yielding import first_to_yield
 
 
 class Scheduler:
-    """Sequences join with `add` and leave with `remove`, between any two steps.
+    """A scheduler that sequences join with `add` and leave with `remove`, between any two steps.
 
-    A running sequence holds the blocks of all its tokens so far from admission on, so a prefill never stops half-way for want
-    of room; decoding takes one more block every `block_size` tokens. When none is left, or a higher priority wants its place,
-    a sequence is paused: it gives all of its blocks back and waits again; its tokens are kept and computed again later, mostly
-    from the prefix cache.
+    From its admission on, a running sequence holds the blocks of all its tokens so far, so a
+    prefill never stops half-way for lack of blocks. Decoding takes one more block every
+    `block_size` tokens. When no block is left, or a sequence of higher priority needs the place, a
+    sequence is paused: it gives all of its blocks back and waits again. Its tokens are kept and
+    computed again later, mostly from the prefix cache.
     """
 
     def __init__(self, settings: EngineSettings, pace: StepPace) -> None:
@@ -37,11 +39,11 @@ class Scheduler:
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(settings.max_idle_tenants)
         self.num_places = settings.max_sequences
-        """How many sequences there is room for: fewer than may run when blocks are what is short."""
+        """How many sequences have a place: fewer than the setting allows when blocks run short."""
         self._num_admitted = 0
         self._limit = settings.token_budget
         self.num_paused: Counter[str] = Counter()
-        """By cause: "memory" or "priority"."""
+        """Sequences paused, by cause: "memory" or "priority"."""
         self.num_resumed = 0
         self.num_prefilled: Counter[int] = Counter()
         """Prompt tokens computed, by priority."""
@@ -49,21 +51,21 @@ class Scheduler:
         self.num_prefix_hits = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Lets a sequence run that fits the pool when it is alone."""
+        """Adds a sequence. It must fit the pool when it is alone."""
         self.waiting.insert(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence, wherever it is, and frees its blocks."""
+        """Removes a sequence, running or waiting, and frees its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
-            # Paid for in advance and not computed.
+            # Charged in advance and not computed.
             sequence.group.account.counter -= PREFILL_WEIGHT * max(0, sequence.num_charged - sequence.num_computed)
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def schedule(self) -> Batch:
-        """The next step. Empty only if there is no sequence at all."""
+        """Returns the next step's batch. It is empty only if there is no sequence at all."""
         self._limit = self._step_limit()
         self._admit()
         batch = Batch()
@@ -72,7 +74,10 @@ class Scheduler:
         return batch
 
     def advance(self, batch: Batch) -> None:
-        """The batch has been computed: its tokens are in the cache. Call before sampled tokens are appended."""
+        """Records that the batch has been computed: its tokens are in the cache.
+
+        Call it before the sampled tokens are appended.
+        """
         size = self._settings.block_size
         for sequence, num in batch.members:
             before = sequence.num_computed
@@ -83,23 +88,29 @@ class Scheduler:
             self.num_prefilled[sequence.group.priority] += num
 
     def num_uncached(self, sequence: Sequence) -> int:
-        """Tokens that one which waits has to compute before its first, as the prefix cache was when this was first asked."""
+        """Returns the tokens that a waiting sequence must compute before its first new token.
+
+        The value reflects the prefix cache at the first call.
+        """
         if sequence.num_uncached is None:
             sequence.num_uncached = sequence.num_tokens - len(self._prefix.match(sequence)) * self._settings.block_size
         return sequence.num_uncached
 
     @property
     def prefill_room(self) -> int:
-        """Prompt tokens that the last step had room for; at least 1."""
+        """Returns the prompt tokens that the last step had room for; at least 1."""
         return max(1, self._limit - len(self.running))
 
     @property
     def mean_uncached(self) -> float:
-        """Of the sequences admitted so far."""
+        """Returns the mean number of uncached prompt tokens of the sequences admitted so far."""
         return (self.num_prefix_queries - self.num_prefix_hits) / max(1, self._num_admitted)
 
     def _step_limit(self) -> int:
-        """Tokens of the next step: while sequences decode, as few as the objective for the time of a token asks."""
+        """Returns the token limit of the next step.
+
+        While sequences decode, it is lowered to meet the objective for the time per token.
+        """
         budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
         num_decodes = sum(sequence.num_pending == 1 for sequence in self.running) if objective_s else 0
         return min(budget, num_decodes + self._pace.chunk(objective_s)) if num_decodes else budget
@@ -116,14 +127,20 @@ class Scheduler:
             self.running.insert(sequence)
 
     def _has_budget(self, sequence: Sequence) -> bool:
-        """Whether this step could feed a token of it, after all decodes and the prefills that are ahead of it."""
+        """Returns whether this step could feed a token of the sequence.
+
+        All decodes, and the prefills that are ahead of it, come first.
+        """
         pending = 0
         for other in self.running:
             pending += other.num_pending if other.rank < sequence.rank else 1
         return pending < self._limit
 
     def _make_way(self, sequence: Sequence, matched: list[int]) -> bool:
-        """Pauses sequences of lower priority until this one fits; none if all of them would not be enough."""
+        """Pauses sequences of lower priority until this one fits; returns whether it does.
+
+        Pauses none if pausing all of them would not be enough.
+        """
         lower = [other for other in self.running if other.group.priority < sequence.group.priority]
         reclaimable = sum(len(other.blocks) for other in lower)
         if not self._fits(sequence, matched, reclaimable, len(self.running) - len(lower)):
@@ -135,8 +152,11 @@ class Scheduler:
         return True
 
     def _fits(self, sequence: Sequence, matched: list[int], reclaimable: int, num_running: int) -> bool:
-        """Whether it can join so many others, with a block in hand for each of them: who is admitted is not paused in the
-        same step. A matched block costs nothing only while another sequence holds it."""
+        """Returns whether the sequence can join so many running ones.
+
+        One block is reserved for each of them, so that an admitted sequence is not paused in the
+        same step. A matched block costs nothing only while another sequence holds it.
+        """
         needed = self._settings.blocks_for(sequence.num_tokens) - sum(map(self.pool.is_held, matched))
         has_room = self.pool.num_available + reclaimable >= needed + num_running
         return has_room and num_running < self._settings.max_sequences
@@ -154,7 +174,10 @@ class Scheduler:
         self._start_first(sequence)
 
     def _start_first(self, sequence: Sequence) -> None:
-        """Its prompt is charged now: the next place is already another tenant's turn."""
+        """Starts a sequence for the first time, and charges its prompt now.
+
+        So the next place already goes to another tenant.
+        """
         group = sequence.group
         group.fresh = False
         sequence.rank = (-group.priority, self._num_admitted)
@@ -166,7 +189,7 @@ class Scheduler:
         self.num_prefix_hits += sequence.cached_tokens
 
     def _take_decodes(self, batch: Batch) -> None:
-        """Every running sequence that has one token to feed, but for those that must give way."""
+        """Adds every running sequence that has one token to feed, except those that must yield."""
         self._make_room()
         for sequence in self.running:
             if sequence.num_pending == 1:
@@ -180,11 +203,11 @@ class Scheduler:
             self._pause(first_to_yield(self.running), "memory")
 
     def _is_full(self, sequence: Sequence) -> bool:
-        """Whether its next token needs a block that it does not have."""
+        """Returns whether its next token needs a block that it does not have."""
         return sequence.num_computed == len(sequence.blocks) * self._settings.block_size
 
     def _take_prefills(self, batch: Batch) -> None:
-        """What the decodes left of the budget, in order."""
+        """Adds prefills, in order, up to the budget that the decodes left."""
         budget = self._limit - batch.num_tokens
         for sequence in self.running:
             if budget == 0:

@@ -1,6 +1,7 @@
 """The state of one choice while it runs, and of the group of choices that share a prompt.
 
-The engine makes them from a SubmitGroup, the scheduler gives and takes their blocks, the model sees only plan and rows.
+The engine creates them from a SubmitGroup, the scheduler gives and takes their blocks, and the
+model sees only plan and rows.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ Order = tuple[int, int]
 
 
 class Group:
-    """The choices of one prompt. `followers` wait until another choice has computed the prompt, then share its blocks.
+    """A group: the choices of one prompt.
 
-    `account` is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was let in; `accepted`: it
-    was told that it may wait. `arrived` is Unix seconds, `arrival` a number.
+    `followers` wait until another choice has computed the prompt, then share its blocks. `account`
+    is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was
+    accepted. `accepted`: load shedding has already found its wait acceptable once. `arrived` is
+    monotonic seconds, `arrival` a sequence number.
     """
 
     __slots__ = (
@@ -53,12 +56,15 @@ class Group:
 
 
 class Sequence:
-    """One choice. Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, in `blocks`.
+    """A sequence: one choice of a group.
 
-    `order` sorts a tenant's line: arrival, then choice. `rank` sorts what runs: priority, then who was first admitted when;
-    from its end who is paused first. `num_charged` tokens its account has paid for in advance, `num_uncached` it is expected
-    to compute before its first token. `keys` are the prefix keys of full blocks so far known, the first `num_published` of
-    `blocks` are findable under them.
+    Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, in `blocks`.
+
+    `order` sorts a tenant's queue: arrival, then choice. `rank` sorts the running sequences:
+    priority, then order of first admission; the last is paused first. `num_charged` is the number
+    of tokens charged to its account in advance, `num_uncached` the number that it is expected to
+    compute before its first token. `keys` are the prefix keys of full blocks known so far; the
+    first `num_published` of `blocks` can be found under them.
     """
 
     __slots__ = (
@@ -98,21 +104,21 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute before the next one can be sampled; 1 while decoding."""
+        """Returns the tokens to compute before the next one can be sampled; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_begun(self) -> int:
-        """Tokens generated here, without those of earlier attempts."""
+        """Returns the number of tokens generated here, without those of earlier attempts."""
         return len(self.generated) - len(self.group.message.generated[self.choice])
 
     @property
     def num_allowed(self) -> int:
-        """Tokens that it may still generate."""
+        """Returns the number of tokens that it may still generate."""
         return self.group.message.max_tokens - len(self.generated)
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Token ids at positions start..end-1, prompt and generated."""
+        """Returns the token ids at positions start..end-1, prompt and generated."""
         num_prompt = self.group.num_prompt
         if end <= num_prompt:
             return self.group.message.prompt_ids[start:end]
@@ -120,7 +126,7 @@ class Sequence:
         return self.group.message.prompt_ids[start:] + generated if start < num_prompt else generated
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Takes a sampled token; says why the choice ends with it, if it does."""
+        """Appends a sampled token; returns the reason why the choice ends with it, or None."""
         self.generated.append(token_id)
         self.num_tokens += 1
         self.row.index += 1
@@ -129,7 +135,10 @@ class Sequence:
         return self.end_reason()
 
     def end_reason(self) -> FinishReason | None:
-        """STOP after a stop token that was allowed, LENGTH after the last token that was asked for."""
+        """Returns the reason to end, or None.
+
+        STOP after a stop token that was allowed, LENGTH after the last requested token.
+        """
         num_generated = len(self.generated)
         message = self.group.message
         if num_generated > message.sampling.min_tokens and self.generated[-1] in self.group.stop_ids:

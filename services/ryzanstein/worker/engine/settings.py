@@ -1,4 +1,4 @@
-"""What bounds the engine."""
+"""The bounds of the engine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from ryzanstein.generation import MAX_CHOICES
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of one engine.
+    """The settings of one engine.
 
-    `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting` the sequences that wait.
-    `fair`: tenants of one priority get equal shares; otherwise first come, first served. `ttft_objective_s`: who would wait
-    longer for the first token is refused; `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no
-    objective. `max_idle_tenants` counters are kept of tenants that have nothing to do.
+    `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting`
+    the sequences that wait. `fair`: tenants of one priority get equal shares; otherwise first come,
+    first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
+    `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
+    `max_idle_tenants` counters of idle tenants are kept.
     """
 
     num_blocks: int
@@ -28,7 +29,7 @@ class EngineSettings:
     max_idle_tenants: int = 4096
 
     def __post_init__(self) -> None:
-        """Raises ValueError on sizes with which a sequence could starve."""
+        """Raises ValueError for sizes with which a sequence could starve."""
         if min(self.num_blocks, self.block_size, self.max_sequences) < 1:
             raise ValueError(f"num_blocks, block_size and max_sequences must be at least 1: {self}")
         if self.token_budget < self.max_sequences:
@@ -40,5 +41,5 @@ class EngineSettings:
             raise ValueError(f"max_waiting {self.max_waiting} must be at least {MAX_CHOICES}, the choices of one request")
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Returns the number of blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)

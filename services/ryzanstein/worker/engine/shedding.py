@@ -1,10 +1,13 @@
-"""Refuses early what would come too late, before any work is wasted on it: deadlines, and the latency objective.
+"""Refuses early what would come too late, before work is wasted on it.
 
-An answer that would be cut off by its deadline is wasted work for everybody behind it: under load, serving each request just
-until it is late serves nobody. So a deadline must leave time for the whole answer, as long as answers are of late.
+That concerns deadlines and the latency objective. An answer that would be cut off by its deadline
+is wasted work for everything behind it: under load, serving each request just until it is late
+serves nobody. So a deadline must leave time for the whole answer, judged by the recent length of
+answers.
 
-Looks at the line when somebody has joined it and now and then. Only groups that nothing was done for are refused: neither
-those that were paused nor continuations, whose clients are reading already.
+The queue is examined when a group has joined it, and at intervals. Only groups for which no work
+was done are refused: neither those that were paused nor continuations, whose clients are already
+reading.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from ryzanstein.worker.engine.sequence import Group
 from ryzanstein.worker.engine.settings import EngineSettings
 
 LOOK_EVERY_S = 0.02
-# Who joins must have a fifth of the objective to spare: estimates may err so much before somebody who was let in is refused.
+# A group that joins must have a fifth of the objective to spare: estimates may be wrong by that
+# much before a group that was accepted is refused.
 HEADROOM = 0.8
 LEAST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 
 
 class Shedding:
-    """`late` says who must go."""
+    """Load shedding: `late` returns the groups to refuse."""
 
     def __init__(self, settings: EngineSettings, scheduler: Scheduler, pace: StepPace) -> None:
         self._settings = settings
@@ -38,20 +42,20 @@ class Shedding:
 
     @property
     def newcomer_s(self) -> float:
-        """The wait that it last saw for one that would join the end of the line."""
+        """Returns the last predicted wait of a sequence that would join the end of the queue."""
         return self._newcomer_s if self._scheduler.waiting else 0.0
 
     @property
     def retry_after_s(self) -> float:
-        """When one place in the line will be free; a second where nothing is known."""
+        """Returns the time until a place in the queue is free; one second if nothing is known."""
         return _bounded(self._pace.release_s(len(self._scheduler.running)) if self._pace.mean_length else 1.0)
 
     def joined(self) -> None:
-        """Somebody waits since the last look."""
+        """Notes that a group has joined the queue since the last examination."""
         self._next_look = 0.0
 
     def late(self, now: float) -> list[tuple[Group, RyzansteinError]]:
-        """The groups that are to be refused, and why. Empty between two looks."""
+        """Returns the groups to refuse, and why. Empty between two examinations."""
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_EVERY_S

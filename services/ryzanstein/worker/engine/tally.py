@@ -1,4 +1,4 @@
-"""Which tokens a sequence has and how often, kept while it grows: a step costs its new tokens, not all that were before."""
+"""Counts a sequence's tokens while it grows: a step costs its new tokens, not all before them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Integers = npt.NDArray[np.int64]
 
 
 class TokenTally:
-    """Counts the tokens of `before` and of `growing`, to which others append. Ids outside the vocabulary are passed over."""
+    """A count of the tokens of `before` and of `growing`, to which others append.
+
+    Ids outside the vocabulary are ignored.
+    """
 
     __slots__ = ("_counts", "_growing", "_ids", "_num", "_place", "_taken", "_vocab_size")
 
@@ -27,7 +30,10 @@ class TokenTally:
         self._place = dict(zip(self._ids.tolist(), range(self._num), strict=True))
 
     def now(self) -> tuple[Integers, Integers]:
-        """The distinct ids, in no order, and how often each occurs. Views: valid until the next call."""
+        """Returns the distinct ids, in no order, and how often each occurs.
+
+        The arrays are views, valid until the next call.
+        """
         for token_id in self._growing[self._taken :]:
             if 0 <= token_id < self._vocab_size:
                 self._add(token_id)
@@ -43,7 +49,7 @@ class TokenTally:
         self._counts[place] += 1
 
     def _make_room(self) -> None:
-        """Doubles what is full, so that a token costs the same on average."""
+        """Doubles the arrays when they are full, so that the mean cost per token is constant."""
         if self._num == len(self._ids):
             room = np.zeros(max(64, self._num), np.int64)
             self._ids = np.concatenate((self._ids, room))

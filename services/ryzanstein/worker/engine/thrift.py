@@ -1,6 +1,8 @@
-"""How large a step may be where memory is short: learned from steps that failed, unlearned while steps go well.
+"""Limits the size of a step when memory is short.
 
-Additive increase would take a step for every token; this doubles, and seldom enough that trying costs next to nothing.
+The limit is lowered by steps that failed and raised again while steps succeed. Additive increase
+would need a step for every token. This doubles the limit, and seldom enough that trying costs next
+to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ _STEPS_UNTIL_MORE = 64
 
 
 class Thrift:
-    """Bounds the tokens of one execution. `budget` is the bound of a machine with memory enough."""
+    """A limit on the tokens of one execution. `budget` is the limit with enough memory."""
 
     def __init__(self, budget: int) -> None:
         self._budget = self._limit = budget
@@ -17,17 +19,20 @@ class Thrift:
         self.num_shortages = 0
 
     def allows(self, num_tokens: int) -> bool:
-        """A single token is always tried."""
+        """Returns whether a step of so many tokens may be tried. A single token is always tried."""
         return num_tokens <= max(1, self._limit)
 
     def short(self, num_tokens: int) -> None:
-        """There was no memory for so many."""
+        """Records that memory ran out for so many tokens."""
         self.num_shortages += 1
         self._good = 0
         self._limit = min(self._limit, max(1, num_tokens // 2))
 
     def went(self, num_tokens: int) -> None:
-        """So many were computed. Only what comes near the bound says that it could be higher."""
+        """Records that so many tokens were computed.
+
+        Only a step near the limit shows that the limit could be higher.
+        """
         if self._limit == self._budget or 2 * num_tokens <= self._limit:
             return
         self._good += 1

@@ -1,8 +1,9 @@
-"""Who gives way when there are not places or blocks enough for all that run.
+"""Chooses the sequence that yields when there are not enough places or blocks for all that run.
 
-The lowest priority, always. Within it the one that was admitted last, so that the oldest always gets on; unless another
-tenant is ahead of that one's by more than it costs to compute the sequence again, which keeps two tenants from pausing each
-other in turn.
+It always has the lowest priority. Within that priority it is the one admitted last, so that the
+oldest always makes progress. The exception: if another tenant is ahead of that one's tenant by more
+than it costs to compute its sequence again, that tenant's sequence yields. The margin keeps two
+tenants from pausing each other in turn.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from ryzanstein.worker.engine.sequence import Sequence
 
 
 def first_to_yield(running: OrderedSequences) -> Sequence:
-    """`running` is not empty."""
+    """Returns the sequence that yields. `running` must not be empty."""
     last = running[-1]
     lowest = takewhile(lambda other: other.group.priority == last.group.priority, reversed(running))
-    # `max` keeps the first of equals: of a tenant the one that was admitted last.
+    # `max` keeps the first of equals: within a tenant, the one that was admitted last.
     ahead = max(lowest, key=lambda other: other.group.account.counter)
     lead = ahead.group.account.counter - last.group.account.counter
     return ahead if lead > PREFILL_WEIGHT * ahead.num_tokens else last

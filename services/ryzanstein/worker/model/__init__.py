@@ -1,1 +1,4 @@
-"""Computes a step: tensors, collectives, weights. Nothing here decides what runs; importing this package imports no torch."""
+"""Computes a step: tensors, collectives, weights. Importing this package does not import torch.
+
+Nothing here decides what runs.
+"""

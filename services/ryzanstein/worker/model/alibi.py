@@ -1,4 +1,6 @@
-"""Attention with linear biases (Press et al. 2022): instead of rotating, each head prefers near keys by a slope of its own.
+"""Attention with linear biases (Press et al. 2022).
+
+Instead of a rotation, each head prefers near keys by a slope of its own.
 
 Legend: H all query heads, K key-value heads of this rank, G query heads of a group, L keys,
 P positions.
@@ -16,25 +18,28 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import AlibiSpec, DecoderSpec
 from ryzanstein.worker.model.parallel import TensorParallel
 
-_TABLE = 1024  # positions that a table of biases grows by
+_TABLE = 1024  # positions by which a table of biases grows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """What is added to the scores of this rank's heads. Only differences count within a row of scores: it needs no query."""
+    """The biases that are added to the scores of this rank's heads.
+
+    Only differences within a row of scores matter, so the bias does not depend on the query.
+    """
 
     spec: AlibiSpec
     slopes_KG1: Tensor
     dtype: torch.dtype
 
     def at(self, positions_L: Tensor) -> Tensor:
-        """The biases of keys at these positions: [..., L] gives [..., K, G, L]."""
+        """Returns the biases of keys at these positions: [..., L] gives [..., K, G, L]."""
         positions_11L = positions_L[..., None, None, :]
         slopes_KG1 = self.slopes_KG1.bfloat16() if self.spec.rounded else self.slopes_KG1
         return (slopes_KG1 * positions_11L).to(self.dtype) * self.spec.scale
 
     def up_to(self, length: int) -> Tensor:
-        """The biases of the first positions, `length` or more of them, [H, P] in one piece."""
+        """Returns the biases of the first `length` or more positions, [H, P], contiguous."""
         return _biases(self, -(-length // _TABLE) * _TABLE)
 
 
@@ -44,7 +49,7 @@ def _biases(bias: AlibiBias, num_positions: int) -> Tensor:
 
 
 def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device: torch.device) -> AlibiBias | None:
-    """The biases of `spec` for this rank, None where it has none."""
+    """Returns the biases of `spec` for this rank, or None if it has none."""
     if spec.alibi is None:
         return None
     share = tp.heads(spec.num_heads, spec.num_kv_heads)
@@ -53,7 +58,11 @@ def alibi_bias(spec: DecoderSpec, tp: TensorParallel, dtype: torch.dtype, device
 
 
 def slopes(num_heads: int) -> Tensor:
-    """Powers of two from 2^(-8 / n) down to 2^-8, n heads rounded up to a power of two; every second first where n is more."""
+    """Returns the slopes: powers of two from 2^(-8 / n) down to 2^-8.
+
+    n is `num_heads` rounded up to a power of two. If n is more than `num_heads`, every second slope
+    comes first.
+    """
     rounded = 2 ** math.ceil(math.log2(num_heads))
     powers = 2.0 ** (-8 / rounded * torch.arange(1, rounded + 1, dtype=torch.float32))
     return powers if rounded == num_heads else torch.cat([powers[1::2], powers[::2]])[:num_heads]

@@ -1,10 +1,13 @@
-"""Attention of a step's queries over paged keys and values: one call of our own kernel, or few of scaled_dot_product_attention.
+"""Attention of a step's queries over paged keys and values.
 
-What to do is decided once a step (`inputs`) as a list of segments; each layer then only runs them. The query heads of a group
-are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query head.
+It is one call of our own kernel, or a few calls of scaled_dot_product_attention. `inputs` divides
+each step into a list of segments once; each layer then only runs them. The query heads of a group
+are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query
+head.
 
 Legend: T tokens, S sequences, L keys of a sequence, P keys of the longest, n new tokens of one sequence, K key-value heads,
-G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot, K D where keys are values as well.
+G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot (K D if the
+keys are also the values).
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How products of queries and keys become scores: times `scale`, then squeezed between -`cap` and `cap`."""
+    """A rule that turns query-key products into scores.
+
+    They are multiplied by `scale`, then squashed into the range from -`cap` to `cap`.
+    """
 
     scale: float
     cap: float | None = None
@@ -29,11 +35,12 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence: its new tokens are `num_new` rows of the step from `first` on.
+    """One sequence: its new tokens are the `num_new` rows of the step that start at `first`.
 
-    Its keys are the slots of `keys`: a slice where its blocks lie one after the other, which makes them a view and no copy.
-    `mask` is added to the scores: [n, L] or [G, K, n, L]; of a single token [1, K, G, L], or None where it sees all keys alike.
-    `causal` stands for the mask of a whole prompt, L = n: what is masked is not even computed.
+    Its keys are the slots in `keys`: a slice if its blocks are adjacent, so that the keys are a
+    view and not a copy. `mask` is added to the scores. Its shape is [n, L] or [G, K, n, L]; for a
+    single token it is [1, K, G, L], or None if the token sees all keys alike. `causal` replaces the
+    mask of a whole prompt, L = n: masked scores are not computed at all.
     """
 
     first: int
@@ -45,7 +52,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The batch lies side by side from `first_slot` on, `stride` slots apart; what is read goes to the slots `to_N`."""
+    """A batch of sequences stored `stride` slots apart, starting at `first_slot`.
+
+    The slots that are read are copied to the slots `to_N`.
+    """
 
     first_slot: int
     stride: int
@@ -54,10 +64,11 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Several sequences with one new token each, in one padded call. `rows_S` is None when they are the whole step.
+    """Several sequences with one new token each, in one padded call.
 
-    `slots_N` are read: every key of the padded batch, or where it is staged what the staging place does not have yet. Padding
-    names a slot that is always zero: a masked key that is NaN would still spoil the sum.
+    `rows_S` is None if they are the whole step. `slots_N` are the slots to read: every key of the
+    padded batch or, for a staged batch, the keys that the staging area does not have yet. Padding
+    refers to a slot that is always zero: a NaN key would spoil the sum even if masked.
     """
 
     rows_S: Tensor | None
@@ -69,7 +80,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """All sequences of a step, whose keys are read where they lie."""
+    """All sequences of a step, with keys that are read in place."""
 
     kernels: NativeKernels
     keys: PagedKeys
@@ -79,7 +90,7 @@ Segment = Span | AttentionBatch | Paged
 
 
 def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
-    """Fills `out_TKGD`; every token belongs to exactly one segment."""
+    """Fills `out_TKGD`. Every token must belong to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Paged):
             segment.kernels.attend(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
@@ -126,7 +137,7 @@ def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch) 
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-    """Softmax over keys, [.., rows, D]. The fused kernel knows no cap."""
+    """Returns the attention output, [.., rows, D]. The fused kernel does not support a cap."""
     if scoring.cap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
     scores = (q @ k.transpose(-1, -2)).mul_(scoring.scale / scoring.cap).tanh_().mul_(scoring.cap)
@@ -138,13 +149,14 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Sc
 def _keys_values(
     slots_NC: Tensor, first: int, lengths: tuple[int, int], q_TKGD: Tensor, apart: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Views [S, K, P, D] of S x P slots (`lengths`) from `first` on; a slot begins with its keys and ends with its values.
+    """Returns keys and values [S, K, P, D] of S x P slots (`lengths`) that start at `first`.
 
-    Copies in the dtype of the queries, where the cache has another one.
+    A slot begins with its keys and ends with its values. The sequences are adjacent, or start
+    `apart` slots from each other. The results are views, or copies if the cache's dtype is not the
+    queries'.
 
-    The sequences follow one another, or begin so many slots `apart`.
-
-    One call each instead of a chain of slices: for a short sequence the chain costs as much as its attention.
+    Each view takes one call instead of a chain of slices: for a short sequence the chain costs as
+    much as its attention.
     """
     (num_sequences, length), width = lengths, slots_NC.shape[1]
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]

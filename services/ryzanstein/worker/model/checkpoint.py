@@ -1,7 +1,7 @@
-"""Weights out of safetensors files. Checks everything before anything is allocated; then each rank reads only its slices.
+"""Weights from safetensors files, checked before anything is allocated. Each rank reads its slices.
 
-Both passes are the construction of the decoder, with another source of weights: `check` builds it on the meta device, which
-holds shapes and no numbers, `load` builds it in memory.
+Both passes construct the decoder, from different sources of weights: `CheckedWeights` builds it on
+the meta device, which holds shapes and no numbers; `MappedWeights` builds it in memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _WINDOW_BYTES = 8 * 2**20
 
 
 class CheckedWeights:
-    """A WeightSource that allocates nothing: it knows of each tensor that it exists and fits, and adds up the bytes.
+    """A WeightSource that allocates nothing.
 
-    Raises CheckpointError naming tensor and file.
+    It checks that each tensor exists and fits, and adds up the bytes.
+    Raises CheckpointError, which names the tensor and the file.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class CheckedWeights:
         return _no_product
 
     def refuse_unread(self, ignored: Iterable[str]) -> None:
-        """A tensor that no layer reads means another architecture: served without it, the model would be wrong."""
+        """Raises CheckpointError if there is a tensor that no layer reads.
+
+        Such a tensor means another architecture: without it the model's answers would be wrong.
+        """
         patterns = [f"*{ending}" for ending in ignored]
         for name, entry in self._entries.items():
             if name not in self._read and not any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -84,10 +88,11 @@ def _no_product(x_TI: Tensor) -> Tensor:
 
 
 class MappedWeights:
-    """A WeightSource over memory-mapped files, for a checkpoint that `CheckedWeights` found whole. A context manager.
+    """A WeightSource over memory-mapped files, for a checkpoint that `CheckedWeights` has accepted.
 
-    A window of a few rows is mapped at a time: mapped pages count as this process's memory until they are unmapped, and a
-    tensor mapped whole would be there twice. What is read meanwhile is only the rank's slice.
+    It is a context manager. It maps a window of a few rows at a time: mapped pages count as this
+    process's memory until they are unmapped, so a tensor that is mapped whole would take its memory
+    twice. Only the rank's slice is read.
     """
 
     def __init__(
@@ -122,10 +127,11 @@ class MappedWeights:
             target.narrow(0, row - first_row, len(rows)).copy_(part)
 
     def _windows(self, entry: TensorEntry, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
-        """So many rows from the first on, window by window: the number of each one's first row, and the rows."""
+        """Yields `count` rows from `first` on in windows: the first row's number, and the rows."""
         file, dtype = self._open(entry.file), STORED_DTYPES[entry.dtype]
         row_bytes = math.prod(entry.shape[1:]) * dtype.itemsize
-        # The disk reads on while the first windows are converted; costs nothing where the page cache has it all.
+        # The disk reads ahead while the first windows are converted. If all pages are cached, this
+        # costs nothing.
         os.posix_fadvise(file, entry.offset + first * row_bytes, count * row_bytes, os.POSIX_FADV_WILLNEED)
         step = max(1, _WINDOW_BYTES // row_bytes)
         for row in range(first, first + count, step):
@@ -138,8 +144,10 @@ class MappedWeights:
 
 
 def _mapped(file: int, begin: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
-    """Bytes of a file as numbers, unmapped with the last tensor that looks at them. Copy-on-write, as torch wants to be able to
-    write; nobody does."""
+    """Returns bytes of a file as numbers, unmapped with the last tensor that refers to them.
+
+    The mapping is copy-on-write because torch requires writable memory; nothing writes to it.
+    """
     skip = begin % mmap.ALLOCATIONGRANULARITY
     window = mmap.mmap(file, skip + num_bytes, access=mmap.ACCESS_COPY, offset=begin - skip)
     if skip % dtype.itemsize:  # a header of odd length

@@ -1,6 +1,6 @@
 """One decoder for all architectures: embedding, layers of attention and MLP, final norm, head.
 
-A layer costs two all-reduces, one where its halves run in parallel.
+A layer costs two all-reduces, or one if its halves run in parallel.
 
 Legend: T new tokens, R sampled rows, E hidden size.
 """
@@ -25,7 +25,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class DecoderLayer:
-    """Attention and MLP, each between the norms that the architecture has and added to what came in."""
+    """An attention half and an MLP half, each with the architecture's norms and a residual."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
         names, prefix = spec.names, spec.names.layer.format(layer=index)
@@ -48,13 +48,13 @@ class DecoderLayer:
         return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
 
     def _added(self, x_TE: Tensor, part_TE: Tensor, post_norm: Norm) -> Tensor:
-        """Sums the ranks' parts of what a half of the layer made, and adds that to the residual."""
+        """All-reduces the output of one half of the layer and adds it to the residual."""
         out_TE = post_norm(self._collectives.all_reduce(part_TE))
         return (out_TE if self._scale == 1 else out_TE.mul_(self._scale)).add_(x_TE)
 
 
 class Decoder:
-    """This rank's part of a model. Built from whatever `source` gives: weights, or only their shapes."""
+    """This rank's part of a model, built from what `source` supplies: weights, or only shapes."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec) -> None:
         names = spec.names
@@ -67,7 +67,7 @@ class Decoder:
         self._rotaries = [Rotary(rotary, shard.weight_WE.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """Runs the step, fills the cache, and returns what the head reads, [R, E]."""
+        """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         for index, layer in enumerate(self._layers):

@@ -1,4 +1,6 @@
-"""A step's plan as tensors: token ids, positions, cache slots, and who looks at which keys. Built once, used by every layer.
+"""A step's plan as tensors: token ids, positions, cache slots, and the keys that each token sees.
+
+The tensors are built once per step and used by every layer.
 
 Legend: T new tokens, S sequences, B blocks of the longest table, L keys of a sequence, P keys of the longest, n new tokens of
 one sequence, R sampled rows.
@@ -20,8 +22,9 @@ from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Sp
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 from ryzanstein.worker.model.staging import StagedSequence, Staging
 
-# Keys and values of one sequence, from which on a single new token is quicker as a view than gathered into a padded batch:
-# the call that it costs of its own against the copy. Threads share the copy, not the calls.
+# Size of one sequence's keys and values from which a view is faster for a single new token than a
+# padded batch: a view costs a call of its own, a batch costs a copy. Threads share the copy but not
+# the calls.
 _VIEW_BYTES = 96 * 2**10
 _VIEW_BYTES_THREADS = 384 * 2**10
 
@@ -30,7 +33,10 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the layers read: `segments` by the layer's window. `last_R` are the rows of T whose logits are wanted."""
+    """The tensors that the layers read.
+
+    `segments` are keyed by the layer's window. `last_R` are the rows of T whose logits are needed.
+    """
 
     ids_T: Tensor
     positions_T: Tensor
@@ -41,7 +47,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys that one kind of layer reads, for each sequence: positions `begin_S` up to `length_S` of it."""
+    """The keys that one kind of layer reads: positions `begin_S` to `length_S` of each sequence."""
 
     window: int | None
     table_SB: Integers
@@ -53,18 +59,19 @@ class _Keys:
 
 
 def view_keys(slot_bytes: int, num_threads: int) -> int:
-    """The `view_keys` that is quickest for a cache of so many bytes per token and layer."""
+    """Returns the fastest `view_keys` for a cache with `slot_bytes` per token and layer."""
     return (_VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS) // slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InputBuilder:
-    """Turns plans into inputs for one cache geometry, device and dtype (masks are added to scores of that dtype).
+    """A builder that turns plans into inputs for one cache geometry, device and dtype.
 
-    `view_keys`: single new tokens with that many keys in adjacent slots are not batched, unless the batch can be staged.
-    `kernels` read keys in their blocks; then nothing is batched, staged or masked. `knows_causal`: scores are not
-    capped, so that a whole prompt needs no mask.
-    `windows` are those that the model's layers have, None for all keys; `bias` is added to the scores of every layer.
+    Masks are added to scores of that dtype. `view_keys`: a single new token with at least that many
+    keys in adjacent slots is not batched, unless the batch can be staged. `kernels` read keys in
+    their blocks; with them nothing is batched, staged or masked. `knows_causal`: scores have no
+    cap, so that a whole prompt needs no mask. `windows` are the windows of the model's layers, None
+    for all keys. `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
@@ -79,12 +86,12 @@ class InputBuilder:
     knows_causal: bool = False
 
     def forget(self) -> None:
-        """The last step was not completed."""
+        """Discards what is known of the last step, because it was not completed."""
         if self.staging is not None:
             self.staging.forget()
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Raises ValueError where the plan contradicts itself."""
+        """Returns the inputs of a step. Raises ValueError if the plan is inconsistent."""
         num_new_S, context_S = np.array(plan.num_new, np.int64), np.array(plan.num_context, np.int64)
         _check(plan, num_new_S, context_S, self.block_size)
         first_S = np.cumsum(num_new_S) - num_new_S
@@ -100,7 +107,7 @@ class InputBuilder:
         )
 
     def _slots(self, table_SB: Integers, sequence: Integers, position: Integers) -> Integers:
-        """The slots of positions in sequences; the arguments broadcast."""
+        """Returns the slots of positions in sequences. The arguments broadcast."""
         return np.asarray(table_SB[sequence, position // self.block_size] * self.block_size + position % self.block_size)
 
     def _by_window(
@@ -147,7 +154,7 @@ class InputBuilder:
         return Paged(kernels, PagedKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window, bias_HP))
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
-        """The staging place, if there is one and the step's single tokens can use it."""
+        """Returns the staging area if there is one and the step's single tokens can use it."""
         if self.staging is None or self.windows != (None,) or single_S.sum() < 2:
             return None
         return self.staging if self.staging.fits(keys.length_S[single_S]) else None
@@ -168,7 +175,10 @@ class InputBuilder:
         return bias_KGL[None] if causal_nL is None else bias_KGL.transpose(0, 1).unsqueeze(2) + causal_nL
 
     def _causal(self, keys: _Keys, s: int) -> Tensor:
-        """Row i is the i-th of the last tokens: it sees itself and those before, as far as the window reaches."""
+        """Returns the causal mask of a sequence's new tokens.
+
+        Row i is the i-th of them: it sees itself and the tokens before it, within the window.
+        """
         begin, length, num_new = int(keys.begin_S[s]), int(keys.length_S[s]), int(keys.num_new_S[s])
         own = length - num_new - begin  # the column of row 0's own key
         hidden_nL = torch.full((num_new, length - begin), -torch.inf, dtype=self.dtype, device=self.device)
@@ -195,7 +205,7 @@ class InputBuilder:
     def _to_read(
         self, keys: _Keys, together: Integers, position_SP: Integers, staging: Staging | None
     ) -> tuple[Integers, Staged | None]:
-        """The slots of a batch's keys, flat: all of them, or those that are not staged yet."""
+        """Returns the slots of a batch's keys, flat: all, or those that are not staged yet."""
         if staging is None:
             return self._padded_slots(keys, together, position_SP), None
         length_S = keys.length_S[together]
@@ -211,7 +221,7 @@ class InputBuilder:
         return Staged(place.first_slot, place.stride, self._tensor(to_N))
 
     def _padded_slots(self, keys: _Keys, together: Integers, position_SP: Integers) -> Integers:
-        """Positions that a sequence does not have are padding."""
+        """Returns the slots of positions, flat. Positions beyond a sequence's end are padding."""
         absent_SP = position_SP >= keys.length_S[together, None]
         present_SP = np.where(absent_SP, 0, position_SP)
         slots_SP = self._slots(keys.table_SB, together[:, None], present_SP)
@@ -232,13 +242,13 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, block_size:
 
 
 def _table(block_tables: list[list[int]]) -> Integers:
-    """Ragged rows padded with block 0; nothing is read through the padding."""
+    """Returns the block tables padded with block 0. Nothing is read through the padding."""
     width = max(map(len, block_tables))
     return np.array([table + [0] * (width - len(table)) for table in block_tables], np.int64)
 
 
 def _adjacent(table_SB: Integers, num_blocks_S: Integers) -> npt.NDArray[np.bool_]:
-    """Whether the blocks in use follow one another, for each sequence."""
+    """Returns, for each sequence, whether its blocks in use are adjacent."""
     follows_SB = table_SB[:, 1:] == table_SB[:, :-1] + 1
     unused_SB = np.arange(1, table_SB.shape[1]) >= num_blocks_S[:, None]
     return np.asarray((follows_SB | unused_SB).all(axis=1))

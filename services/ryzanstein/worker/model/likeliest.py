@@ -15,9 +15,11 @@ Likeliest = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def new_likeliest(kernels: NativeKernels | None) -> Likeliest:
-    """A function of logits [S, V]: the greatest logit of each row and the lowest token that has it, NaN where the row has one.
+    """Returns a function that finds the greatest logit of each row of logits [S, V].
 
-    Of our own where there are kernels: torch's takes 0.5 ms for a row of 131,072."""
+    It also returns the lowest token that has it. The greatest logit is NaN if the row contains one.
+    Our own kernel is used if there is one: torch takes 0.5 ms for a row of 131,072.
+    """
     return _likeliest if kernels is None else kernels.greatest
 
 

@@ -1,4 +1,4 @@
-"""Brings a model into memory: read the description, check every tensor and the room for it, agree with the peers, read."""
+"""Loads a model: reads config.json, checks tensors and memory, agrees with peers, reads weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_KV_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One rank's part of a model and the cache for it."""
+    """One rank's part of a model and its KV cache."""
 
     spec: DecoderSpec
     decoder: Decoder
@@ -37,7 +37,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What loading needs once nothing can be refused any more."""
+    """The result of a check that passed: what loading needs."""
 
     spec: DecoderSpec
     entries: Mapping[str, TensorEntry]
@@ -48,7 +48,10 @@ class _Checked:
 
 
 def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
-    """Raises ModelRefused on every rank when one refuses, before anything large is allocated."""
+    """Loads this rank's part of the model.
+
+    Raises ModelRefused on every rank if one rank refuses, before anything large is allocated.
+    """
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
     mapped = MappedWeights(checked.entries, dtype, device, checked.weight_format, checked.kernels.native)
@@ -66,12 +69,18 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
-    """What `load_model` keeps of the weights on this rank, in bytes, by their shapes alone. Raises ModelRefused."""
+    """Returns the bytes of weights that `load_model` keeps on this rank, from shapes alone.
+
+    Raises ModelRefused.
+    """
     return _check(model_dir, tp, options).weight_bytes
 
 
 def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
-    """All ranks check before one allocates: a free-memory figure means nothing while a peer is filling the memory."""
+    """Returns the check's result once all ranks have checked the model.
+
+    No rank allocates before that: a free-memory figure means nothing while a peer fills the memory.
+    """
     refusal: ModelRefused | None = None
     checked: _Checked | None = None
     try:
@@ -102,7 +111,10 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
 
 
 def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:
-    """Checkpoints of a bare model, as GPT-2's on the hub, lack the first part of every name."""
+    """Returns the entries with full names.
+
+    Checkpoints of a bare model, such as GPT-2's on the hub, lack the first part of every name.
+    """
     if not names.prefix or any(name.startswith(names.prefix) for name in entries):
         return entries
     return {names.prefix + name: entry for name, entry in entries.items()}
@@ -118,7 +130,7 @@ def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int)
 
 
 def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:
-    """Ranks on a CPU share its memory; each GPU has its own."""
+    """Raises CheckpointError if memory is short. Ranks on a CPU share it; each GPU has its own."""
     num_sharing = tp.size if options.torch_device.type == "cpu" else 1
     needed, available = (weight_bytes + kv_bytes) * num_sharing, available_bytes(options.torch_device)
     if needed > available:

@@ -1,4 +1,4 @@
-"""Memory for weights, and how much of it a model may take here."""
+"""Memory for weights, and how much of it a model may use on this machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import Tensor
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _MAPPED_BYTES = 2**20
-_MAX_SPARE = 4  # as many shapes as a layer has large weights
+_MAX_SPARE = 4  # a layer has large weights of as many shapes
 
 
 class WeightMemory:
-    """Zeros for weights, of one dtype, while a model is loaded.
+    """An allocator of zeros of one dtype for weights, used while a model is loaded.
 
-    On a CPU large ones are the system's own: they take no time and no memory before they are written, where torch would write
-    them first. What nothing looks at any more (the floats of a weight that has been packed) is given to the next weight of that
-    size: writing it anew costs half of what its first touch did. It goes back to the system at `close`.
+    On a CPU large weights are mapped from the operating system: they take no time and no memory
+    until they are written, while torch would write them first. Memory that is no longer referenced
+    (the floats of a weight that has been packed) is reused for the next weight of that size:
+    rewriting it costs half as much as its first touch. It is returned to the system at `close`.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -40,7 +41,7 @@ class WeightMemory:
         return self._tensor(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), shape)
 
     def close(self) -> None:
-        """Nothing is kept from here on: what is forgotten later goes back at once."""
+        """Releases the spare memory. From then on unused memory returns to the system at once."""
         self._spare = deque(maxlen=0)
 
     def _tensor(self, memory: mmap.mmap, shape: tuple[int, ...]) -> Tensor:
@@ -53,7 +54,10 @@ class WeightMemory:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated on `device` without swapping, inside the container's limit where there is one."""
+    """Returns the bytes that can be allocated on `device` without swapping.
+
+    On a CPU the result respects the container's limit, if there is one.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -61,7 +65,10 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _cgroup_room() -> list[int]:
-    """What is left of the limit of control group v2; page cache counts as used there although it can be given back."""
+    """Returns what is left of the control group v2 limit, in bytes, or an empty list.
+
+    The group counts page cache as used, although it can be reclaimed; it is added back.
+    """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
@@ -72,6 +79,6 @@ def _cgroup_room() -> list[int]:
 
 
 def _meminfo(field: str) -> int:
-    """Bytes, of proc_meminfo(5)."""
+    """Returns a field of proc_meminfo(5), in bytes."""
     lines = _MEMINFO.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -14,12 +14,14 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """`device` as torch names it; `dtype` auto is float32 on a CPU and bfloat16 on a GPU, `kv_dtype` auto is the same as it.
+    """The options of a rank's model.
 
-    `num_blocks` fixes the size of the KV cache, else `kv_bytes` of each rank bounds it, else every sequence may be as long as
-    the context, up to 1 GiB per rank. `num_threads` None leaves torch's own choice.
-    `quantization` is the format that weights are kept in for their products.
-    `kernels` native refuses to do without those of our own, torch never uses them.
+    `device` is torch's name of it. `dtype` auto is float32 on a CPU and bfloat16 on a GPU;
+    `kv_dtype` auto is the same as `dtype`. `num_blocks` fixes the size of the KV cache. Without it
+    `kv_bytes` bounds the cache of each rank. Without both, the cache lets every sequence be as long
+    as the context, up to 1 GiB per rank. `num_threads` None keeps torch's own choice.
+    `quantization` is the format in which weights are stored for their products. `kernels` native
+    requires our own kernels, torch never uses them.
     """
 
     device: str = "cpu"
@@ -56,5 +58,5 @@ class RunnerOptions:
 
     @property
     def kv_torch_dtype(self) -> torch.dtype:
-        """Of the cache's keys and values."""
+        """The dtype of the cache's keys and values."""
         return self.torch_dtype if self.kv_dtype == "auto" else DTYPES[self.kv_dtype]

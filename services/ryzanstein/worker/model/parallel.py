@@ -1,4 +1,7 @@
-"""How one model is divided over the ranks of a node. A value that is passed, never a global: two ranks fit in one process."""
+"""How one model is divided over the ranks of a node.
+
+It is a value that is passed, never a global: two ranks fit in one process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from ryzanstein.worker.model.refusal import UnevenSplit
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The attention heads of one rank: heads `first_head ...` of the query, `first_kv_head ...` of keys and values."""
+    """The attention heads of one rank.
+
+    Its query heads start at `first_head`, its key-value heads at `first_kv_head`.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -20,23 +26,24 @@ class HeadShare:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """This rank's place among `size` ranks that hold one model together."""
+    """A rank's place among the `size` ranks that share one model."""
 
     rank: int
     size: int
     collectives: Collectives
 
     def split(self, total: int, what: str) -> int:
-        """An equal share of `total`. Raises UnevenSplit with both numbers."""
+        """Returns an equal share of `total`. Raises UnevenSplit with both numbers."""
         share, rest = divmod(total, self.size)
         if rest:
             raise UnevenSplit(f"{total} {what} do not divide over {self.size} ranks")
         return share
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadShare:
-        """Contiguous query heads with the key-value heads that they read.
+        """Returns contiguous query heads and the key-value heads that they read.
 
-        With fewer key-value heads than ranks each head is held by several ranks (Pope et al. 2022, multi-query attention).
+        With fewer key-value heads than ranks, several ranks hold each head (Pope et al. 2022,
+        multi-query attention).
         """
         share = self.split(num_heads, "attention heads")
         if self.size > num_kv_heads and self.size % num_kv_heads == 0:

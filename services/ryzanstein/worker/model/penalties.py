@@ -1,7 +1,7 @@
-"""What a request adds to the model's logits before anything is drawn: penalties, biases, bans. Sparse: only tokens
-concerned, which are counted as they come and not anew for each.
+"""Adjusts the model's logits for a request before the draw: penalties, biases, bans.
 
-Token ids outside the vocabulary name no logit and are passed over.
+The work is sparse: only affected tokens are touched, and they are counted incrementally. Token ids
+outside the vocabulary are ignored.
 
 Legend: S rows, V vocabulary, J (row, token) pairs.
 """
@@ -21,7 +21,10 @@ from ryzanstein.worker.engine.tally import TokenTally
 
 
 def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Logits after repetition, presence and frequency penalty, logit bias and bans, in this order. The argument stays."""
+    """Returns the adjusted logits; `logits_SV` does not change.
+
+    Repetition, presence and frequency penalty, logit bias and bans are applied in this order.
+    """
     adjusted_SV = logits_SV.clone()
     _repetition(adjusted_SV, rows)
     _presence_and_frequency(adjusted_SV, rows)
@@ -31,7 +34,10 @@ def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def _repetition(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Positive logits of tokens seen in prompt or answer are divided by the penalty, negative ones multiplied (CTRL 2019)."""
+    """Applies the repetition penalty to tokens of the prompt and the answer (CTRL 2019).
+
+    Positive logits are divided by the penalty, negative ones are multiplied.
+    """
     penalized = [(s, row) for s, row in enumerate(rows) if row.sampling.repetition_penalty != 1]
     flats, penalties = [], []
     for s, row in penalized:
@@ -47,7 +53,7 @@ def _repetition(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _presence_and_frequency(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Subtracts presence once and frequency for each time that the answer has the token (OpenAI API)."""
+    """Subtracts presence once, and frequency per occurrence in the answer (OpenAI API)."""
     flats, penalties = [], []
     for s, row in enumerate(rows):
         presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
@@ -74,7 +80,7 @@ def _said(row: SampleRow, vocab_size: int) -> TokenTally:
 
 
 def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Adds each row's bias; a token that is listed twice gets both."""
+    """Adds each row's biases. A token that is listed twice gets both."""
     size = logits_SV.shape[1]
     biases = [
         (s * size + token, bias) for s, row in enumerate(rows) for token, bias in row.sampling.logit_bias if 0 <= token < size
@@ -93,5 +99,5 @@ def _ban(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], logits_SV: Tensor) -> Tensor:
-    """Those of all rows, where the logits are."""
+    """Returns the arrays of all rows, joined, on the logits' device."""
     return torch.from_numpy(np.concatenate(arrays)).to(logits_SV.device)

@@ -1,6 +1,7 @@
 """Philox4x32-10, the counter-based generator of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3").
 
-A draw is a pure function of key and counter: the one for a token is the same on any node, in any batch, after any failover.
+A draw is a pure function of key and counter: a token's draw is the same on any node, in any batch,
+and after any failover.
 
 Legend: S rows.
 """
@@ -20,7 +21,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def philox4x32(counter_S4: Words, key_S2: Words) -> Words:
-    """Ten rounds over each row; [S, 4] words of 32 random bits."""
+    """Applies ten rounds to each row and returns [S, 4] words of 32 random bits."""
     c0, c1, c2, c3 = (counter_S4[:, word].astype(np.uint64) for word in range(4))
     k0, k1 = key_S2[:, 0].copy(), key_S2[:, 1].copy()
     for _ in range(_ROUNDS):
@@ -37,7 +38,10 @@ def philox4x32(counter_S4: Words, key_S2: Words) -> Words:
 
 
 def uniform(seeds: list[int], choices: list[int], indices: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for each row: key seed (64 bits), counter (index, choice, 0, 0)."""
+    """Returns one number in [0, 1) with 53 random bits for each row.
+
+    The key is the seed (64 bits), the counter is (index, choice, 0, 0).
+    """
     seed_S = np.array(seeds, np.uint64)
     key_S2 = np.stack([seed_S & _LOW_WORD, seed_S >> _WORD_BITS], axis=1).astype(np.uint32)
     counter_S4 = np.zeros((len(seeds), 4), np.uint32)

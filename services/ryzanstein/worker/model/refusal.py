@@ -1,4 +1,4 @@
-"""Why a model cannot be served by these ranks, whatever is retried. Free of torch, so that the agent can name it too."""
+"""Why these ranks cannot serve a model; no retry helps. The agent uses it too: no torch here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxstring, _SHOWN.maxoth
 
 
 class ModelRefused(Exception):
-    """Raised before anything large is allocated; the message names the tensor and file, or the numbers, that do not fit.
+    """An error raised before anything large is allocated.
 
-    Names and values come from files that anybody may have written: the message is bounded, and always text that can be sent.
+    The message names the tensor and file, or the numbers, that do not fit. Names and values come
+    from untrusted files: the message is bounded, and always text that can be sent.
     """
 
     def __init__(self, message: str) -> None:
@@ -20,20 +21,29 @@ class ModelRefused(Exception):
 
 
 class CheckpointError(ModelRefused):
-    """The directory is no checkpoint that can be served: the message names the file and, where there is one, the tensor."""
+    """The directory is not a checkpoint that can be served.
+
+    The message names the file and, if there is one, the tensor.
+    """
 
 
 class UnevenSplit(ModelRefused):
-    """A dimension of the model does not divide over the ranks; the message has both numbers."""
+    """A dimension of the model does not divide over the ranks. The message has both numbers."""
 
 
 def shown(value: object) -> str:
-    """A value of a file for a message, shortened: it may be a megabyte, or nested a thousand times."""
+    """Returns a value of a file for a message, shortened.
+
+    The value may be a megabyte, or nested a thousand times.
+    """
     return _SHOWN.repr(value)
 
 
 def bounded(message: str) -> str:
-    """At most MAX_MESSAGE_CHARS, the middle left out; without the lone surrogates that JSON can spell and UTF-8 cannot."""
+    """Returns at most MAX_MESSAGE_CHARS of the message, without its middle if it is longer.
+
+    Lone surrogates are escaped: JSON can contain them, UTF-8 cannot.
+    """
     if len(message) > MAX_MESSAGE_CHARS:
         half = MAX_MESSAGE_CHARS // 2 - 3
         message = f"{message[:half]} ... {message[-half:]}"

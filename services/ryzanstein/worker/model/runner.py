@@ -1,6 +1,8 @@
-"""One rank's model: loads it, keeps its cache, executes plans. The only door between `ranks` and the tensors.
+"""One rank's model: loads it, owns its KV cache, executes plans.
 
-Every rank executes the same plans in the same order; rank 0 also gets the rows and answers with tokens.
+`ranks` reaches the tensors only through it.
+
+Every rank executes the same plans in the same order. Rank 0 also gets the rows and returns tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class ModelRunner:
     def load(cls, model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> ModelRunner:
         """Checks the checkpoint, then reads this rank's slices.
 
-        Raises ModelRefused, on every rank, before anything large is allocated.
+        Raises ModelRefused on every rank, before anything large is allocated.
         """
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
@@ -60,18 +62,19 @@ class ModelRunner:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the KV cache, the same on all ranks."""
+        """The number of blocks in the KV cache, the same on all ranks."""
         return self._cache.num_blocks
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache on this rank."""
+        """The size of the KV cache on this rank, in bytes."""
         return self._cache.nbytes
 
     def warm_up(self) -> None:
-        """Runs the largest steps once, so that the first request pays for no allocation. The cache must be unused.
+        """Runs the largest steps once, so that the first request pays for no allocation.
 
-        Raises ModelRefused, on rank 0, when no token of many leads to logits that are numbers: the checkpoint is broken.
+        The cache must be unused. Raises ModelRefused on rank 0 if none of many tokens yields finite
+        logits: the checkpoint is broken.
         """
         for plan in self._warm_up_plans():
             logits_RV = self.hidden_logits(plan)
@@ -79,10 +82,11 @@ class ModelRunner:
             raise ModelRefused(f"the logits of {len(logits_RV)} tokens are not finite: the weights are broken")
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
-        """Computes the step. `rows` are parallel to `plan.sampled` on rank 0, empty elsewhere; so is the result.
+        """Computes the step.
 
-        Raises SequencesFailed, ValueError for a plan that contradicts itself, CollectiveTimeout for a lost peer. After
-        OutOfMemory, here or as PeerGaveUp on another rank, every rank must `rejoin`.
+        `rows` and the result are parallel to `plan.sampled` on rank 0 and empty elsewhere. Raises
+        SequencesFailed, ValueError for an inconsistent plan, and CollectiveTimeout for a lost peer.
+        After OutOfMemory (PeerGaveUp on the other ranks) every rank must call `rejoin`.
         """
         self._check_rows(plan, rows)
         try:
@@ -92,12 +96,15 @@ class ModelRunner:
             if not is_shortage(error):
                 raise
             shortage = str(error).split("\n", 1)[0]
-        # Only here, because the caught error keeps every tensor of the step alive.
+        # Outside the handler: the caught error keeps every tensor of the step alive.
         give_back(self._options.torch_device)
         raise OutOfMemory(f"rank {self._tp.rank}: {shortage or 'no memory'}"[:512])
 
     def rejoin(self) -> None:
-        """After a step that some rank gave up: returns when all ranks can begin another. CannotRejoin."""
+        """Returns when all ranks can begin a step again, after some rank gave one up.
+
+        Raises CannotRejoin.
+        """
         self._tp.collectives.rejoin()
 
     @torch.inference_mode()
@@ -109,7 +116,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def hidden_logits(self, plan: StepPlan) -> Tensor | None:
-        """The step's logits [R, V] in float32, on rank 0; None elsewhere. `plan.sampled` must not be empty."""
+        """Returns the step's logits [R, V] in float32 on rank 0, None elsewhere.
+
+        `plan.sampled` must not be empty.
+        """
         return self._decoder.head.logits(self._hidden(plan))
 
     def _hidden(self, plan: StepPlan) -> Tensor:
@@ -136,7 +146,10 @@ class ModelRunner:
             raise ValueError(f"step {plan.step}: a row needs full logits, the plan does not say so")
 
     def _warm_up_plans(self) -> list[StepPlan]:
-        """One prefill of the whole token budget and one decode of the whole batch, as far as the cache holds them."""
+        """Returns a prefill of the whole token budget and a decode of the whole batch.
+
+        Both are limited to what the cache holds.
+        """
         block_size = self._options.block_size
         length = min(self._options.max_tokens_per_step, self.num_blocks * block_size, self.context_length)
         table = list(range(-(-length // block_size)))

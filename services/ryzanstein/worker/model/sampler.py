@@ -1,4 +1,6 @@
-"""From logits to tokens, a whole batch at once, on rank 0. Every row is computed as if it were alone.
+"""Turns logits into tokens on rank 0, a whole batch at once.
+
+Every row is computed as if it were alone.
 
 Legend: S rows of the step, R rows drawn at random among them, V vocabulary.
 """
@@ -20,8 +22,10 @@ from ryzanstein.worker.model.truncation import drawn
 
 
 def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None) -> list[SampledToken]:
-    """One token for each row of float32 logits, the same with kernels as with torch. Raises SequencesFailed where a row is not
-    finite, or nothing of it may be drawn."""
+    """Returns one token for each row of float32 logits, the same with kernels as with torch.
+
+    Raises SequencesFailed if a row is not finite or none of its tokens may be drawn.
+    """
     refuse_invalid(logits_SV.amax(dim=1))
     scores_SV = adjusted(logits_SV, rows)
     best_S, token_S = new_likeliest(kernels)(scores_SV)
@@ -34,7 +38,7 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels 
 
 
 def refuse_invalid(best_S: Tensor) -> None:
-    """Raises SequencesFailed for rows whose greatest logit is not a number that can be compared (NaN spreads into it)."""
+    """Raises SequencesFailed for rows whose greatest logit is not finite (NaN spreads into it)."""
     rows = [s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]
     if rows:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
@@ -54,7 +58,7 @@ def _uniform(rows: Sequence[SampleRow]) -> list[float]:
 
 
 def _with_logprobs(logits_SV: Tensor, token_S: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
-    """Natural log probabilities of the model itself, for the rows that ask for them."""
+    """Returns the tokens, with the model's natural log probabilities for rows that request them."""
     tokens = [SampledToken(token_id) for token_id in token_S.tolist()]
     asked = [s for s, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not asked:

@@ -1,8 +1,9 @@
-"""The layout of the shared memory that `shm` collectives run over. Free of torch: the agent creates the segment.
+"""The layout of the shared memory of `shm` collectives. Imports no torch: the agent creates it.
 
-The segment is one page of arrival counters and what each rank says it is in, a cache line apart so that ranks do not
-disturb each other's spinning, then two slots for each rank. Ranks inherit it by file descriptor; a fresh one is all
-zeros, which is the state before any collective.
+The segment starts with one page that holds each rank's arrival counter and current operation, a
+cache line apart so that ranks do not disturb each other's spinning. Two slots for each rank follow.
+Ranks inherit the segment by file descriptor. A new segment is all zeros, the state before any
+collective.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ SLOTS_PER_RANK = 2
 
 
 def segment_bytes(num_ranks: int) -> int:
-    """Size of the segment for so many ranks. Raises ValueError above MAX_RANKS."""
+    """Returns the size of the segment for `num_ranks`. Raises ValueError above MAX_RANKS."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"a segment has 1 to {MAX_RANKS} ranks, got {num_ranks}")
     return FLAGS_BYTES + num_ranks * SLOTS_PER_RANK * SLOT_BYTES
 
 
 def slot_offset(rank: int, parity: int) -> int:
-    """Where the rank's slot for even (0) or odd (1) operations begins."""
+    """Returns the offset of the rank's slot for even (0) or odd (1) operations."""
     return FLAGS_BYTES + (rank * SLOTS_PER_RANK + parity) * SLOT_BYTES

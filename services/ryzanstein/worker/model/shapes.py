@@ -1,4 +1,4 @@
-"""Shapes of synthetic decoders: the presets that the benchmarks share, and a usual shape for a number of parameters."""
+"""Shapes of synthetic decoders: presets for benchmarks, and a usual shape for a parameter count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _HEAD_DIM = 64
-_MULTIPLE = 64  # of MLP columns: divides over any number of ranks that is a power of two
+_MULTIPLE = 64  # of MLP columns: divides over any power of two of ranks
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -39,7 +39,10 @@ PRESETS: Mapping[str, ModelShape] = {
 
 
 def shape_of(preset: str | None, params: str | None) -> ModelShape:
-    """The preset of that name, else a shape of about `params` parameters ("25M", "1.1B"). Raises ValueError."""
+    """Returns the named preset, or a shape of about `params` parameters ("25M", "1.1B").
+
+    Raises ValueError.
+    """
     if preset is not None:
         if preset not in PRESETS:
             raise ValueError(f"preset {preset!r} is not known: {', '.join(PRESETS)}")
@@ -48,7 +51,11 @@ def shape_of(preset: str | None, params: str | None) -> ModelShape:
 
 
 def usual_shape(num_parameters: float) -> ModelShape:
-    """The closest of the shapes that people train: heads of 64, a layer for about every 80 of width, MLP 8/3 of the width."""
+    """Returns the closest of the shapes that are commonly trained.
+
+    Heads have 64 columns, there is a layer for about every 80 columns of width, and the MLP has 8/3
+    of the width.
+    """
     vocab_size = 32000 if num_parameters >= 30e6 else 4096
     candidates = [
         _shape(num_heads, num_layers, vocab_size)

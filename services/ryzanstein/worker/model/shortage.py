@@ -1,21 +1,25 @@
-"""Tells want of memory from every other failure of a step, whoever reports it: torch, numpy, Python or our kernels."""
+"""Distinguishes lack of memory from other failures of a step.
+
+torch, numpy, Python and our kernels report it in different ways.
+"""
 
 from __future__ import annotations
 
 import torch
 
-# What torch's allocator for CPUs says in a plain RuntimeError, and a C++ exception that it passes on as one.
+# Messages of plain RuntimeErrors: of torch's CPU allocator, and of a C++ exception that torch
+# passes on.
 _WORDS = ("can't allocate memory", "bad_alloc")
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the same step might go with less to compute, or later."""
+    """Returns whether memory was short: the same step might succeed if smaller, or later."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 
 def give_back(device: torch.device) -> None:
-    """Lets other sizes have what torch keeps for the sizes that it has seen."""
+    """Releases memory that torch caches for sizes it has seen, so that other sizes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

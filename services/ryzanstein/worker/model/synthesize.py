@@ -1,9 +1,9 @@
-"""Writes a random checkpoint in the Hugging Face layout: a stand-in of any size for benchmarks, loading and load tests.
+"""Writes a random checkpoint of any size in the Hugging Face layout, for benchmarks and load tests.
 
     python -m ryzanstein.worker.model.synthesize DIR --preset S | --arch llama --params 1.1B
 
-The same arguments give the same bytes. Weights are made and written file by file: with enough files a model may be larger than
-the memory.
+The same arguments give the same bytes. Weights are generated and written file by file: with enough
+files a model may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ryzanstein.worker.model.shapes import PRESETS, ModelShape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
 _STD = 0.02
-_WRITTEN = ("llama",)  # a shape has no numbers for what other architectures need
+_WRITTEN = ("llama",)  # ModelShape lacks numbers that other architectures need
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to write: `num_files` weight files of about equal size."""
+    """A description of the checkpoint to write: `num_files` weight files of about equal size."""
 
     arch: str
     shape: ModelShape
@@ -48,7 +48,7 @@ class Recipe:
 
 
 def synthesize(model_dir: Path, recipe: Recipe) -> int:
-    """Writes the checkpoint and returns its number of parameters. Files that are there already are overwritten."""
+    """Writes the checkpoint and returns its number of parameters. Overwrites existing files."""
     model_dir.mkdir(parents=True, exist_ok=True)
     config = _config(recipe)
     (model_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -59,14 +59,14 @@ def synthesize(model_dir: Path, recipe: Recipe) -> int:
 
 
 def tensor_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
-    """Every tensor of the decoder by its name in a checkpoint."""
+    """Returns the shape of every tensor of the decoder by its name in a checkpoint."""
     listing = _Listing()
     Decoder(listing, TensorParallel(0, 1, LocalCollectives()), spec)
     return listing.shapes
 
 
 class _Listing:
-    """A WeightSource that only takes down what is asked for."""
+    """A WeightSource that only records the tensors that are read."""
 
     def __init__(self) -> None:
         self.kernels: NativeKernels | None = None
@@ -123,7 +123,7 @@ def _write_weights(model_dir: Path, shapes: Mapping[str, tuple[int, ...]], recip
 
 
 def _files(shapes: Mapping[str, tuple[int, ...]], num_files: int) -> Iterator[Sequence[str]]:
-    """Names in order, cut where another file's share is full."""
+    """Yields the names of each file's tensors, in order; a file ends when its share is full."""
     share = sum(map(math.prod, shapes.values())) / num_files
     names: list[str] = []
     written = 0
@@ -138,7 +138,10 @@ def _files(shapes: Mapping[str, tuple[int, ...]], num_files: int) -> Iterator[Se
 
 
 def _random(name: str, shape: tuple[int, ...], recipe: Recipe) -> Tensor:
-    """Norms are ones, the rest normal. A generator for each tensor: its bits do not depend on those before it."""
+    """Returns ones for norms and normal numbers for the rest.
+
+    Each tensor has a generator of its own, so that its bits do not depend on the tensors before it.
+    """
     if len(shape) == 1:
         return torch.ones(shape, dtype=DTYPES[recipe.dtype])
     generator = torch.Generator().manual_seed(zlib.crc32(f"{recipe.seed} {name}".encode()))

@@ -1,6 +1,6 @@
-"""A byte-level tokenizer with a chat template for synthetic checkpoints: any text goes in, the same text comes out.
+"""A byte-level tokenizer with a chat template for synthetic checkpoints. It reproduces any text.
 
-Entries 0 to 2 are special, then come the 256 bytes and pairs of bytes, as many as the vocabulary has room for.
+Entries 0 to 2 are special. The 256 bytes follow, then as many pairs of bytes as fit the vocabulary.
 """
 
 from __future__ import annotations

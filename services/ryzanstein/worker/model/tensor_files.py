@@ -1,7 +1,7 @@
-"""The files of a checkpoint and what their headers say, read without torch and without touching a weight.
+"""The files of a checkpoint and their headers, read without torch and without reading a weight.
 
-A safetensors file is eight bytes of header length, a JSON header with dtype, shape and byte range of each tensor, then the
-tensors, one after the other (https://huggingface.co/docs/safetensors).
+A safetensors file is eight bytes of header length, a JSON header with dtype, shape and byte range
+of each tensor, then the tensors, one after the other (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ryzanstein.worker.json_files import UnreadableFile, open_regular, parse_obj
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 MAX_HEADER_BYTES = 16 * 2**20
-"""A header of this size, 150,000 tensors, is read in a second; files of known models have a hundredth."""
+"""A header of this size, 150,000 tensors, takes a second to read; known models need a hundredth."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -27,7 +27,7 @@ _OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor, with the name that its file has for it. It begins `offset` bytes into the file."""
+    """A stored tensor, under the name in its file. It begins `offset` bytes into the file."""
 
     name: str
     file: Path
@@ -38,7 +38,10 @@ class TensorEntry:
 
 
 def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
-    """Every tensor of the checkpoint by name. Raises CheckpointError naming the file, and the tensor that it breaks off in."""
+    """Returns every tensor of the checkpoint by name.
+
+    Raises CheckpointError, which names the file and, if it is truncated, the tensor where it ends.
+    """
     index_file = model_dir / _INDEX
     if not os.path.lexists(index_file):
         return _read_whole(model_dir)
@@ -51,7 +54,7 @@ def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
 
 
 def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
-    """Without an index all tensors are in one file."""
+    """Returns the tensors of a checkpoint without an index: all of them are in one file."""
     path = model_dir / _WEIGHTS
     if not os.path.lexists(path):
         other = next((found.name for pattern in _OTHER_FORMATS for found in model_dir.glob(pattern)), None)
@@ -123,7 +126,7 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, fi
 
 
 def _check_neighbours(path: Path, entries: Mapping[str, TensorEntry], data_start: int) -> None:
-    """Tensors follow one another, as the format has it: none lies in another's bytes."""
+    """Raises CheckpointError if tensors overlap: the format stores them one after the other."""
     end = data_start
     for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.num_bytes)):
         if entry.offset < end:

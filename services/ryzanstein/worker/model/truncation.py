@@ -1,8 +1,9 @@
-"""Random draws with torch's operators: weights of all tokens, the bounds of top-k, top-p and min-p, one token for each row.
+"""Random draws with torch's operators: token weights, bounds of top-k, top-p and min-p, draws.
 
-A bound on the logit keeps equals of the last token that is kept: which tokens survive never depends on how a sort orders ties.
+A bound is a logit, so it keeps all tokens equal to the last one that is kept: which tokens survive
+never depends on how a sort orders ties.
 
-Legend: R rows, V vocabulary, W the likeliest tokens that are looked at, descending.
+Legend: R rows, V vocabulary, W the likeliest tokens that are examined, descending.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from ryzanstein.worker.model.draw import Draw
 
-_WIDTH = 512  # the nucleus nearly always lies within; where not, the whole row is sorted
-_CACHED = 16 * 1024  # numbers that a core's cache holds with all that is made of them
-_SERIES = (  # ln(2)^k / k!, as draw.c has them: a library's logarithm may differ in its last bit
+_WIDTH = 512  # the nucleus nearly always fits; otherwise the whole row is sorted
+_CACHED = 16 * 1024  # numbers that fit a core's cache together with their intermediate results
+_SERIES = (  # ln(2)^k / k!, as in draw.c: a library's logarithm may differ in its last bit
     *((1.0, 0.6931471805599453), (0.24022650695910072, 0.05550410866482158)),
     *((0.009618129107628477, 0.0013333558146428443), (0.0001540353039338161, 1.5252733804059841e-5)),
     *((1.321548679014431e-6, 1.01780860092397e-7), (7.054911620801123e-9, 4.4455382718708116e-10)),
@@ -24,9 +25,10 @@ _SERIES = (  # ln(2)^k / k!, as draw.c has them: a library's logarithm may diffe
 
 
 def drawn(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
-    """The token of each row, [R]: where the sum of weights, in the vocabulary's order, exceeds a uniform part of their total.
+    """Returns the token of each row, [R].
 
-    The greatest logit of each row must be finite. `draws_R` are parallel to the rows.
+    It is the token at which the sum of weights, in vocabulary order, exceeds a uniform part of
+    their total. The greatest logit of each row must be finite. `draws_R` are parallel to the rows.
     """
     weight_RV = weights(logits_RV, draws_R)
     least_R1, uniform_R1 = (_column(values, logits_RV) for values in zip(*((d.least, d.uniform) for d in draws_R), strict=True))
@@ -36,7 +38,10 @@ def drawn(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
 
 
 def weights(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
-    """2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64. Operations round one by one, as in C."""
+    """Returns 2^(bits + (logit - greatest logit) * rate) as whole numbers, [R, V] in int64.
+
+    Each operation rounds separately, as in C.
+    """
     logits_RV, rate_R1 = logits_RV.double(), _column([draw.rate for draw in draws_R], logits_RV)
     power_RV = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).mul_(rate_R1).clamp_(min=-64)
     size = _CACHED if power_RV.device.type == "cpu" else power_RV.numel()
@@ -51,7 +56,7 @@ def _rounded(power: Tensor, bits: int) -> Tensor:
 
 
 def _series(f: Tensor) -> Tensor:
-    """2^f. Neighbouring terms are added first, as draw.c does."""
+    """Returns 2^f. Neighbouring terms are added first, as in draw.c."""
     sums = [even + odd * f for even, odd in _SERIES]
     while len(sums) > 1:
         f = f * f
@@ -61,7 +66,10 @@ def _series(f: Tensor) -> Tensor:
 
 
 def floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
-    """The least logit of each row that top-k and then top-p, over what it leaves, let be drawn, [R]; minus infinity for all."""
+    """Returns the smallest logit of each row that may be drawn, [R]; minus infinity for all.
+
+    top-k applies first, then top-p to what it leaves.
+    """
     floor_R = logits_RV.new_full((len(logits_RV),), -torch.inf)
     cut = [r for r, draw in enumerate(draws_R) if draw.top_k > 0 or draw.top_p < 1]
     width = min(_WIDTH, logits_RV.shape[1])
@@ -74,7 +82,7 @@ def floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw]) -> Ten
 
 
 def _floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw], width: int) -> tuple[Tensor, Tensor]:
-    """The bound of each row, and whether the row's `width` likeliest tokens were too few to find it."""
+    """Returns each row's bound, and whether the `width` likeliest tokens were too few for it."""
     top_k_R1 = torch.tensor([[draw.top_k] for draw in draws_R], device=logits_RV.device)
     top_p_R1 = _column([draw.top_p for draw in draws_R], logits_RV)
     best_RW, token_RW = logits_RV.topk(width, dim=1)
@@ -88,5 +96,5 @@ def _floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw], width
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """[R, 1] in float64, which holds weights exactly."""
+    """Returns the values as [R, 1] in float64, which holds weights exactly."""
     return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""A head that config.json ties to the embedding, and the file stores all the same: transformers 5 then uses the stored one."""
+"""Heads that are tied in config.json but stored in the file: transformers 5 uses the stored one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _WINDOW_BYTES = 8 * 2**20
 
 
 def untied_where_stored(spec: DecoderSpec, entries: Mapping[str, TensorEntry]) -> DecoderSpec:
-    """`spec`, with a head of its own where another one than the embedding is stored. Costs a read of both where both are.
+    """Returns `spec`, with an untied head if the stored head differs from the embedding.
 
-    Files are read, not mapped: pages stay in the cache for the weights to come. OSError where that fails.
+    If both are stored, both are read. Files are read, not mapped: their pages stay in the page
+    cache for the loading that follows. Raises OSError.
     """
     embedding, head = (entries.get(f"{name}.weight") for name in (spec.names.embedding, spec.names.head))
     if not spec.tied_head or embedding is None or head is None or _equal(embedding, head):
@@ -24,7 +25,10 @@ def untied_where_stored(spec: DecoderSpec, entries: Mapping[str, TensorEntry]) -
 
 
 def _equal(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether the stored bytes are the same; other bytes may be equal numbers, which a head of its own answers as well."""
+    """Returns whether the stored bytes are the same.
+
+    Different bytes may still be equal numbers; an untied head gives the right result for them too.
+    """
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with one.file.open("rb") as one_file, other.file.open("rb") as other_file:
@@ -35,5 +39,5 @@ def _equal(one: TensorEntry, other: TensorEntry) -> bool:
 
 
 def _windows(num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where each begins, and how long it is."""
+    """Returns the start and the length of each window."""
     return ((done, min(_WINDOW_BYTES, num_bytes - done)) for done in range(0, num_bytes, _WINDOW_BYTES))

@@ -1,1 +1,1 @@
-"""The node's ranks: spawned, supervised and, when one dies or stalls, restarted together."""
+"""The node's ranks: started, supervised and, when one dies or stalls, restarted together."""

@@ -1,8 +1,9 @@
-"""The progress board: what each rank does, in shared memory, so that the agent sees it even when the rank hangs.
+"""The progress board: what each rank does, in shared memory, visible even when the rank hangs.
 
-One memfd (nothing in /dev/shm that could be left behind), one slot of 128 bytes per rank, written only by that rank, without
-locks, at two writes per collective. Numbers are aligned 8-byte words, which a reader never sees half written; the phase's name
-is two words, and torn names are possible and harmless.
+It is one memfd (nothing in /dev/shm that could be left behind) with one slot of 128 bytes per rank,
+written only by that rank, without locks, at two writes per collective. Numbers are aligned 8-byte
+words, which a reader never sees half written. The phase's name is two words; torn names are
+possible and harmless.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank's slot. Times are seconds on the monotonic clock, which all processes of a machine share.
+    """The slot of one rank.
 
-    `step` counts steps begun, `collective` collectives entered. `begun_s` is when the step that runs began, 0 between steps;
-    `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the rank has spent in collectives so far, waits
-    for its peers included; a collective that only queues work on a device counts for as long as queueing takes.
-    `compute_s` is the rest of all steps up to their last collective: what ranks do alike, sampling on rank 0 excluded.
-    `answered` is the number of the agent's last question to idle ranks that it has answered.
+    Times are seconds on the monotonic clock, which all processes of a machine share. `step` counts
+    steps begun, `collective` collectives entered. `begun_s` is when the running step began, 0
+    between steps; `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the
+    rank has spent in collectives so far, including waits for its peers; a collective that only
+    queues work on a device counts for as long as queueing takes. `compute_s` is the rest of all
+    steps up to their last collective: what ranks do alike, excluding sampling on rank 0. `answered`
+    is the number of the agent's last check of idle ranks that it has answered.
     """
 
     rank: int
@@ -52,24 +55,24 @@ class RankProgress:
 
     @property
     def still_s(self) -> float:
-        """Seconds since it moved last."""
+        """Returns the seconds since it last moved."""
         return time.monotonic() - self.progress_s
 
 
 def board_bytes(size: int) -> int:
-    """Bytes of the board of so many ranks. All zero is the state before any rank has started."""
+    """Returns the size of the board of so many ranks. All zero: no rank has started."""
     return size * SLOT_BYTES
 
 
 class Board:
-    """The agent's view."""
+    """The agent's view of the board."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._map = mmap.mmap(fd, board_bytes(size), prot=mmap.PROT_READ)
         self._size = size
 
     def read(self) -> list[RankProgress]:
-        """Every rank's slot; pid 0: the rank has not started."""
+        """Returns every rank's slot; pid 0: the rank has not started."""
         return [self._read(rank) for rank in range(self._size)]
 
     def _read(self, rank: int) -> RankProgress:
@@ -96,7 +99,10 @@ class Board:
 
 
 class RankBoard:
-    """A rank's own slot. Collectives report to it: it is the model's `CollectiveProgress`. `clock_ns` is monotonic."""
+    """A rank's own slot of the board. `clock_ns` is monotonic.
+
+    Collectives report to it: it is the model's `CollectiveProgress`.
+    """
 
     def __init__(
         self, fd: int, size: int, rank: int, clock_ns: Callable[[], int] = time.monotonic_ns, pid: int | None = None
@@ -112,7 +118,7 @@ class RankBoard:
         self.enter("start")
 
     def enter(self, phase: str) -> None:
-        """The rank goes over to another phase, for example "load"."""
+        """Records that the rank enters another phase, for example "load"."""
         self._outer = _phase_bytes(phase)
         self._phase[:] = self._outer
         self._words[_PROGRESS_NS] = self._clock_ns()
@@ -133,29 +139,29 @@ class RankBoard:
         self.enter(IDLE)
 
     def answer(self, number: int) -> None:
-        """The rank is there: it was asked between two steps."""
+        """Answers a check between two steps."""
         self._words[_ANSWERED] = number
         self._words[_PROGRESS_NS] = self._clock_ns()
 
     def begin(self, op: str) -> None:
-        """The rank enters a collective; the name is cut at 16 characters."""
+        """Records that the rank enters a collective; the name is cut at 16 characters."""
         self._phase[:] = _phase_bytes(op)
         self._words[_COLLECTIVE] += 1
         self._words[_PROGRESS_NS] = self._clock_ns()
 
     def end(self) -> None:
-        """The rank has left the collective."""
+        """Records that the rank has left the collective."""
         self._phase[:] = self._outer
         now_ns = self._clock_ns()
         self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
         self._words[_PROGRESS_NS] = now_ns
 
     def rejoined(self) -> None:
-        """All ranks count their collectives from 0 again, so that whoever is behind can be told."""
+        """Resets the count of collectives, as all ranks do, so that a rank that is behind shows."""
         self._words[_COLLECTIVE] = 0
 
     def close(self) -> None:
-        """For who outlives its slot; a rank's ends with the process."""
+        """Closes the slot, for a user that outlives it; a rank's slot ends with the process."""
         self._phase.release()
         self._words.release()
         self._map.close()

@@ -1,8 +1,10 @@
-"""Messages between the agent and its ranks, and from rank 0 to the others: length-prefixed msgpack over Unix socket pairs.
+"""Channels between the agent and its ranks, and from rank 0 to the others.
 
-A frame is a little-endian uint32 and so many bytes. Ranks block (they have nothing else to do), the agent never does. Plans
-travel over socket pairs too, not over shared memory: one way costs 12 us here against steps of a millisecond and more, a
-waiting rank sleeps instead of polling, and the end of the file tells the other side's death at once.
+They carry length-prefixed msgpack over Unix socket pairs. A frame is a little-endian uint32 and so
+many bytes. Ranks block (they have nothing else to do), the agent never does. Plans travel over
+socket pairs too, not over shared memory: one way costs 12 us here against steps of a millisecond
+and more, a waiting rank sleeps instead of polling, and the end of file reports the other side's
+death at once.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ class ChannelClosed(ConnectionError):
 
 
 class FrameTooLarge(ValueError):
-    """A message is larger than a channel carries."""
+    """A message is larger than a channel can carry."""
 
 
 def encode(message: object) -> bytes:
-    """A frame. FrameTooLarge: the message has more than MAX_FRAME_BYTES."""
+    """Returns a frame. FrameTooLarge: the message has more than MAX_FRAME_BYTES."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise FrameTooLarge(f"a {type(message).__name__} of {len(body)} bytes, the bound is {MAX_FRAME_BYTES}")
@@ -40,13 +42,16 @@ def encode(message: object) -> bytes:
 
 
 class FrameSplitter:
-    """Cuts a byte stream into the bodies of its frames."""
+    """A splitter of a byte stream into the bodies of its frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """The frames that are complete with `data`. FrameTooLarge: the stream is not ours."""
+        """Yields the frames that are complete with `data`.
+
+        FrameTooLarge: the stream is not ours.
+        """
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
@@ -62,35 +67,38 @@ class FrameSplitter:
 
 
 class RankChannel(Generic[T]):
-    """A rank's side: sends block, receives block or only take what has come. `incoming` is the type of what arrives."""
+    """A rank's side of a channel: sends block; receives block (`wait`) or do not (`drain`).
+
+    `incoming` is the type of what arrives.
+    """
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         sock.setblocking(True)
         self._socket = sock
         self._splitter = FrameSplitter()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
-        # Made once: a rank that is short of memory must still hear what it is told.
+        # Allocated once: a rank that is short of memory must still be able to receive.
         self._received = memoryview(bytearray(_READ_BYTES))
 
     def send(self, message: object) -> None:
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Sends what `encode` made: one encoding serves several ranks."""
+        """Sends what `encode` returned: one encoding serves several ranks."""
         try:
             self._socket.sendall(frame)
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
     def wait(self) -> list[T]:
-        """At least one message."""
+        """Waits for messages; returns at least one."""
         messages: list[T] = []
         while not messages:
             messages = self._read(0)
         return messages
 
     def drain(self) -> list[T]:
-        """What has come, possibly nothing; never blocks."""
+        """Returns the messages that have arrived, possibly none; never blocks."""
         with contextlib.suppress(BlockingIOError):
             return self._read(socket.MSG_DONTWAIT)
         return []
@@ -106,8 +114,11 @@ class RankChannel(Generic[T]):
 
 
 class AgentChannel(asyncio.Protocol, Generic[T]):
-    """The agent's side: `on_message` is called in the loop for each message, `on_closed` once when no more can come; `send`
-    never waits. What is unsent is bounded by what the agent lets in (its bound on waiting generations), not here.
+    """The agent's side of a channel.
+
+    `on_message` is called in the loop for each message, `on_closed` once when no more can come;
+    `send` never waits. Unsent data is bounded by what the agent accepts (its bound on waiting
+    generations), not here.
     """
 
     def __init__(self, incoming: Any, on_message: Callable[[T], None], on_closed: Callable[[], None]) -> None:
@@ -118,13 +129,13 @@ class AgentChannel(asyncio.Protocol, Generic[T]):
         self._transport: asyncio.Transport | None = None
 
     async def open(self, sock: socket.socket) -> None:
-        """Takes the socket over."""
+        """Takes over the socket."""
         sock.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio.Protocol."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio.Protocol."""
@@ -132,11 +143,17 @@ class AgentChannel(asyncio.Protocol, Generic[T]):
             self._on_message(self._decoder.decode(body))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Of asyncio.Protocol. A frame that cannot be decoded ends here too, with an error that asyncio logs."""
+        """Of asyncio.Protocol.
+
+        A frame that cannot be decoded also ends here, with an error that asyncio logs.
+        """
         self._on_closed()
 
     def send(self, message: object) -> None:
-        """FrameTooLarge: nothing was sent. To a rank that is gone: dropped, its loss is reported elsewhere."""
+        """Sends a message. FrameTooLarge: nothing was sent.
+
+        A message to a rank that is gone is dropped: the loss is reported elsewhere.
+        """
         frame = encode(message)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)

@@ -1,8 +1,10 @@
-"""The process that ranks are forked from. It has imported what they need, once, and forks one for each request of the agent.
+"""The process that ranks are forked from.
 
-A program of ranks is a module that calls `main`; the agent's end is `forking.ForkServer`. A fork has the thread that called it
-and no other, so nothing that is imported here may start threads, and nothing may touch a device before the fork. One packet
-of the socket pair is one message, with the descriptors that belong to it.
+It imports what they need, once, and forks one rank for each request of the agent. A program of
+ranks is a module that calls `main`; the agent's side is `forking.ForkServer`. A fork has only the
+thread that called it, so nothing that is imported here may start threads, and nothing may touch a
+device before the fork. One packet of the socket pair is one message, with the descriptors that
+belong to it.
 """
 
 from __future__ import annotations
@@ -27,15 +29,21 @@ _STANDARD_FDS = 3
 
 
 class ForkRank(msgspec.Struct, frozen=True):
-    """The agent's request. Descriptors come with it; the rank has them under `numbers`, its channel to the agent first and its
-    sign of life (`lifesign`) last."""
+    """A request of the agent to fork a rank. Descriptors come with it.
+
+    The rank has them under `numbers`, its channel to the agent first and its sign of life
+    (`lifesign`) last.
+    """
 
     rank: int
     numbers: list[int]
 
 
 class RankForked(msgspec.Struct, tag=True, frozen=True):
-    """The rank runs; its pidfd comes with this. `threads` of the server at the fork: more than one are a danger to the rank."""
+    """A rank that runs; its pidfd comes with this message.
+
+    `threads` counts the server's threads at the fork: more than one endanger the rank.
+    """
 
     rank: int
     pid: int
@@ -43,14 +51,14 @@ class RankForked(msgspec.Struct, tag=True, frozen=True):
 
 
 class RankEnded(msgspec.Struct, tag=True, frozen=True):
-    """The rank has been reaped. The code is negative for a signal."""
+    """A rank that has been reaped. The code is negative for a signal."""
 
     pid: int
     code: int
 
 
 class ServerFailed(msgspec.Struct, tag=True, frozen=True):
-    """Why the server ends."""
+    """The reason why the server ends."""
 
     message: str
 
@@ -60,7 +68,10 @@ ServerMessage = RankForked | RankEnded | ServerFailed
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """What a forked process is to become: a rank with these descriptors, which the server received under other numbers."""
+    """What a forked process becomes: a rank with these descriptors.
+
+    The server received them under other numbers.
+    """
 
     rank: int
     nice: int
@@ -69,7 +80,10 @@ class Fork:
     received: Sequence[int]
 
     def become(self, run: Callable[[int, int], int]) -> int:
-        """Makes this process the rank's own: lifeline, process group, descriptors, priority. Returns its exit code."""
+        """Makes this process the rank: lifeline, process group, descriptors, priority.
+
+        Returns its exit code.
+        """
         die_with(self.server)
         os.setpgid(0, 0)
         Path("/proc/self/comm").write_text(f"rank-{self.rank}")  # its command line is the server's
@@ -81,9 +95,10 @@ class Fork:
 
 
 def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
-    """Serves the agent until that closes the socket; every fork becomes `run`, with its rank and its channel's descriptor.
+    """Serves the agent until it closes the socket. Every fork calls `run`.
 
-    Returns the exit code, of the server or of a rank.
+    `run` gets the rank and its channel's descriptor. Returns the exit code, of the server or of a
+    rank.
     """
     parser = argparse.ArgumentParser(description="Forks the ranks of a node; the agent starts it.")
     for name in ("--parent", "--fd"):
@@ -105,8 +120,9 @@ def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
 class Forks:
     """The running ranks by their pidfds, and the agent's socket.
 
-    `nice` is the ranks': the agent goes first. Also in death: its connections end when its memory is given back, and so is its
-    ranks' then.
+    `nice` is the ranks' niceness, so that the agent has priority. This also matters when they die:
+    the agent's connections close when its memory has been released, and the memory of its ranks is
+    released at the same time.
     """
 
     def __init__(self, agent: socket.socket, nice: int) -> None:
@@ -116,7 +132,10 @@ class Forks:
         self._poll.register(agent, select.POLLIN)
 
     def serve(self) -> Fork | None:
-        """Returns in every fork, and in the server when the agent has closed the socket. OSError: a fork failed."""
+        """Serves requests; returns in every fork, and in the server when the agent closes its end.
+
+        Raises OSError when a fork failed.
+        """
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self._agent.fileno():
@@ -133,11 +152,11 @@ class Forks:
                     return fork
 
     def _is_fork(self, fork: Fork) -> bool:
-        """Forks: True in the new process, False here."""
+        """Forks; returns True in the new process, False here."""
         threads = len(os.listdir("/proc/self/task"))
         pid = os.fork()
         if pid == 0:
-            self._agent.detach()  # or the object's end would close whatever has its number then
+            self._agent.detach()  # or the destructor would close whatever has its number then
             return True
         for fd in fork.received:
             os.close(fd)
@@ -155,12 +174,12 @@ class Forks:
 
 
 def exit_code(result: os.waitid_result) -> int:
-    """As subprocess has it: negative for a signal."""
+    """Returns the exit code as subprocess does: negative for a signal."""
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
 def own_only(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Moves descriptors to other numbers, and closes all that this process has besides them and the standard ones."""
+    """Moves descriptors to other numbers, and closes all others except the standard ones."""
     kept = {*range(_STANDARD_FDS), *numbers}
     aside = [_aside(fd, kept) for fd in fds]
     for fd, number in zip(aside, numbers, strict=True):
@@ -170,7 +189,7 @@ def own_only(fds: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _aside(fd: int, numbers: Collection[int]) -> int:
-    """The same under a number that is not to be overwritten."""
+    """Returns the same descriptor under a number that is not to be overwritten."""
     while fd in numbers:
         fd = os.dup(fd)
     return fd

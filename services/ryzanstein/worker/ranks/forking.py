@@ -1,4 +1,4 @@
-"""The agent's end of a fork server: ranks made in milliseconds, and how they and the server end."""
+"""The agent's side of a fork server: ranks created in milliseconds, and how they and it end."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ _WORD_S = 0.02
 
 
 class ForkServerLost(Exception):
-    """No rank comes from it, and those that did end with it. The message says why."""
+    """The fork server can fork no more ranks, and its ranks end with it. The message says why."""
 
 
 class ForkServer:
-    """Started when made, in the caller's thread, in a session of its own: a terminal's Ctrl-C is the agent's business, and
-    where Linux groups processes by session to share the processor among them, the agent does not share with its ranks.
+    """A fork server, started when created, in the caller's thread and in a session of its own.
 
-    It dies with the agent, and its ranks die with it. `lost` resolves to why it has ended, also after `close`. The command
-    is a program that calls `fork_server.main`; it gets `--parent` (a process id, see `lifeline`), `--fd` and `--nice`.
+    A terminal's Ctrl-C is handled by the agent alone. Where Linux groups processes by session to
+    share the processor among them, the agent does not share with its ranks.
+
+    The server dies with the agent, and its ranks die with it. `lost` resolves to why it has ended,
+    also after `close`. The command is a program that calls `fork_server.main`; it gets `--parent`
+    (a process id, see `lifeline`), `--fd` and `--nice`.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], nice: int = 0) -> None:
@@ -77,14 +80,15 @@ class ForkServer:
         return self._server.pid
 
     def wire(self, spec: RankSpec) -> Wiring:
-        """The descriptors of a group of ranks that is to be forked."""
+        """Returns the descriptors of a group of ranks that is to be forked."""
         return Wiring(spec)
 
     async def fork(self, rank: int, fds: Sequence[int]) -> RankProcess:
-        """A rank that has these descriptors under the same numbers, the first of them its channel to the agent, and no others
-        but its sign of life.
+        """Returns a new rank that has these descriptors under the same numbers.
 
-        Waits for the server to be ready; one call at a time. Who gives up waiting closes the server. ForkServerLost.
+        The first of them is its channel to the agent; it has no others but its sign of life. Waits
+        for the server to be ready; one call at a time. A caller that stops waiting must close the
+        server. Raises ForkServerLost.
         """
         self._forked = asyncio.get_running_loop().create_future()
         if not self.lost.done():
@@ -103,16 +107,16 @@ class ForkServer:
         return self._forked.result()
 
     async def close(self) -> None:
-        """Kills it, and the kernel its ranks."""
+        """Kills the server; the kernel kills its ranks."""
         await end([self._server], 0.0)
 
     def _read(self) -> bool:
-        """One message. False: there is none."""
+        """Reads one message. Returns False if there is none."""
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # it ended before it read all; what it said is there still
+        except ConnectionResetError:  # it ended before it read everything; what it sent is still there
             return True
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
@@ -137,11 +141,14 @@ class ForkServer:
             self._forked.set_result(process)
 
     def _on_rank_over(self, process: RankProcess, _: object) -> None:
-        """How it ended is said by the server, which is its parent, at once."""
+        """Waits briefly: the server, the rank's parent, reports at once how the rank ended."""
         asyncio.get_running_loop().call_later(_WORD_S, self._without_word, process)
 
     def _without_word(self, process: RankProcess) -> None:
-        """The server is stopped, or busy, or has ended and taken the rank along."""
+        """Finds how a rank ended without its server.
+
+        The server is stopped, or busy, or has ended and taken the rank with it.
+        """
         code = process.find_code()
         if code is None and self.lost.done():
             code = -signal.SIGKILL

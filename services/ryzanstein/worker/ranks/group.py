@@ -1,7 +1,7 @@
-"""The ranks of a node as one thing: forked together, lost together.
+"""The ranks of a node as one unit: forked together, lost together.
 
-A group lives once: `start`, use, `lost`, `end`. Whoever wants ranks again makes a new group, with new channels and boards, so
-that nothing of a lost one can reach its successor.
+A group is used once: `start`, use, `lost`, `end`. For ranks after a loss the caller makes a new
+group, with new channels and boards, so that nothing of a lost group can reach its successor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAMED_WITHIN_S = 0.005
 
 
 class LossCause(Enum):
-    """Why ranks were lost, as `ErrorInfo.reason` spells it."""
+    """The cause of a loss of ranks, spelled as in `ErrorInfo.reason`."""
 
     DIED = "RANK_LOST"
     STALLED = "RANK_STALLED"
@@ -56,7 +56,7 @@ class LossCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankLoss:
-    """Which rank was lost, and a message for people that names the rank and what it did."""
+    """A loss: the rank, the cause, and a message for people that names the rank and what it did."""
 
     rank: int
     cause: LossCause
@@ -72,12 +72,15 @@ class RanksLost(Exception):
 
 
 class RanksRefused(Exception):
-    """A rank cannot serve the model, whatever is retried."""
+    """A rank cannot serve the model; retrying does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """How long things may take, in seconds. Idle ranks are asked every `idle_check_s` whether they are there; 0: never."""
+    """Time limits of a group, in seconds.
+
+    Idle ranks are checked every `idle_check_s`; 0: never.
+    """
 
     start_s: float = 120.0
     watch_interval_s: float = 0.1
@@ -89,7 +92,10 @@ class GroupBounds:
 
 @dataclass(frozen=True, slots=True)
 class GroupEvents:
-    """Whom the group tells: each step's events, and traces that were asked for. Called in the loop; must not block."""
+    """The callbacks of a group: each step's events, requested traces, and whether work is pending.
+
+    Called in the loop; they must not block.
+    """
 
     on_step: Callable[[StepEvents], None]
     on_trace: Callable[[ProfileTrace], None]
@@ -97,7 +103,11 @@ class GroupEvents:
 
 
 class RankGroup:
-    """`lost` resolves to the first loss, also while it starts. The server is the caller's, and outlives the group."""
+    """A group of ranks.
+
+    `lost` resolves to the first loss, also during the start. The server belongs to the caller and
+    outlives the group.
+    """
 
     def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: RankServer) -> None:
         loop = asyncio.get_running_loop()
@@ -119,7 +129,10 @@ class RankGroup:
         server.lost.add_done_callback(self._on_server_lost)
 
     async def start(self) -> list[RankReady]:
-        """Forks all ranks; what each answers when it is ready, by rank. RanksLost, RanksRefused: call `end`."""
+        """Forks all ranks; returns what each reported when it was ready, by rank.
+
+        Raises RanksLost or RanksRefused. After an error or a cancellation, call `end`.
+        """
         try:
             async with asyncio.timeout(self._bounds.start_s):
                 await self._fork()
@@ -135,23 +148,29 @@ class RankGroup:
         return answers
 
     def send(self, message: AgentMessage) -> None:
-        """To rank 0. Never waits; FrameTooLarge: nothing was sent."""
+        """Sends a message to rank 0. Never waits. FrameTooLarge: nothing was sent."""
         self._channels[0].send(message)
         self._sent += 1
 
     def progress(self) -> list[RankProgress]:
-        """What each rank does now."""
+        """Returns what each rank does now."""
         return self._board.read()
 
     def slowness(self) -> Mapping[int, float]:
-        """How long each rank computes, against the median of the others; empty until that is known, or with one rank."""
+        """Returns how long each rank computes, relative to the median of the others.
+
+        Empty until that is known, or with one rank.
+        """
         return self._slowness.ratios
 
     def resident_bytes(self) -> list[int]:
         return [process.resident_bytes for process in self._processes]
 
     async def end(self, *, graceful: bool) -> None:
-        """No rank runs when it returns (but see `process.end`). Without grace they are killed at once."""
+        """Ends all ranks; no rank runs when it returns (but see `process.end`).
+
+        Without grace they are killed at once.
+        """
         if self._watch is not None:
             self._watch.cancel()
         self._server.lost.remove_done_callback(self._on_server_lost)
@@ -184,7 +203,10 @@ class RankGroup:
         return self._ready.result()
 
     def _on_message(self, message: RankMessage) -> None:
-        """What a lost group still had to say is not passed on: its generations have been failed."""
+        """Handles a message of a rank.
+
+        Messages of a lost group are not passed on: its generations have already failed.
+        """
         if self.lost.done():
             return
         match message:
@@ -212,8 +234,12 @@ class RankGroup:
         self._events.on_step(events)
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
-        """An exit of its own may have a last message on its way that says more; one for another rank's sake waits until
-        that rank's end is seen, so that the blame is right."""
+        """Reports the loss of a rank that exited, after a delay that depends on the exit code.
+
+        A rank that failed itself may have a last message in flight that says more. A rank that
+        ended because of another one waits until that rank's end is seen, so that the blame is
+        right.
+        """
         code = exited.result()
         if self._lost_to(rank):
             log.warning("rank ended", rank=rank, ended=exit_text(code))
@@ -222,14 +248,17 @@ class RankGroup:
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
 
     def _on_dying(self, rank: int, _: object) -> None:
-        """Nobody waits until it is known what killed it. A group that is ended kills its ranks itself."""
+        """Reports the loss of a rank that is being killed before the cause of its death is known.
+
+        A group that is being ended kills its ranks itself, which is no loss.
+        """
         if self.lost.done():
             return
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} was killed{self._doing(rank)}")
         asyncio.get_running_loop().call_later(_NAMED_WITHIN_S, self._lose, loss)
 
     def _lost_to(self, rank: int) -> bool:
-        """The group is lost because of this rank's death, whose cause was not known then."""
+        """Returns whether the group was lost to this rank's death before its cause was known."""
         if not self.lost.done() or self.lost.cancelled():
             return False
         loss = self.lost.result()
@@ -243,7 +272,10 @@ class RankGroup:
         self._lose(_server_loss(lost.result()))
 
     def _on_closed(self, rank: int) -> None:
-        """Usually the process's end, which says more and is seen at once."""
+        """Reports a closed channel late.
+
+        Usually the process has ended, which says more and is seen at once.
+        """
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} closed its channel")
         asyncio.get_running_loop().call_later(2 * _BLAME_WAIT_S, self._lose, loss)
 
@@ -252,7 +284,11 @@ class RankGroup:
             self.lost.set_result(loss)
 
     def _late(self) -> RankLoss:
-        """The start took too long: the first rank that does not even run, or that has not answered and moved least recently."""
+        """Returns the loss for a start that took too long.
+
+        It names the first rank that was not even forked, or, of those that are not ready, the one
+        that moved least recently.
+        """
         if len(self._processes) < self._spec.tp:
             rank = len(self._processes)
             return RankLoss(rank, LossCause.START, f"rank {rank} was not forked after {self._bounds.start_s:g} s")
@@ -276,17 +312,24 @@ class RankGroup:
                 self._on_slow(slow)
 
     def _on_unwatched(self, watch: asyncio.Task[None]) -> None:
-        """Ranks that nobody watches do not serve on: the next group has a watchdog again."""
+        """Ends the group when its watchdog fails: unwatched ranks must not serve on.
+
+        The next group has a watchdog again.
+        """
         if not watch.cancelled() and (error := watch.exception()) is not None:
             log.error("watchdog failed", exc_info=error)
             self._lose(RankLoss(0, LossCause.DIED, f"the watchdog of the ranks failed: {error!r}"))
 
     def _owes(self, ranks: Sequence[RankProgress]) -> bool:
-        """Tokens, or an answer: a rank that hangs owes it also when all that ran there has been cancelled because of that."""
+        """Returns whether the ranks owe tokens or an answer.
+
+        A rank that hangs also owes an answer when everything that ran there was cancelled because
+        of it.
+        """
         return self._events.pending() or self._taken < self._sent or not self._checks.answered(ranks)
 
     def _on_slow(self, slow: SlowRank) -> None:
-        """Named once; lost when it stays slow for very long."""
+        """Logs a slow rank once; ends the group when the rank stays slow for very long."""
         if self._named_slow != slow.rank:
             self._named_slow = slow.rank
             log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))
@@ -298,5 +341,5 @@ class RankGroup:
 
 
 def _server_loss(text: str) -> RankLoss:
-    """Of all ranks; counted as the first one's."""
+    """Returns the loss of all ranks; counted as a loss of the first one."""
     return RankLoss(0, LossCause.DIED, f"{text}, and every rank with it")

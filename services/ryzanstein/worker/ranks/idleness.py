@@ -1,6 +1,7 @@
-"""When idle ranks are asked whether they are there: a rank that hangs is found before a request pays for it. Plain logic.
+"""Decides when to check idle ranks, so that a hung rank is found before a request pays for it.
 
-One question at a time: the answers of ranks that are well would look like progress of the one that is not.
+Plain logic. One check at a time: the answers of healthy ranks to further checks would look like
+progress of the hung one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from ryzanstein.worker.ranks.board import RankProgress
 
 
 class IdleChecks:
-    """`number` of the last question, 0 before the first. `interval_s` 0: none is asked."""
+    """The checks of idle ranks.
+
+    `number` is that of the last check, 0 before the first. `interval_s` 0: no checks.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -19,11 +23,14 @@ class IdleChecks:
         self.number = 0
 
     def answered(self, ranks: Sequence[RankProgress]) -> bool:
-        """By all. Rank 0 says so in a message, and only then passes the question on."""
+        """Returns whether all ranks above 0 have answered the last check.
+
+        Rank 0 answers with a message to the agent, and passes the check on to the others.
+        """
         return all(rank.answered >= self.number for rank in ranks[1:])
 
     def due(self, now: float, *, busy: bool) -> bool:
-        """Whether to ask now, with the next number. `busy`: something runs or is owed."""
+        """Returns whether to check now, with the next number. `busy`: something runs or is owed."""
         if busy or self._busy_at is None:
             self._busy_at = now
         if not self._interval_s or now - self._busy_at < self._interval_s:

@@ -1,9 +1,10 @@
-"""How an agent sees at once that a rank is being killed.
+"""Lets an agent see at once that a rank is being killed.
 
-The end of a killed process is seen when its memory has been taken down: some ten milliseconds of work, which it does at its own
-low priority, a tenth of a second on a busy machine. Before that the kernel marks the robust mutexes that its threads hold,
-each thread's own, and wakes who waits for them (get_robust_list(2), pthread_mutexattr_setrobust(3)). So one thread of a rank,
-at the agent's priority, holds one in memory that both share, and does nothing else.
+The end of a killed process is seen only after its memory has been released: some ten milliseconds
+of work, done at the process's own low priority, a tenth of a second on a busy machine. Before that
+the kernel marks the robust mutexes that its threads hold, each thread's own, and wakes their
+waiters (get_robust_list(2), pthread_mutexattr_setrobust(3)). So one thread of a rank, at the
+agent's priority, holds such a mutex in memory that both share, and does nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _BYTES = mmap.PAGESIZE
-_HELD_AT = 128  # behind the mutex, whose size differs between machines
+_HELD_AT = 128  # after the mutex, whose size differs between machines
 _PROCESS_SHARED = 1  # pthread.h
 _ROBUST = 1
 _LOOK_S = 0.002
@@ -25,7 +26,10 @@ _libc = ctypes.CDLL(None)
 
 
 class LifeSign:
-    """The shared memory of a descriptor, which stays the caller's. The agent makes it, the rank maps what it was given."""
+    """A robust mutex in the shared memory of a descriptor, which stays the caller's.
+
+    The agent creates the memory, the rank maps the descriptor that it was given.
+    """
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _BYTES)
@@ -33,7 +37,10 @@ class LifeSign:
         self._over = threading.Event()
 
     def watch(self) -> bool:
-        """The agent's, once: waits until the rank is being killed, True, or has ended its sign or been given up, False."""
+        """Waits until the rank is being killed, and returns True. Called once, by the agent.
+
+        Returns False if the rank ended its sign or was given up.
+        """
         try:
             while not self._memory[_HELD_AT]:
                 if self._over.wait(_LOOK_S):
@@ -46,12 +53,15 @@ class LifeSign:
             self._memory.close()
 
     def give_up(self) -> None:
-        """The agent's: nothing is to be learnt any more from a rank that has not begun."""
+        """Stops waiting for a rank that has not begun. Called by the agent."""
         self._over.set()
 
     @contextmanager
     def shown(self, nice: int) -> Iterator[None]:
-        """The rank's: held while inside. Lowers the priority of all its threads but the one that holds it."""
+        """Holds the mutex while inside. Called by the rank.
+
+        Lowers the priority of all its threads except the one that holds the mutex.
+        """
         held, leave = threading.Event(), threading.Event()
         thread = threading.Thread(target=self._hold, args=(held, leave), name="lifesign", daemon=True)
         thread.start()
@@ -72,7 +82,7 @@ class LifeSign:
 
 
 def make() -> int:
-    """A descriptor of the memory, with the mutex in it. OSError: there is no memory."""
+    """Returns a descriptor of the memory, with the mutex in it. OSError: there is no memory."""
     fd = os.memfd_create("lifesign")
     try:
         os.ftruncate(fd, _BYTES)

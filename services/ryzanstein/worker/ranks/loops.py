@@ -1,4 +1,7 @@
-"""What a ready rank does: rank 0 leads (takes commands, steps the engine, tells the others the plan), the others follow."""
+"""The loops of ready ranks: rank 0 leads, the others follow.
+
+Rank 0 takes commands, steps the engine and sends the plan to the other ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,27 @@ class RankExecutor:
         self._epoch = 0
 
     def profile(self, request: StartProfile) -> None:
-        """A rank records from the next step on. Its profiler begins now: in a step all others would wait for it."""
+        """Makes a rank record from the next step on.
+
+        Its profiler starts now: inside a step all other ranks would wait for it.
+        """
         self._tell(RankCommand(None, request, self._epoch))
         self._recorder.start(request)
 
     def deliver_profile(self) -> None:
-        """When everything else was said: writing one takes long."""
+        """Delivers a finished profile.
+
+        Call it after everything else was sent: writing one takes long.
+        """
         self._recorder.deliver()
 
     def check(self, number: int) -> None:
-        """Answers, and asks the others."""
+        """Answers a check, and sends it to the other ranks."""
         self._board.answer(number)
         self._tell(RankCommand(None, None, self._epoch, number))
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
-        """ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
+        """Runs a step. ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
         self._board.begin_step(plan.step, len(plan.token_ids))
         self._tell(RankCommand(plan, epoch=self._epoch))
         try:
@@ -59,7 +68,10 @@ class RankExecutor:
         raise OutOfMemory(shortage)
 
     def _give_up(self) -> None:
-        """The others may be in the step, or have done their part of it and wait for the next command."""
+        """Gives up the step on all ranks.
+
+        The others may be in the step, or have done their part of it and wait for the next command.
+        """
         self._epoch += 1
         self._tell(RankCommand(None, None, self._epoch))
         self._runner.rejoin()
@@ -72,14 +84,17 @@ class RankExecutor:
 
 
 class Lead:
-    """Rank 0's loop."""
+    """The loop of rank 0."""
 
     def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
         self._agent, self._engine, self._executor = agent, engine, executor
         self._taken = 0
 
     def run(self) -> Never:
-        """Until the agent or another rank is gone, which is raised. Sleeps while there is no work."""
+        """Runs until the agent or another rank is gone, which raises.
+
+        Sleeps while there is no work.
+        """
         while True:
             for message in self._agent.drain() if self._engine.has_work else self._agent.wait():
                 self._take(message)
@@ -110,7 +125,7 @@ class Follower:
         self._epoch = 0
 
     def run(self, lead: RankChannel[RankCommand]) -> Never:
-        """Until rank 0 is gone, which is raised."""
+        """Runs until rank 0 is gone, which raises."""
         while True:
             for command in lead.wait():
                 self._obey(command)
@@ -136,7 +151,10 @@ class Follower:
         self._recorder.deliver()
 
     def _give_up(self) -> None:
-        """Leaves the step, so that nobody waits for this rank in vain; rank 0 decides what is tried next."""
+        """Leaves the step, so that no rank waits for this one in vain.
+
+        Rank 0 decides what is tried next.
+        """
         self._epoch += 1
         self._runner.rejoin()
 

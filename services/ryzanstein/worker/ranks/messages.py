@@ -1,6 +1,7 @@
-"""What the agent and its ranks say to each other, msgpack over socket pairs: the engine's messages and the ranks' own.
+"""The messages between the agent and its ranks, in msgpack over socket pairs.
 
-Every rank has a channel to the agent; rank 0 has one more to each other rank, for the plans.
+They are the engine's messages and the ranks' own. Every rank has a channel to the agent; rank 0
+also has one to each other rank, for the plans.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEve
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 
-PEER_LOST = 75  # exit code of a rank whose own fault it was not (EX_TEMPFAIL of sysexits.h)
+PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What all ranks of a node are started with. `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold;
-    `kv_bytes` 0: a share that the rank finds sensible. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how
-    often a thread looks before it sleeps at the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is
-    added to the agent's own niceness."""
+    """What all ranks of a node are started with.
+
+    `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
+    rank chooses. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how often a
+    thread polls before it sleeps at the end of a parallel region; 0: libgomp's own, about a
+    millisecond. `nice` is added to the agent's own niceness.
+    """
 
     model: str  # directory
     tp: int = 1
@@ -46,9 +50,12 @@ class RankSpec(msgspec.Struct, frozen=True):
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """The first message to every rank. The numbers are inherited file descriptors; `plan_fds` are rank 0's channels to ranks
-    1, 2, ..., or another rank's one channel to rank 0. `store_fd` is an empty file that gloo and NCCL meet in.
-    `spawned_s` is the monotonic time at which the process was started."""
+    """The first message to every rank.
+
+    The numbers are inherited file descriptors. `plan_fds` are rank 0's channels to ranks 1, 2, ...,
+    or another rank's one channel to rank 0. `store_fd` is an empty file through which gloo and NCCL
+    find each other. `spawned_s` is the monotonic time at which the process was started.
+    """
 
     rank: int
     spec: RankSpec
@@ -60,8 +67,11 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """Record the torch profiler on one rank for so many steps; the trace comes back as ProfileTrace with the same number. What
-    is being recorded anywhere is given up; with 0 steps, nothing else."""
+    """A request to record the torch profiler on one rank for so many steps.
+
+    The trace is returned as ProfileTrace with the same number. Whatever is being recorded anywhere
+    is given up; with 0 steps, nothing else happens.
+    """
 
     rank: int
     steps: int
@@ -69,7 +79,7 @@ class StartProfile(msgspec.Struct, tag=True, frozen=True):
 
 
 class CheckRanks(msgspec.Struct, tag=True, frozen=True):
-    """Asks idle ranks whether they are there: each writes the number on the board. Numbers grow from 1."""
+    """A check of idle ranks: each writes the number on the board. Numbers grow from 1."""
 
     number: int
 
@@ -78,10 +88,14 @@ AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfi
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):
-    """This rank has loaded and warmed up. Durations in seconds by phase (spawn, import, group, load, warm_up). Of the rank's
-    memory what was resident when a phase ended, and the most that had been until then. `without_kernels`: why it
-    computes with torch's operators alone; empty where it has kernels of our own. `company_matters`: why the bits of a row's
-    logits may depend on the other rows of its steps; empty where they do not."""
+    """A rank that has loaded and warmed up.
+
+    `startup_phases` are durations in seconds by phase (spawn, import, group, load, warm_up).
+    `resident_bytes` is the rank's resident memory at the end of each phase, `peak_bytes` its peak
+    until then. `without_kernels`: why the rank computes with torch's operators alone; empty if it
+    has kernels of our own. `company_matters`: why the bits of a row's logits may depend on the
+    other rows of its steps; empty if they do not.
+    """
 
     rank: int
     context_length: int
@@ -96,13 +110,19 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):
-    """The model cannot be served by these ranks, whatever is retried: the message names the tensor, file or numbers."""
+    """A refusal: these ranks cannot serve the model; retrying does not help.
+
+    The message names the tensor, file or numbers.
+    """
 
     message: str
 
 
 class RankCrashed(msgspec.Struct, tag=True, frozen=True):
-    """An exception that nobody expected; the process ends after it. `unsound`: the ranks compute no numbers any more."""
+    """An unexpected exception; the process ends after it.
+
+    `unsound`: the ranks no longer compute finite logits.
+    """
 
     rank: int
     message: str
@@ -110,7 +130,10 @@ class RankCrashed(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
-    """A Chrome trace, JSON; empty when it is too large, or with the `error` for which there is none."""
+    """A Chrome trace in JSON.
+
+    It is empty when it would be too large, or when `error` says why there is none.
+    """
 
     rank: int
     trace: bytes
@@ -122,10 +145,11 @@ RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells the others: a step, or without one that a rank records its profile from here on.
+    """A command of rank 0 to the others: a step, a profile to record from here on, or a check.
 
-    `epoch` counts the steps that were given up. Without anything else it says that rank 0 has given one up; a plan of an epoch
-    that a rank has left already is void. `check`: no step, an answer is wanted (see `CheckRanks`).
+    `epoch` counts the steps that were given up. A command with nothing else says that rank 0 has
+    given one up; a plan of an epoch that a rank has already left is void. `check`: no step, an
+    answer is requested (see `CheckRanks`).
     """
 
     plan: StepPlan | None

@@ -1,4 +1,7 @@
-"""One rank's process as the agent sees it, its end noticed through a pidfd; see `forking` for how it is made."""
+"""One rank's process as the agent sees it, with a pidfd that reports its end.
+
+See `forking` for how it is created.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,21 @@ _KILL_WAIT_S = 10.0
 
 
 def thread_environment(spec: RankSpec) -> dict[str, str]:
-    """What a rank's libraries read about threads when they are loaded. numpy gets no pool of its own: a rank has no use for
-    one, and its threads would be in the process that ranks are forked from."""
+    """Returns the variables about threads that a rank's libraries read when they are loaded.
+
+    numpy gets no pool of its own: a rank has no use for one, and its threads would be in the
+    process that ranks are forked from.
+    """
     threads = str(spec.threads)
     spins = {"GOMP_SPINCOUNT": str(spec.openmp_spins)} if spec.openmp_spins else {}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1", **spins}
 
 
 class WatchedProcess:
-    """A process of the agent's or of its fork server's; takes the pidfd over.
+    """A process of the agent or of its fork server; takes over the pidfd.
 
-    `over` resolves within milliseconds of its end, `exited` to the exit code, negative for a signal, when `ended` has told it.
+    `over` resolves within milliseconds of its end. `exited` resolves to the exit code, negative for
+    a signal, when `ended` has been called.
     """
 
     def __init__(self, pid: int, pidfd: int) -> None:
@@ -51,15 +58,21 @@ class WatchedProcess:
             self.over.set_result(None)
 
     def ended(self, code: int) -> None:
-        """Its parent, or whoever else knows, says how it ended. The first word counts."""
+        """Records how the process ended, as reported by its parent or found otherwise.
+
+        The first report counts.
+        """
         if not self.exited.done():
             self._on_over()
             os.close(self._pidfd)
             self.exited.set_result(code)
 
     def find_code(self) -> int | None:
-        """How it ended, found without its parent: an orphan may be this process's child by now, a zombie shows its code. None:
-        its parent has reaped it, or it runs."""
+        """Returns the exit code, found without the parent, or None.
+
+        An orphan may be this process's child by now, and a zombie shows its code. None: its parent
+        has reaped it, or it runs.
+        """
         if self.exited.done():
             return self.exited.result()
         with contextlib.suppress(ChildProcessError):
@@ -68,14 +81,14 @@ class WatchedProcess:
         return zombie_code(self.pid)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Does nothing to a process that has ended."""
+        """Sends a signal. Does nothing if the process has ended."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     @property
     def stopped(self) -> bool:
-        """The process was stopped (SIGSTOP, a debugger) and does not run."""
+        """Returns whether the process was stopped (SIGSTOP, a debugger) and does not run."""
         try:
             return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         except psutil.NoSuchProcess:
@@ -83,7 +96,7 @@ class WatchedProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """0 when the process has ended."""
+        """Returns the resident memory; 0 when the process has ended."""
         try:
             return psutil.Process(self.pid).memory_info().rss
         except psutil.NoSuchProcess:
@@ -91,7 +104,10 @@ class WatchedProcess:
 
 
 class RankProcess(WatchedProcess):
-    """One rank's. `dying` resolves when it is being killed, before its end can be seen."""
+    """The process of one rank.
+
+    `dying` resolves when it is being killed, before its end is visible.
+    """
 
     def __init__(self, rank: int, pid: int, pidfd: int, life_sign: LifeSign) -> None:
         super().__init__(pid, pidfd)
@@ -113,7 +129,10 @@ class RankProcess(WatchedProcess):
 
 
 def zombie_code(pid: int) -> int | None:
-    """The exit code of a process that has ended and was not reaped yet, from proc_pid_stat(5)."""
+    """Returns the exit code of a process that has ended and was not reaped.
+
+    It is read from proc_pid_stat(5).
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -122,7 +141,10 @@ def zombie_code(pid: int) -> int | None:
 
 
 async def end(processes: Sequence[Endable], grace_s: float) -> None:
-    """SIGTERM, and SIGKILL to what runs after the grace; without grace SIGKILL at once. Returns when all have ended."""
+    """Sends SIGTERM, and SIGKILL to what still runs after the grace; returns when all have ended.
+
+    Without grace it sends SIGKILL at once.
+    """
     running = [process for process in processes if not process.exited.done()]
     if grace_s > 0 and running:
         _signal(running, signal.SIGTERM)
@@ -132,7 +154,8 @@ async def end(processes: Sequence[Endable], grace_s: float) -> None:
         _signal(running, signal.SIGKILL)
         _, alive = await asyncio.wait([process.exited for process in running], timeout=_KILL_WAIT_S)
         if alive:
-            # In an uninterruptible system call (a driver): its memory stays taken, but the node goes on.
+            # It is in an uninterruptible system call (a driver): its memory stays taken, but the
+            # node goes on.
             log.error("process outlives SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
 
 
@@ -142,5 +165,5 @@ def _signal(processes: Sequence[Endable], number: signal.Signals) -> None:
 
 
 def exit_text(code: int) -> str:
-    """ "died of SIGKILL" or "exited with code 1"."""
+    """Returns "died of SIGKILL" or "exited with code 1"."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

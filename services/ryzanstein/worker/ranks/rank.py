@@ -1,7 +1,8 @@
-"""The program of ranks: `python -m ryzanstein.worker.ranks.rank` is the fork server of a node, and its forks are the ranks.
+"""The program of ranks: `python -m ryzanstein.worker.ranks.rank` is the node's fork server.
 
-The agent starts it, see `forking.ForkServer`. A rank exits 0 when the model is refused, PEER_LOST when it ends because
-another one ended, 1 after a failure of its own.
+The forks of this process are the ranks. The agent starts it, see `forking.ForkServer`. A rank exits
+0 when the model is refused, PEER_LOST when it ends because another rank ended, 1 after a failure of
+its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(_rank: int, fd: int) -> int:
-    """A rank's life in its own process, by what comes through its channel to the agent. Returns the exit code."""
+    """Runs a rank in its own process, driven by its channel to the agent. Returns the exit code."""
     take_usual_slices()
     agent: RankChannel[AgentMessage] = RankChannel(socket.socket(fileno=fd), AgentMessage)
     try:
@@ -36,7 +37,7 @@ def run(_rank: int, fd: int) -> int:
 
 
 def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
-    """Serves until that ends, and says why it did. Returns the exit code."""
+    """Serves, and reports to the agent why serving ended. Returns the exit code."""
     try:
         _serve(agent, start)
     except (ChannelClosed, CollectiveTimeout) as error:
@@ -46,14 +47,14 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
         agent.send(RankRefused(str(refusal)))
         return 0
     except Exception as error:
-        # The agent first: want of memory may be what failed, and a log needs some.
+        # Notify the agent first: lack of memory may be the failure, and logging needs some.
         agent.send(RankCrashed(start.rank, f"{type(error).__name__}: {error}"[:1024], isinstance(error, RanksUnsound)))
         _log(start.spec, start.rank).exception("rank failed")
         return 1
 
 
 def prepare() -> None:
-    """Imports what takes a rank longest of all before it can load a model."""
+    """Imports in advance what takes a rank longest before it can load a model."""
     import ryzanstein.worker.engine.engine
     import ryzanstein.worker.model.collectives.shm
     import ryzanstein.worker.model.runner
@@ -62,7 +63,10 @@ def prepare() -> None:
 
 
 def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
-    """Set up when there is something to say: a tenth of a second that a rank which serves never needs."""
+    """Sets up logging when there is something to log.
+
+    The setup takes a tenth of a second, which a rank that serves never needs.
+    """
     import structlog
 
     from ryzanstein import log

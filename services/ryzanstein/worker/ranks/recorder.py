@@ -1,8 +1,9 @@
-"""Records torch's profiler over some steps of this rank, when the agent asks for it.
+"""Records torch's profiler over some steps of this rank, when the agent requests it.
 
-The profiler begins and writes between steps, with the board saying so: it may take seconds, which are no stall and no step's.
-It is `torch.autograd.profiler`, for the newer `torch.profiler` imports the whole of inductor as it begins: 70 MB and, at a
-rank's niceness on busy cores, several seconds.
+The profiler starts and writes between steps, and the board shows it: this may take seconds, which
+are neither a stall nor part of a step. It is `torch.autograd.profiler`, because the newer
+`torch.profiler` imports the whole of inductor when it starts: 70 MB and, at a rank's niceness on
+busy cores, several seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ MAX_TRACE_BYTES = 15 * 2**20
 
 
 class StepRecorder:
-    """`start` between steps, `stepped` after each, `deliver` when nobody waits for this rank. `send` gets the trace after the
-    last step; empty when it is larger than MAX_TRACE_BYTES, or with what went wrong: a profile never costs a rank."""
+    """A recorder: call `start` between steps, `stepped` after each step, `deliver` when idle.
+
+    Idle means that no rank waits for this one. `send` gets the trace after the last step. The trace
+    is empty when it is larger than MAX_TRACE_BYTES, or comes with what went wrong: a profile never
+    costs a rank.
+    """
 
     def __init__(self, rank: int, board: RankBoard, send: Callable[[ProfileTrace], None]) -> None:
         self._rank = rank
@@ -32,7 +37,10 @@ class StepRecorder:
         self._steps_left = 0
 
     def start(self, request: StartProfile) -> None:
-        """Whatever this rank records is given up for a new request, which may be for another rank, or for none."""
+        """Starts a recording, and gives up the current one.
+
+        The request may be for another rank, or for none.
+        """
         with self._between_steps(request):
             if self._profile is not None:
                 self._end()
@@ -41,7 +49,7 @@ class StepRecorder:
                 self._profile = _begun()
 
     def stepped(self) -> None:
-        """The rank has run a step."""
+        """Counts a step that the rank has run."""
         self._steps_left -= 1
 
     def deliver(self) -> None:
@@ -52,7 +60,7 @@ class StepRecorder:
             self._send(ProfileTrace(self._rank, _chrome_trace(self._end()), self._request.number))
 
     def _end(self) -> Any:
-        """The profiler, stopped."""
+        """Stops the profiler and returns it."""
         recorded, self._profile = self._profile, None
         recorded.__exit__(None, None, None)
         return recorded
@@ -78,7 +86,10 @@ def _begun() -> Any:
 
 
 def _chrome_trace(recorded: Any) -> bytes:
-    """Through a file, because the profiler writes only to paths; by renaming, so a memfd's path does not do."""
+    """Returns the trace, through a file because the profiler writes only to paths.
+
+    It writes by renaming, so a memfd's path does not work.
+    """
     with tempfile.TemporaryDirectory(prefix="ryzanstein-trace-") as folder:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))

@@ -1,8 +1,10 @@
-"""The upper rungs of the recovery ladder: what to do when ranks are lost, again and again. Plain logic on an injected clock.
+"""The upper rungs of the recovery ladder: what to do when ranks are lost repeatedly.
 
-The lower rungs are the engine's: a step is retried smaller, a request fails alone. From here on the whole group is concerned:
-it is started again, at once and then later and later; a node whose ranks are lost too often is put in quarantine, where it says
-FAILED and tries again slowly; one that no quarantine has cured drains, and waits for an operator.
+Plain logic on an injected clock. The engine has the lower rungs: a step is retried smaller, a
+request fails alone. The upper rungs concern the whole group. It is restarted, first at once and
+then with increasing delays. A node whose ranks are lost too often is put in quarantine, where it
+reports FAILED and retries slowly. A node that no quarantine has cured drains and waits for an
+operator.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ryzanstein.worker.ranks.group import RankLoss
 
 
 class Rung(Enum):
-    """Of the ladder, lowest first, as metrics and logs spell them."""
+    """The rungs of the ladder, lowest first, as metrics and logs spell them."""
 
     RETRY_SMALLER = "retry_smaller"
     FAIL_REQUEST = "fail_request"
@@ -27,12 +29,13 @@ class Rung(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """Durations in seconds.
+    """The policy of recovery. Durations are in seconds.
 
-    Restarts: the first at once, then after `first_s`, doubled up to `longest_s`; ranks that lived `stable_s` clear the count.
-    Quarantine: after `crash_limit` crashes in a row or `loss_limit` losses within `window_s`. It lasts `quarantine_s`, doubled
-    up to `longest_quarantine_s` while it does not help; a crash soon after it leads back at once. Drain: after
-    `quarantine_limit` quarantines. `window_s` of service without a loss clears everything.
+    Restarts: the first at once, then after `first_s`, doubled up to `longest_s`; ranks that lived
+    `stable_s` clear the count. Quarantine: after `crash_limit` crashes in a row or `loss_limit`
+    losses within `window_s`. It lasts `quarantine_s`, doubled up to `longest_quarantine_s` while it
+    does not help; a crash soon after it leads back at once. Drain: after `quarantine_limit`
+    quarantines. `window_s` of service without a loss clears everything.
     """
 
     first_s: float = 0.25
@@ -48,7 +51,10 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is done about a loss: `rung` after `pause_s`; draining has no end of its own. `reason` is for people."""
+    """The response to a loss: `rung` after `pause_s`.
+
+    A drain does not end on its own. `reason` is for people.
+    """
 
     rung: Rung
     pause_s: float
@@ -56,7 +62,10 @@ class Recovery:
 
 
 class Ladder:
-    """Told of each start and each loss of one node's ranks, it says how to go on. `now` is monotonic seconds."""
+    """Decides how to continue after each loss of one node's ranks.
+
+    It must be notified of each start and each loss. `now` is monotonic seconds.
+    """
 
     def __init__(self, policy: RecoveryPolicy, now: Callable[[], float]) -> None:
         self._policy, self._now = policy, now
@@ -66,16 +75,16 @@ class Ladder:
         self._serving_since: float | None = None
 
     def serves(self) -> None:
-        """The ranks are ready."""
+        """Records that the ranks are ready."""
         self._serving_since = self._now()
 
     def reset(self) -> None:
-        """An operator has mended the node."""
+        """Clears the record after an operator repaired the node."""
         self._losses.clear()
         self._crashes = self._quarantines = 0
 
     def lost(self, loss: RankLoss) -> Recovery:
-        """The ranks are gone, whether or not they had served."""
+        """Returns the response to a loss of ranks, whether or not they had served."""
         served_s = self._end_of_service()
         if served_s >= self._policy.window_s:
             self.reset()
@@ -93,7 +102,7 @@ class Ladder:
         return Recovery(Rung.QUARANTINE, pause_s, f"quarantined for {pause_s:g} s: {reason}")
 
     def _end_of_service(self) -> float:
-        """How long these ranks had served; 0 when they never did."""
+        """Returns how long these ranks had served; 0 if they never did."""
         since, self._serving_since = self._serving_since, None
         return 0.0 if since is None else self._now() - since
 

@@ -1,4 +1,4 @@
-"""What of a process lies in memory, as the kernel counts it (proc_pid_status(5))."""
+"""The resident memory of a process, as the kernel counts it (proc_pid_status(5))."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes: now, and the most since the process began. Pages of libraries and other mapped files count as well."""
+    """Resident bytes: now, and the peak since the process began.
+
+    Pages of libraries and other mapped files count as well.
+    """
 
     now_bytes: int
     peak_bytes: int
 
 
 def resident(pid: int | str = "self") -> Resident:
-    """Raises OSError when there is no such process."""
+    """Returns the resident memory of a process. Raises OSError when there is no such process."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return Resident(_bytes(fields["VmRSS"]), _bytes(fields["VmHWM"]))
 

@@ -1,10 +1,11 @@
-"""Finds the rank that slows its group down: it computes long where the others wait long. Plain logic on what the board says.
+"""Finds the rank that slows its group down: it computes long where the others wait long.
 
-Tensor-parallel ranks do equal work between collectives, so their computing times compare directly, whatever the model or the
-batch. A slow rank stalls nothing, no detector of stalls sees it, and every token of the node is late.
+Plain logic on what the board says. Tensor-parallel ranks do equal work between collectives, so
+their computing times compare directly, whatever the model or the batch. A slow rank stalls nothing,
+no detector of stalls sees it, and every token of the node is late.
 
-Only time in steps counts against a rank. Time without steps forgets, slowly: after a pause caches are cold and pages away, and
-first seconds that are slow for that must not add up.
+Only time in steps counts against a rank. Time without steps reduces the count slowly: after a pause
+caches are cold and pages are not resident, and the slow first seconds that follow must not add up.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from ryzanstein.worker.ranks.board import RankProgress
 
 _WINDOW_S = 1.0
 _WINDOW_STEPS = 4
-# Of a second without a step. A rank that is slow whenever it works is found while steps take more than a tenth of the time.
+# Slow time forgotten per second without a step. A rank that is slow whenever it works is found as
+# long as steps take more than a tenth of the time.
 _FORGOTTEN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SlowBounds:
-    """A rank that computes `factor` times as long as the median of the others, and `gap_s` longer per step, is slow. After
-    `warn_s` in such steps it is named; after `restart_s` its group is started again, 0: never."""
+    """The limits of slowness.
+
+    A rank is slow if it computes `factor` times as long as the median of the others, and `gap_s`
+    longer per step. After `warn_s` in such steps it is named; after `restart_s` its group is
+    restarted, 0: never.
+    """
 
     factor: float = 4.0
     gap_s: float = 0.0005
@@ -34,7 +40,10 @@ class SlowBounds:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """It computes `ratio` times as long as its peers, and has for `slow_s` of the time that steps took lately."""
+    """A slow rank: it computes `ratio` times as long as its peers.
+
+    It has done so for `slow_s` seconds of the recent time in steps.
+    """
 
     rank: int
     ratio: float
@@ -45,7 +54,10 @@ class SlowRank:
 
 
 class Slowness:
-    """Show it the ranks a few times a second with `observe`. `ratios`: each rank against the median of the others, lately."""
+    """A detector of slow ranks: call `observe` with the ranks a few times a second.
+
+    `ratios` compares each rank with the median of the others, recently.
+    """
 
     def __init__(self, bounds: SlowBounds) -> None:
         self._bounds = bounds
@@ -56,7 +68,10 @@ class Slowness:
         self.ratios: dict[int, float] = {}
 
     def observe(self, now: float, ranks: Sequence[RankProgress]) -> SlowRank | None:
-        """The slow rank, when it has been that for `warn_s`. `now` is monotonic seconds; idle time does not count."""
+        """Returns a rank that has been slow for `warn_s`, or None.
+
+        `now` is monotonic seconds; idle time does not count.
+        """
         if len(ranks) < 2:
             return None
         if not self._before:
@@ -78,7 +93,7 @@ class Slowness:
         worst = max(self.ratios, key=lambda rank: self.ratios[rank])
         is_slow = self.ratios[worst] >= self._bounds.factor and computed[worst] - others[worst] >= self._bounds.gap_s
         if not is_slow:
-            # One good second does not acquit a rank that was slow for many.
+            # One good second does not clear a rank that was slow for many.
             self._slow_s = max(0.0, self._slow_s - 2 * busy_s)
             return None
         self._slow_s = self._slow_s + busy_s if worst == self._slow else busy_s
@@ -86,12 +101,15 @@ class Slowness:
         return SlowRank(worst, self.ratios[worst], self._slow_s) if self._slow_s >= self._bounds.warn_s else None
 
     def is_too_long(self, slow: SlowRank) -> bool:
-        """Whether starting the group again is worth it."""
+        """Returns whether the rank has been slow long enough to restart the group."""
         return 0 < self._bounds.restart_s <= slow.slow_s
 
 
 def _busy_s(before: Sequence[RankProgress], ranks: Sequence[RankProgress]) -> float:
-    """How long steps took in between: every rank is in them all, computing or waiting for its peers."""
+    """Returns how long steps took in between.
+
+    Every rank is in all of them, computing or waiting for its peers.
+    """
     return max(_in_steps_s(rank) - _in_steps_s(earlier) for rank, earlier in zip(ranks, before, strict=True))
 
 

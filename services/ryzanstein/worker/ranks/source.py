@@ -1,4 +1,4 @@
-"""Where ranks come from, as a group and its supervisor need it: processes of a fork server, or a simulation of them."""
+"""Where ranks come from, for a group and its supervisor: a fork server, or a simulation of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
 
 
 class Endable(Protocol):
-    """What runs until it is told to end; see `process.WatchedProcess`."""
+    """A process that runs until it is ended; see `process.WatchedProcess`."""
 
     exited: asyncio.Future[int]
 
@@ -24,7 +24,7 @@ class Endable(Protocol):
 
 
 class ForkedRank(Endable, Protocol):
-    """One rank; see `process.RankProcess`."""
+    """A rank; see `process.RankProcess`."""
 
     dying: asyncio.Future[None]
 
@@ -39,7 +39,7 @@ class ForkedRank(Endable, Protocol):
 
 
 class Wires(Protocol):
-    """One rank's; see `wiring.RankWires`."""
+    """The wires of one rank; see `wiring.RankWires`."""
 
     @property
     def start(self) -> StartRank: ...
@@ -51,7 +51,7 @@ class Wires(Protocol):
 
 
 class GroupWiring(Protocol):
-    """A group's; see `wiring.Wiring`."""
+    """The wires of a group; see `wiring.Wiring`."""
 
     board_fd: int
 
@@ -64,7 +64,7 @@ class GroupWiring(Protocol):
 
 
 class RankServer(Protocol):
-    """See `forking.ForkServer`."""
+    """A source of ranks; see `forking.ForkServer`."""
 
     lost: asyncio.Future[str]
 
@@ -76,4 +76,4 @@ class RankServer(Protocol):
 
 
 NewRankServer = Callable[[Sequence[str], Mapping[str, str], int], RankServer]
-"""Command, environment and niceness, as `forking.ForkServer` takes them."""
+"""Takes command, environment and niceness, as `forking.ForkServer` does."""

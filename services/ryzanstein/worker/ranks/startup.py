@@ -1,6 +1,6 @@
-"""From a started process to a rank that is ready: threads, group, model, warm-up, each phase timed.
+"""From a started process to a ready rank: threads, group, model, warm-up, each phase timed.
 
-Imports torch, late: until then the rank is a small process that can already say what goes wrong.
+Imports torch late: until then the rank is a small process that can already report what fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Phases:
-    """Seconds by phase, and the memory at its end; the board shows the phase that runs."""
+    """The seconds of each phase, and the memory at its end. The board shows the current phase."""
 
     def __init__(self, board: RankBoard) -> None:
         self._board = board
@@ -40,14 +40,17 @@ class Phases:
         self.end(name, time.monotonic() - began)
 
     def end(self, name: str, duration_s: float) -> None:
-        """Takes down what the phase cost."""
+        """Records what the phase cost."""
         memory = resident()
         self.seconds[name] = duration_s
         self.resident_bytes[name], self.peak_bytes[name] = memory.now_bytes, memory.peak_bytes
 
 
 def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
-    """The model, loaded and warm, and what to tell the agent. Raises ModelRefused."""
+    """Returns the model, loaded and warmed up, and the message for the agent.
+
+    Raises ModelRefused.
+    """
     spec, phases = start.spec, Phases(board)
     phases.end("spawn", time.monotonic() - start.spawned_s)
     if spec.pin:
@@ -72,7 +75,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
-    """The cores of one rank; ranks share them when there are too few for all."""
+    """Returns the cores of one rank. Ranks share cores when there are too few for all."""
     return {available[(rank * threads + i) % len(available)] for i in range(threads)}
 
 
@@ -95,14 +98,18 @@ def _collectives(start: StartRank, device: str, board: RankBoard) -> Collectives
 
 
 def _meet(tp: TensorParallel, device: str) -> None:
-    """Waits for all ranks: how much later the slowest was imported belongs to the group's phase, not to loading."""
+    """Waits for all ranks.
+
+    How much longer the slowest rank took to import then counts for the group phase, not for
+    loading.
+    """
     import torch
 
     tp.collectives.all_reduce(torch.zeros(1, device=device))
 
 
 def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
-    """How a rank of this specification runs its model on `device`."""
+    """Returns how a rank of this specification runs its model on `device`."""
     from ryzanstein.worker.model.options import RunnerOptions
 
     return RunnerOptions(

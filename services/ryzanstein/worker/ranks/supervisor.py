@@ -1,6 +1,6 @@
-"""Keeps a group of ranks running: starts it, and starts another when it is lost, as the recovery ladder says.
+"""Keeps a group of ranks running: restarts it after a loss, as the recovery ladder says.
 
-A model that is refused is not tried again.
+A refused model is not tried again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ log = structlog.get_logger(__name__)
 
 
 class RankListener(Protocol):
-    """Whoever uses the ranks. Called in the loop; must not block."""
+    """The user of the ranks. Called in the loop; must not block."""
 
     def on_ready(self, group: RankGroup, ranks: Sequence[RankReady]) -> None:
-        """The ranks serve; `group` takes messages until `on_lost`."""
+        """The ranks are ready; `group` takes messages until `on_lost`."""
         ...
 
     def on_lost(self, loss: RankLoss, recovery: Recovery) -> None:
-        """They do not any more, whatever was submitted is gone; `recovery` says what follows. Also when a start failed."""
+        """The ranks are lost, and whatever was submitted is gone; `recovery` says what follows.
+
+        Also called when a start failed.
+        """
         ...
 
     def on_failed(self, reason: str) -> None:
@@ -41,7 +44,7 @@ class RankListener(Protocol):
 
 
 class Supervisor:
-    """`run` until cancelled; then no rank is left."""
+    """A supervisor of one group at a time. `run` runs until cancelled; then no rank is left."""
 
     def __init__(
         self,
@@ -63,12 +66,12 @@ class Supervisor:
         self._came_up = False
 
     def revive(self) -> None:
-        """An operator has mended the node: its past is forgotten, and a pause ends now."""
+        """Clears the record after an operator repaired the node, and ends a pause at once."""
         self._ladder.reset()
         self._revived.set()
 
     async def run(self) -> None:
-        """Returns only when the model is refused."""
+        """Keeps ranks running until cancelled; returns only when the model is refused."""
         try:
             await self._run()
         finally:
@@ -103,11 +106,14 @@ class Supervisor:
             self._server = None
 
     def _is_doubtful(self, loss: RankLoss) -> bool:
-        """The server may be at fault: ranks start with a copy of its memory, whatever has happened to that."""
+        """Returns whether the server may be at fault.
+
+        Ranks start with a copy of its memory, whatever has happened to that.
+        """
         return not self._came_up or loss.cause is LossCause.UNSOUND
 
     async def _live(self, group: RankGroup) -> RankLoss:
-        """From start to loss."""
+        """Runs a group from its start to its loss."""
         self._came_up = False
         try:
             ranks = await group.start()
@@ -132,7 +138,10 @@ class Supervisor:
 
 
 async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
-    """Not even a cancellation leaves processes behind; it takes effect afterwards."""
+    """Runs cleanup to its end, so that even a cancellation leaves no processes behind.
+
+    The cancellation takes effect afterwards.
+    """
     task = asyncio.create_task(ending)
     try:
         await asyncio.shield(task)

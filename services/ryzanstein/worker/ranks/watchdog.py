@@ -1,7 +1,9 @@
-"""Tells a stall from slowness: pending work that does not move for max(2 s, 10 x p99 step) is a stall. Plain logic.
+"""Distinguishes a stall from slowness. Plain logic.
 
-It knows no processes: it is shown every rank's progress now and then and says who holds the others up. Being idle is not a
-stall. A step with many tokens may take longer than a p99 of decode steps, so the bound grows with the tokens that it feeds.
+Pending work that does not move for max(2 s, 10 x p99 step) is a stall. The watchdog knows no
+processes: it is given every rank's progress now and then and determines which rank holds the others
+up. Being idle is not a stall. A step with many tokens may take longer than a p99 of decode steps,
+so the bound grows with the tokens that the step feeds.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ _WINDOW_STEPS = 512
 
 @dataclass(frozen=True, slots=True)
 class StallBounds:
-    """When nothing moved for so long: `min_s` at least, or `factor` times the p99 step; `profile_s` while a rank's profiler
-    starts or writes."""
+    """How long nothing may move: at least `min_s`, or `factor` times the p99 step.
+
+    `profile_s` applies while a rank's profiler starts or writes.
+    """
 
     min_s: float = 2.0
     factor: float = 10.0
@@ -27,7 +31,7 @@ class StallBounds:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Who holds the others up, where, and since when."""
+    """A stall: the rank that holds the others up, where, and for how long."""
 
     rank: int
     phase: str
@@ -45,7 +49,7 @@ class Stall:
 
 
 class StepTimes:
-    """How long the last steps took, and how long per token."""
+    """The durations of the last steps, and their durations per token."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_WINDOW_STEPS)
@@ -56,7 +60,7 @@ class StepTimes:
         self._per_token.append(step_s / max(1, num_tokens))
 
     def expected_s(self, num_tokens: int) -> float:
-        """A high estimate for a step that feeds so many tokens; 0 before the first."""
+        """Returns a high estimate for a step that feeds so many tokens; 0 before the first."""
         if not self._steps:
             return 0.0
         return max(_p99(self._steps), _p99(self._per_token) * num_tokens)
@@ -67,7 +71,7 @@ def _p99(values: Collection[float]) -> float:
 
 
 class Watchdog:
-    """Show it the ranks a few times a second with `observe`."""
+    """A detector of stalls: call `observe` with the ranks a few times a second."""
 
     def __init__(self, bounds: StallBounds, interval_s: float) -> None:
         self._bounds = bounds
@@ -78,11 +82,14 @@ class Watchdog:
         self._observed_s: float | None = None
 
     def record(self, step_s: float, num_tokens: int) -> None:
-        """A step ended. The warm-up's counts as the first, so that the first request is bounded by something measured."""
+        """Records a step that ended.
+
+        The warm-up counts as the first step, so that the first request is bounded by a measurement.
+        """
         self._times.add(step_s, num_tokens)
 
     def bound_s(self, ranks: Sequence[RankProgress]) -> float:
-        """How long they may stand still where they are."""
+        """Returns how long the ranks may stay where they are."""
         if any(rank.phase == PROFILE for rank in ranks):
             return self._bounds.profile_s
         num_tokens = max(rank.num_tokens for rank in ranks)
@@ -91,10 +98,11 @@ class Watchdog:
     def observe(
         self, now: float, ranks: Sequence[RankProgress], *, pending: bool, stopped: Callable[[], Collection[int]] = tuple
     ) -> Stall | None:
-        """A stall, or None. `pending`: the agent waits for tokens or an answer; `stopped`: which ranks' processes do not run
-        (SIGSTOP), asked only when there is a stall.
+        """Returns a stall, or None. `now` is monotonic seconds.
 
-        `now` is monotonic seconds. Time in which nobody observed (the agent itself was frozen) is not held against the ranks.
+        `pending`: the agent waits for tokens or an answer. `stopped` returns the ranks whose
+        processes do not run (SIGSTOP); it is called only when there is a stall. Time without
+        observation (the agent itself was frozen) does not count against the ranks.
         """
         passed = 0.0 if self._observed_s is None else min(now - self._observed_s, 2 * self._interval_s)
         self._observed_s = now
@@ -109,8 +117,12 @@ class Watchdog:
 
 
 def _diagnose(ranks: Sequence[RankProgress], stopped: Collection[int], stalled_s: float) -> Stall:
-    """The rank that is behind. Within a step: fewest collectives; among equals one that is stopped, then the one that moved
-    first. Between steps: one that is stopped, then the first that has not answered: rank 0 passes on work and questions."""
+    """Returns the stall, which names the rank that is behind.
+
+    Within a step: the rank with the fewest collectives; among equals one that is stopped, then the
+    one that moved least recently. Between steps: one that is stopped, then the first that has not
+    answered, because rank 0 passes on work and checks.
+    """
     if any(rank.in_step for rank in ranks):
         behind = min(ranks, key=lambda r: (r.step, r.collective, r.rank not in stopped, r.progress_s))
     else:

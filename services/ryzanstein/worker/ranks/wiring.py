@@ -1,6 +1,7 @@
-"""The descriptors that ranks inherit: shared memory, a channel to the agent each, and rank 0's channels to the others.
+"""The descriptors that ranks inherit: shared memory and channels.
 
-Everything is a memfd or a socket pair, nothing has a name: when the last process is gone, so is all of it.
+Each rank has a channel to the agent, and rank 0 has one to each other rank. Everything is a memfd
+or a socket pair and has no name: it disappears with the last process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
 
 @dataclass(frozen=True, slots=True)
 class RankWires:
-    """One rank's: the agent's end and the rank's end of their channel, what else it inherits, and its first message."""
+    """The wires of one rank.
+
+    They are both ends of its channel to the agent, the other inherited descriptors, and its first
+    message.
+    """
 
     agent_end: socket.socket
     rank_end: socket.socket
@@ -28,7 +33,7 @@ class RankWires:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What the rank inherits, its channel to the agent first."""
+        """Returns the descriptors that the rank inherits, its channel to the agent first."""
         return (self.rank_end.fileno(), *self.more_fds)
 
     async def connect(self, channel: AgentChannel[RankMessage]) -> None:
@@ -37,9 +42,12 @@ class RankWires:
 
 
 class Wiring:
-    """All descriptors of a group. As a context manager it closes them when the ranks have inherited them: only so does the
-    end of a rank become the end of file for the others. The agent's ends of the channels stay open, unless
-    spawning failed."""
+    """All descriptors of a group.
+
+    As a context manager it closes them when the ranks have inherited them; otherwise the end of a
+    rank would not be an end of file for the others. The agent's ends of the channels stay open,
+    unless spawning failed.
+    """
 
     def __init__(self, spec: RankSpec) -> None:
         self.board_fd = _memory("board", board_bytes(spec.tp))

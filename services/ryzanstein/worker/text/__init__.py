@@ -1,1 +1,4 @@
-"""Text of one model on a node: from messages to token ids, and from token ids back to text as it becomes certain."""
+"""The text side of a node's model: messages to token ids, and token ids back to text.
+
+Token ids become text as soon as the text is certain.
+"""

@@ -1,7 +1,9 @@
-"""Control tokens (whose turn it is, where an answer ends) from a template's own text, and none from the text of messages.
+"""Makes control tokens (whose turn it is, where an answer ends) only from a template's own text.
 
-A rendered conversation is tokenized as it is where messages have no control token's text. Where they have, the template's own
-are spelled as nobody can guess, for a tokenizer that knows them by that spelling alone, and everything else is plain text.
+The text of messages never becomes a control token. If no message contains a control token's text,
+the rendered conversation is tokenized as it is. Otherwise the template's control tokens are
+respelled in a way that nobody can guess, for a tokenizer that knows them only by that spelling, and
+everything else is plain text.
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ LONG_CHARS = 4096
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = False) -> list[int]:
-    """`special`: with the tokens that tokenizer.json puts around a text. A long one leaves the interpreter to others, when it
-    is called in a thread."""
+    """Returns the tokens of a text.
+
+    `special`: with the tokens that tokenizer.json puts around a text. For a long text, a call in a
+    thread releases the interpreter to others.
+    """
     if len(text) > LONG_CHARS:
         return list(tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
     return list(tokenizer.encode(text, add_special_tokens=special).ids)
 
 
 class ControlTokens:
-    """Those of a tokenizer that a template may write: what it calls special, and what else stands in the template itself.
+    """The control tokens that a template may write.
 
-    `texts` and `num_special` are as in `TemplateSource`. `unknown_ids` stand for characters that the vocabulary has not.
+    These are the tokens that the tokenizer calls special, and other added tokens that appear in the
+    template itself. `texts` and `num_special` are as in `TemplateSource`. `unknown_ids` stand for
+    characters that the vocabulary lacks.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, unknown_ids: Iterable[int]) -> None:
@@ -48,7 +55,10 @@ class ControlTokens:
             self._real[self._spelling.token_to_id(spelled)] = token_id
 
     def encode(self, rendered: Rendered) -> list[int]:
-        """The conversation's tokens: those of its text as a whole wherever no message has a control token in it."""
+        """Returns the conversation's tokens.
+
+        They are those of its text as a whole whenever no message contains a control token.
+        """
         if not rendered.forged:
             ids = token_ids(self._tokenizer, rendered.text)
             found = (token_id for token_id in ids if token_id in self._watched)
@@ -74,14 +84,14 @@ class ControlTokens:
         yield rendered.text[end:]
 
     def _letters(self, token_id: int) -> Iterator[int]:
-        """Each character of a token's text by itself, as far as the vocabulary has it."""
+        """Yields the tokens of each character of a token's text, where the vocabulary has them."""
         for char in self._tokenizer.id_to_token(token_id) or "":
             pieces = [char] if self._tokenizer.token_to_id(char) is not None else [f"<0x{byte:02X}>" for byte in char.encode()]
             ids = map(self._tokenizer.token_to_id, pieces)
             yield from (each for each in ids if each is not None and each not in self._watched)
 
     def _with_spelled_tokens(self, plain: list[AddedToken], control: Sequence[AddedToken]) -> Tokenizer:
-        """The same vocabulary, which it shares, with other names for control tokens."""
+        """Returns a tokenizer that shares the vocabulary, with other names for control tokens."""
         tokenizer = Tokenizer(self._tokenizer.model)
         if self._tokenizer.normalizer is not None:
             tokenizer.normalizer = self._tokenizer.normalizer
@@ -98,6 +108,6 @@ class ControlTokens:
 
 
 def _is_part(some: Iterable[int], whole: Iterable[int]) -> bool:
-    """Whether `some` are `whole` but for ones that are left out."""
+    """Returns whether `some` is a subsequence of `whole`."""
     rest = iter(whole)
     return all(each in rest for each in some)

@@ -1,7 +1,8 @@
-"""Token ids to text, one by one, as soon as a text is certain: never half a character, never a text taken back.
+"""Turns token ids into text one by one, as soon as a text is certain.
 
-All pieces and the flush together are what decoding all tokens at once gives, special tokens skipped. Every step costs the
-same, however long the answer is. Knows nothing of stop strings or choices.
+It never returns half a character and never takes text back. All pieces and the flush together equal
+the result of decoding all tokens at once, special tokens skipped. Every step costs the same,
+however long the answer is. This module knows nothing of stop strings or choices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ryzanstein.worker.text.model_files import model_invalid
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BYTE_LEVEL = ("ByteLevel",)
-# Decoders that look at one token at a time, or strip one leading space, or join runs of byte tokens.
+# Decoders that look at one token at a time, or strip one leading space, or join runs of byte
+# tokens.
 _PIECE_WISE = {
     (),
     ("Metaspace",),
@@ -33,23 +35,29 @@ _PIECE_WISE = {
 
 
 class Detokenizer(Protocol):
-    """Follows one choice."""
+    """A detokenizer that follows one choice."""
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; often empty."""
+        """Returns the text that became certain with this token; often empty."""
         ...
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """As `push` of each, their texts joined."""
+        """Returns the joined texts that `push` would return for each token."""
         ...
 
     def flush(self) -> str:
-        """What is left: an incomplete character becomes U+FFFD. Nothing may be pushed afterwards."""
+        """Returns what is left; an incomplete character becomes U+FFFD.
+
+        Nothing may be pushed afterwards.
+        """
         ...
 
 
 class Vocabulary:
-    """What a tokenizer's tokens stand for. Shared by all choices; what it caches is bounded by the vocabulary."""
+    """What a tokenizer's tokens stand for.
+
+    All choices share it; its caches are bounded by the vocabulary.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: str, path: Path) -> None:
         self._tokenizer = tokenizer
@@ -66,12 +74,16 @@ class Vocabulary:
         return ByteLevelDetokenizer(self) if self.is_byte_level else PieceDetokenizer(self)
 
     def is_skipped(self, token_id: int) -> bool:
-        """Special tokens, and ids behind the tokenizer's last: embeddings are often padded to a round number."""
+        """Returns whether a token adds no text.
+
+        These are special tokens, and ids after the tokenizer's last: embeddings are often padded to
+        a round number.
+        """
         added = self._added.get(token_id)
         return added.special if added is not None else not self.token(token_id)
 
     def token(self, token_id: int) -> str:
-        """As the vocabulary spells it; empty if there is none."""
+        """Returns the token as the vocabulary spells it; empty if there is none."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def is_byte(self, token_id: int) -> bool:
@@ -81,7 +93,7 @@ class Vocabulary:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a byte-level token; none if it is skipped."""
+        """Returns the bytes of a byte-level token; empty if it is skipped."""
         known = self._bytes.get(token_id)
         if known is None:
             known = b"" if self.is_skipped(token_id) else _from_byte_level(self.token(token_id))
@@ -89,7 +101,10 @@ class Vocabulary:
         return known
 
     def text_bytes(self, token_id: int, *, first: bool) -> bytes:
-        """What a token adds to the text. `first`: none but skipped ones are before it; there a piece may lose its space."""
+        """Returns what a token adds to the text.
+
+        `first`: only skipped tokens are before it; there a piece may lose its space.
+        """
         if self.is_byte_level:
             return self.bytes_of(token_id)
         key = token_id, first
@@ -99,14 +114,17 @@ class Vocabulary:
         return known
 
     def _decoded(self, token_id: int, first: bool) -> bytes:
-        """As the decoder says: of a piece that is not the first what it adds to itself."""
+        """Returns the bytes that the decoder gives for a piece.
+
+        For a piece that is not the first, they are what it adds after itself.
+        """
         alone = self.decode([token_id])
         if self._has_byte_tokens and self.is_byte(token_id) and (alone or not first):
             return bytes([int(self.token(token_id)[3:5], 16)])
         return (alone if first else self.decode([token_id, token_id])[len(alone) :]).encode()
 
     def text(self, token_id: int) -> str:
-        """A token by itself, special ones by name."""
+        """Returns the text of a single token, special ones by name."""
         token = self.token(token_id)
         if token_id in self._added:
             return token
@@ -116,7 +134,10 @@ class Vocabulary:
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE (GPT-2's): every token is a run of bytes, an incremental UTF-8 decoder does the rest."""
+    """A detokenizer for byte-level BPE (GPT-2's).
+
+    Every token is a run of bytes; an incremental UTF-8 decoder does the rest.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes_of = vocabulary.bytes_of
@@ -133,10 +154,11 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """For vocabularies of text pieces (SentencePiece), with bytes as a fallback for what has no piece.
+    """A detokenizer for vocabularies of text pieces (SentencePiece), with bytes as a fallback.
 
-    A run of byte tokens is held until it ends: one bad byte makes all of the run U+FFFD. Each decode sees the piece before,
-    so that only the very first piece loses its leading space.
+    Bytes spell what has no piece. A run of byte tokens is held until it ends: one bad byte makes
+    all of the run U+FFFD. Each decode includes the piece before, so that only the very first piece
+    loses its leading space.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -163,7 +185,7 @@ class PieceDetokenizer:
         return text
 
     def _finish(self, last: int) -> str:
-        """The text of a run that ends with a piece."""
+        """Returns the text of a run that ends with a piece."""
         text = self.flush()
         self._before = [last]
         self._before_text = self._vocabulary.decode(self._before)
@@ -188,7 +210,11 @@ def _decoder_kinds(decoder: dict[str, Any] | None, path: Path) -> tuple[str, ...
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2 writes printable bytes of Latin-1 as themselves, the others as U+0100, U+0101, ... in order."""
+    """Returns the byte for each character of GPT-2's alphabet.
+
+    GPT-2 writes printable bytes of Latin-1 as themselves, the others as U+0100, U+0101, ... in
+    order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -198,7 +224,10 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _from_byte_level(token: str) -> bytes:
-    """A token outside the alphabet stands for itself: it was added to the vocabulary as a text."""
+    """Returns the bytes of a byte-level token.
+
+    A token outside the alphabet stands for itself: it was added to the vocabulary as a text.
+    """
     try:
         return bytes(map(_ALPHABET.__getitem__, token))
     except KeyError:

@@ -1,6 +1,6 @@
 """Reads what the text side needs from a model directory in the Hugging Face layout.
 
-Every error names the file. Weights are the ranks' business.
+Every error names the file. The ranks read the weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, bounded, shown
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
-"""Of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
+"""The size limit of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files say; `special_tokens` by name (bos_token, eos_token, ...)."""
+    """The content of the files; `special_tokens` by name (bos_token, eos_token, ...)."""
 
     directory: Path
     tokenizer_json: str
@@ -39,7 +39,11 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
-        """FAILED_PRECONDITION with reason MODEL_INVALID naming the file that is missing or wrong."""
+        """Reads the files.
+
+        Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is missing or
+        wrong.
+        """
         config = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
@@ -61,7 +65,7 @@ class ModelFiles:
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:
-    """The model directory cannot be served, whatever is retried."""
+    """Returns the error for a model directory that cannot be served; retrying does not help."""
     return errors.failed_precondition("MODEL_INVALID", bounded(f"{path}: {what}"))
 
 
@@ -82,7 +86,7 @@ def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a multimodal model says of its decoder counts."""
+    """Returns the configuration; what a multimodal model says of its decoder takes precedence."""
     nested = config.get("text_config", {})
     if not isinstance(nested, dict):
         raise model_invalid(path, f"text_config must be an object, is {shown(nested)}")
@@ -97,7 +101,7 @@ def _count(values: Values, key: str, directory: Path) -> int:
 
 
 def _ids(config: Mapping[str, Any], path: Path, vocab_size: int) -> frozenset[int]:
-    """What `eos_token_id` says: one id, several or none."""
+    """Returns what `eos_token_id` says: one id, several or none."""
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(_is_id(token_id, vocab_size) for token_id in ids):
@@ -111,7 +115,10 @@ def _is_id(value: object, vocab_size: int) -> bool:
 
 
 def _content(token: Any) -> str | None:
-    """A special token is written as a string, or as an object with its content."""
+    """Returns the content of a special token.
+
+    The token is written as a string, or as an object with its content.
+    """
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
@@ -129,7 +136,11 @@ def _extra_special_tokens(tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    """A file of its own wins over the one in tokenizer_config.json, of which several named ones may exist."""
+    """Returns the chat template.
+
+    A separate file takes precedence over the one in tokenizer_config.json, which may have several
+    named ones.
+    """
     path = directory / "chat_template.jinja"
     if path.exists():
         return _read_text(path)

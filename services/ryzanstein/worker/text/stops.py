@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 
 class _Pattern:
-    """One stop string as an automaton (Knuth, Morris, Pratt 1977): `matched` characters of it end the text so far."""
+    """A stop string as an automaton (Knuth, Morris, Pratt 1977).
+
+    `matched` characters of it end the text so far.
+    """
 
     __slots__ = ("_failure", "matched", "text")
 
@@ -21,12 +24,15 @@ class _Pattern:
             self._failure[i] = self._next(self._failure[i - 1], text[i])
 
     def feed(self, char: str) -> bool:
-        """Whether the stop string is complete with this character."""
+        """Returns whether the stop string is complete with this character."""
         self.matched = self._next(self.matched, char)
         return self.matched == len(self.text)
 
     def restart(self, tail: str) -> int:
-        """Where it stands at the end of a text of which this is the end, or all that could matter of it."""
+        """Returns the number of characters matched at the end of a text.
+
+        `tail` is the end of that text, or all of it that could matter.
+        """
         self.matched = 0
         for char in tail:
             self.feed(char)
@@ -39,8 +45,11 @@ class _Pattern:
 
 
 class StopScanner:
-    """Follows one choice's text. Of several stop strings the first to be complete counts, wherever tokens begin and end; of
-    those complete at the same character, the longest."""
+    """A scanner that follows one choice's text.
+
+    Of several stop strings the first to be complete counts, wherever tokens begin and end; of those
+    complete at the same character, the longest.
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._patterns = [_Pattern(text) for text in stop]
@@ -48,7 +57,7 @@ class StopScanner:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What of all text so far is certain to be part of the answer and was not returned yet."""
+        """Returns the text that is now certain to be part of the answer and is not returned yet."""
         if self.stopped or not self._patterns:
             return "" if self.stopped else text
         buffer = self._held + text
@@ -64,18 +73,21 @@ class StopScanner:
         return buffer[:certain]
 
     def skip(self, text: str) -> None:
-        """As `push`, for text that nobody waits for: searched as a whole instead of character by character."""
+        """Takes text as `push` does, but returns nothing.
+
+        The text is searched as a whole instead of character by character.
+        """
         if self.stopped or not self._patterns:
             return
         known = self._held + text
         self.stopped = any(pattern.text in known for pattern in self._patterns)
-        # What is matched of a stop string that is not complete is shorter than it.
+        # What is matched of an incomplete stop string is shorter than it.
         longest = max(len(pattern.text) for pattern in self._patterns)
         tail = "" if self.stopped else known[max(0, len(known) - longest + 1) :]
         matched = max(pattern.restart(tail) for pattern in self._patterns)
         self._held = tail[len(tail) - matched :]
 
     def flush(self) -> str:
-        """The text is complete: what was held back is part of the answer after all."""
+        """Returns what was held back: the text is complete, so it is part of the answer."""
         held, self._held = self._held, ""
         return held

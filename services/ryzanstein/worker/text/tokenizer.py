@@ -1,6 +1,7 @@
-"""A model's text side: prompts to token ids, and the parts that turn token ids back into text.
+"""A model's text side: prompts to token ids, and what is needed to turn token ids back into text.
 
-Made once per model by the agent; immutable and thread-safe. `worker.text.choice` has what changes while a choice runs.
+The agent creates it once per model; it is immutable and thread-safe. `worker.text.choice` has the
+state that changes while a choice runs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from ryzanstein.worker.text.templates.sandbox import parse
 MAX_CHARS_PER_TOKEN = 16
 MAX_TEMPLATE_CHARS = 2**20
 _TEMPLATE_OVERHEAD = 2
-"""What a template may write for what messages may have."""
+"""What a template may write, as a multiple of what messages may have."""
 
 
 class TextModel:
-    """What a node knows of a model's text.
+    """The text side of one model on a node.
 
-    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read; `eos_token_ids` end an
-    answer. `template` is the chat template, which is not run here; None: it has none.
+    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
+    `eos_token_ids` end an answer. `template` is the chat template, which is not run here; None: it
+    has none.
     """
 
     def __init__(self, files: ModelFiles, name: str) -> None:
@@ -49,8 +51,10 @@ class TextModel:
 
     @classmethod
     def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
-        """Reads a directory in the Hugging Face layout; `name` is by default the directory's. FAILED_PRECONDITION with reason
-        MODEL_INVALID names the file that is wrong."""
+        """Reads a directory in the Hugging Face layout; `name` defaults to the directory's.
+
+        Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
+        """
         directory = Path(model_dir).resolve()
         files = ModelFiles.read(directory)
         try:
@@ -61,9 +65,10 @@ class TextModel:
             raise model_invalid(directory / "tokenizer.json", f"{type(error).__name__}: {error}") from None
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of any prompt. INVALID_ARGUMENT names the field; tokenizing a long one takes milliseconds per 10 kB.
+        """Returns the token ids of any prompt. INVALID_ARGUMENT names the field.
 
-        A chat's template is run in this process: an agent has `checked_chat` and `encode_rendered` instead.
+        Tokenizing a long one takes milliseconds per 10 kB. A chat's template is run in this
+        process: an agent uses `checked_chat` and `encode_rendered` instead.
         """
         match prompt:
             case ChatPrompt(messages):
@@ -74,12 +79,18 @@ class TextModel:
                 return self._checked_ids(token_ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation as the model's template writes it, up to where the assistant speaks."""
+        """Returns the tokens of a conversation as the model's template writes it.
+
+        They end where the assistant speaks.
+        """
         return self.encode_rendered(self._renderer.render_now(self.checked_chat(messages), messages))
 
     def checked_chat(self, messages: Sequence[Message]) -> TemplateSource:
-        """The template for these messages, before any work. FAILED_PRECONDITION: there is none. INVALID_ARGUMENT: they
-        cannot fit."""
+        """Returns the template for these messages, before any work.
+
+        Raises FAILED_PRECONDITION when there is no template, INVALID_ARGUMENT when the messages
+        cannot fit.
+        """
         if self.template is None:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: complete text instead"
@@ -90,36 +101,45 @@ class TextModel:
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
-        """What `template` made of messages; no message's text becomes a control token."""
+        """Returns the tokens of a rendered conversation.
+
+        No message's text becomes a control token.
+        """
         return self._control.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
-        """A text, with the special tokens that tokenizer.json puts around one."""
+        """Returns a text's tokens, with the special tokens that tokenizer.json puts around it."""
         self._check_chars("text", len(text))
         return token_ids(self._tokenizer, text, special=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The whole text of tokens, without special ones."""
+        """Returns the whole text of tokens, without special ones."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, special ones included; U+FFFD where it is only a part of a character."""
+        """Returns the text of a single token, special ones included.
+
+        The text is U+FFFD where the token is only a part of a character.
+        """
         return self._vocabulary.text(token_id)
 
     def text_bytes(self, token_id: int, *, first: bool) -> bytes:
-        """What the token adds to a text: a part of a character for some, nothing for special ones. `first` in the text."""
+        """Returns what the token adds to a text; `first`: it is the first in the text.
+
+        That is a part of a character for some tokens, and nothing for special ones.
+        """
         return self._vocabulary.text_bytes(token_id, first=first)
 
     def is_skipped(self, token_id: int) -> bool:
-        """Whether it adds nothing to any text: special tokens and the vocabulary's padding."""
+        """Returns whether it adds nothing to a text: special tokens, padding of the vocabulary."""
         return self._vocabulary.is_skipped(token_id)
 
     def detokenizer(self) -> Detokenizer:
-        """A new one for one choice."""
+        """Returns a new detokenizer for one choice."""
         return self._vocabulary.detokenizer()
 
     def _check_chars(self, field: str, num_chars: int) -> None:
-        """Before any work: a text that cannot fit must not occupy the node."""
+        """Checks the length before any work: a text that cannot fit must not occupy the node."""
         if num_chars > self.max_prompt_chars:
             raise errors.invalid(field, f"has at most {self.max_prompt_chars} characters for this model", num_chars)
 
@@ -132,7 +152,10 @@ class TextModel:
         return list(token_ids)
 
     def _template(self, files: ModelFiles) -> TemplateSource | None:
-        """MODEL_INVALID: it is none. Whoever runs it finds more."""
+        """Returns the chat template. MODEL_INVALID: it is not a template.
+
+        Other defects show only when it is run.
+        """
         source = files.chat_template
         if source is None:
             return None
@@ -154,7 +177,11 @@ class TextModel:
 
 
 def _is_of_the_files(error: BaseException) -> bool:
-    """Whatever reading these files raises is about them. A panic of tokenizers is no Exception to Python."""
+    """Returns whether an error comes from the model's files.
+
+    Any error while these files are read is about them. A panic of tokenizers is not an Exception in
+    Python.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -165,7 +192,8 @@ def _tokenizer(files: ModelFiles) -> Tokenizer:
         raise model_invalid(files.directory / "tokenizer.json", str(error)) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    # Those that tokenizer_config.json alone calls special. A token beyond the vocabulary would be one the model cannot read.
+    # Adds those that only tokenizer_config.json calls special. A token beyond the vocabulary would
+    # be one that the model cannot read.
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {*files.special_tokens.values(), *files.extra_special_tokens} - added
     tokenizer.add_special_tokens(sorted(content for content in special if tokenizer.token_to_id(content) is not None))
@@ -173,7 +201,10 @@ def _tokenizer(files: ModelFiles) -> Tokenizer:
 
 
 def _unknown_ids(files: ModelFiles, tokenizer: Tokenizer) -> list[int]:
-    """What stands for a character that the vocabulary has not is no control token, whatever it is called."""
+    """Returns the ids that stand for a character that the vocabulary lacks.
+
+    They are not control tokens, whatever they are called.
+    """
     model = json.loads(files.tokenizer_json)["model"]
     names = (model.get("unk_token"), files.special_tokens.get("unk_token"))
     known = [tokenizer.token_to_id(name) for name in names if isinstance(name, str)]

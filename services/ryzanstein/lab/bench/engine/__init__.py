@@ -1,1 +1,1 @@
-"""Measures what this machine does: `ryzanstein bench`. No service imports it."""
+"""Benchmarks of this machine: `ryzanstein bench`. No service imports it."""

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `8KiB`, `2KiB,1MiB`, `2KiB..64MiB` (each twice the one before)."""
+"""Sizes as users write them: `8KiB`, `2KiB,1MiB`, `2KiB..64MiB` (each twice the one before)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _SIZE = re.compile(r"(\d{1,10})\s*(B|KiB|MiB|GiB)?")
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Bytes, ascending, each once. INVALID_ARGUMENT for what is not a size, or not within 1 byte and 1 GiB."""
+    """Returns the sizes in bytes, ascending, each once.
+
+    Raises INVALID_ARGUMENT for what is not a size, or not within 1 byte and 1 GiB.
+    """
     sizes = {size for part in text.split(",") for size in _range(part)}
     return tuple(sorted(sizes))
 
 
 def show_size(num_bytes: int) -> str:
-    """In the largest unit that divides it."""
+    """Returns the size in the largest unit that divides it."""
     unit = next(name for name, factor in reversed(tuple(_UNITS.items())) if num_bytes % factor == 0 and name)
     return f"{num_bytes // _UNITS[unit]} {unit}"
 

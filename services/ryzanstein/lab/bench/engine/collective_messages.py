@@ -1,4 +1,7 @@
-"""What the collectives benchmark and its ranks say to each other, over the same channels as a node's ranks."""
+"""The messages between the collectives benchmark and its ranks.
+
+They use the same channels as a node's ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ OPS = ("all_reduce", "all_gather", "broadcast")
 
 
 class RunCollective(msgspec.Struct, tag=True, frozen=True):
-    """Run one of OPS so many times. `num_elements` is what every rank holds afterwards, a multiple of the ranks; `verify`:
-    first once with operands whose result is known."""
+    """A request to run one of OPS `iterations` times.
+
+    `num_elements` is what every rank holds afterwards, a multiple of the ranks. `verify`: first run
+    it once with operands whose result is known.
+    """
 
     op: str
     num_elements: int
@@ -27,7 +33,10 @@ class CollectiveReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class CollectiveRan(msgspec.Struct, tag=True, frozen=True):
-    """When this rank entered and left each run: nanoseconds on the monotonic clock, which all processes of a machine share."""
+    """When this rank entered and left each run.
+
+    Times are nanoseconds on the monotonic clock, which all processes of a machine share.
+    """
 
     rank: int
     begun_ns: list[int]

@@ -1,7 +1,8 @@
-"""The program of the collectives benchmark's ranks: a fork server, `python -m ryzanstein.lab.bench.engine.collective_rank`.
+"""The program of the collectives benchmark's ranks, with a fork server.
 
-Starts as a node's rank does (inherited segment, store and board, threads, a core of its own), has no model, and times one
-collective after the other as it is told to.
+`python -m ryzanstein.lab.bench.engine.collective_rank`. It starts as a node's rank does (inherited
+segment, store and board, threads, separate cores), has no model, and times one collective after
+another as requested.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from ryzanstein.worker.ranks.messages import RankCrashed, StartRank
 from ryzanstein.worker.ranks.startup import cores
 
 _DEADLINE_S = 60.0
-_PERIOD = 251  # a prime: parts and chunks that are swapped do not look alike
+_PERIOD = 251  # a prime: swapped parts and chunks do not look alike
 
 
 class WrongResult(Exception):
-    """A collective gave something else than it should; the message names it, its size and the rank."""
+    """A collective gave a wrong result; the message names it, its size and the rank."""
 
 
 class CollectiveProbe:
-    """Runs collectives on operands of its own making."""
+    """Runs collectives on operands that it creates."""
 
     def __init__(self, tp: TensorParallel, device: torch.device) -> None:
         self._tp = tp
@@ -44,7 +45,10 @@ class CollectiveProbe:
         self._aligned_1 = torch.zeros(1, device=device)
 
     def verify(self, op: str, num_elements: int) -> None:
-        """Raises WrongResult. The operands are small integers, so the sum is exact in float32 in any order."""
+        """Runs a collective and checks its result. Raises WrongResult.
+
+        The operands are small integers, so the sum is exact in float32 in any order.
+        """
         pattern_N = (torch.arange(num_elements, device=self._device) % _PERIOD).float()
         result_N = _run(self._tp.collectives, op, self._operand(op, pattern_N + self._tp.rank))
         expected_N = self._expected(op, pattern_N)
@@ -53,8 +57,11 @@ class CollectiveProbe:
             raise WrongResult(f"{op} of {num_elements} elements: {wrong} are wrong on rank {self._tp.rank}")
 
     def time(self, op: str, num_elements: int, iterations: int) -> CollectiveRan:
-        """Each run begins when all ranks are there, otherwise a root that need not wait would run ahead of the others."""
-        operand_N = self._operand(op, torch.zeros(num_elements, device=self._device))  # zeros: repeated sums stay as they are
+        """Times each run from when all ranks are there.
+
+        Otherwise a root that need not wait would run ahead of the others.
+        """
+        operand_N = self._operand(op, torch.zeros(num_elements, device=self._device))  # zeros: repeated sums stay zero
         begun_ns, ended_ns = [], []
         for _ in range(iterations):
             self._tp.collectives.all_reduce(self._aligned_1)
@@ -66,11 +73,11 @@ class CollectiveProbe:
         return CollectiveRan(self._tp.rank, begun_ns, ended_ns)
 
     def _operand(self, op: str, x_N: Tensor) -> Tensor:
-        """What this rank brings: of a gather only its part."""
+        """Returns this rank's operand: of a gather only its part."""
         return x_N.tensor_split(self._tp.size)[self._tp.rank].clone() if op == "all_gather" else x_N
 
     def _expected(self, op: str, pattern_N: Tensor) -> Tensor:
-        """What every rank holds when rank r has brought the pattern plus r."""
+        """Returns what every rank must hold if rank r contributes the pattern plus r."""
         size = self._tp.size
         if op == "all_reduce":
             return size * pattern_N + size * (size - 1) // 2
@@ -95,7 +102,7 @@ def _run(collectives: Collectives, op: str, x_N: Tensor) -> Tensor:
 
 
 def run(rank: int, fd: int) -> int:
-    """A rank's life in its own process. Returns the exit code."""
+    """Runs a rank in its own process. Returns the exit code."""
     channel: RankChannel[BenchmarkMessage] = RankChannel(socket.socket(fileno=fd), BenchmarkMessage)
     try:
         (start,) = channel.wait()

@@ -1,4 +1,4 @@
-"""The ranks of one collectives backend as the benchmark sees them: spawned together, told together, timed together."""
+"""The ranks of one collectives backend, which are started, run and timed together."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ Answer = TypeVar("Answer", CollectiveReady, CollectiveRan)
 
 
 class CollectiveRanks:
-    """Running ranks of one backend (`spec.collectives`). As an async context manager it starts them, and kills them at its end.
+    """Running ranks of one backend (`spec.collectives`).
 
-    Every call raises FAILED_PRECONDITION when a rank ends, fails or gets a wrong result, DEADLINE_EXCEEDED when one is silent.
+    As an async context manager it starts them, and kills them at its end. Every call raises
+    FAILED_PRECONDITION when a rank ends, fails or gets a wrong result, and DEADLINE_EXCEEDED when
+    one does not answer.
     """
 
     def __init__(self, spec: RankSpec) -> None:
@@ -40,7 +42,7 @@ class CollectiveRanks:
         self._channels: list[AgentChannel[BenchmarkAnswer]] = []
         self._answers: asyncio.Queue[BenchmarkAnswer] = asyncio.Queue(
             maxsize=3 * spec.tp
-        )  # an answer, last words, an exit each
+        )  # an answer, a last message and an exit each
 
     async def __aenter__(self) -> CollectiveRanks:
         try:
@@ -59,7 +61,7 @@ class CollectiveRanks:
             channel.close()
 
     async def run(self, request: RunCollective) -> list[CollectiveRan]:
-        """What each rank timed."""
+        """Runs a request on all ranks. Returns what each rank timed."""
         for channel in self._channels:
             channel.send(request)
         return await self._collect(CollectiveRan)
@@ -95,6 +97,9 @@ class CollectiveRanks:
             channel.send(wires.start)
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
-        """A rank that ends by itself has said why before; its last words must not be overtaken."""
+        """Reports a rank's exit a little later.
+
+        The rank's last message says why, and must come first.
+        """
         crashed = RankCrashed(rank, exit_text(exited.result()))
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._answers.put_nowait, crashed)

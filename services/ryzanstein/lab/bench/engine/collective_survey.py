@@ -1,7 +1,8 @@
 """Times collectives over real rank processes: every operation, size and backend, in rounds.
 
-The ranks of all backends live at once and take turns, so that a slow minute of the machine falls on all of them. A run lasts
-from the entry of the last rank to the exit of the last rank; waiting for a rank that is late is not the collective's time.
+The ranks of all backends run at the same time and take turns, so that a slow minute of the machine
+affects all of them. A run lasts from the last rank's entry to the last rank's exit; waiting for a
+late rank is not the collective's time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _MAX_ITERATIONS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is measured: every operation with every size on every backend, each for `seconds` in all, split over the rounds."""
+    """What is measured: every operation with every size on every backend.
+
+    Each takes `seconds` in all, split over the rounds.
+    """
 
     ops: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -43,7 +47,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveResult:
-    """Percentiles over all runs of one cell, and the bus bandwidth at the median, see `bus_bytes_per_s`."""
+    """Percentiles over all runs of one cell, and the bus bandwidth at the median.
+
+    See `bus_bytes_per_s`.
+    """
 
     backend: str
     op: str
@@ -62,7 +69,7 @@ class Samples:
         self._iteration_s = 0.0
 
     def probe(self, ran: Sequence[CollectiveRan]) -> None:
-        """Runs that do not count, but tell how long one takes."""
+        """Takes runs that do not count, to learn how long one takes."""
         begun_ns, ended_ns = min(rank.begun_ns[0] for rank in ran), max(rank.ended_ns[-1] for rank in ran)
         self._iteration_s = (ended_ns - begun_ns) / 1e9 / len(ran[0].begun_ns)
 
@@ -71,31 +78,34 @@ class Samples:
         self.latencies_s += latencies_s(ran)
 
     def iterations(self, seconds: float) -> int:
-        """At least one."""
+        """Returns how many runs fit into the time, at least one."""
         return max(1, min(_MAX_ITERATIONS, int(seconds / max(self._iteration_s, 1e-9))))
 
 
 def latencies_s(ran: Sequence[CollectiveRan]) -> list[float]:
-    """Of each run, from the last rank's entry to the last rank's exit."""
+    """Returns the time of each run, from the last rank's entry to the last rank's exit."""
     entries = map(max, zip(*(rank.begun_ns for rank in ran), strict=True))
     exits = map(max, zip(*(rank.ended_ns for rank in ran), strict=True))
     return [(ended - begun) / 1e9 for begun, ended in zip(entries, exits, strict=True)]
 
 
 def bus_bytes_per_s(op: str, ranks: int, num_bytes: int, seconds: float) -> float:
-    """The bus bandwidth of nccl-tests (doc/PERFORMANCE.md): size over time, corrected for what the best algorithm sends over
-    each rank's link, so that it compares with the hardware's peak whatever the number of ranks."""
+    """Returns the bus bandwidth of nccl-tests (doc/PERFORMANCE.md).
+
+    It is size over time, corrected for what the best algorithm sends over each rank's link. So it
+    compares with the hardware's peak for any number of ranks.
+    """
     factors = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}
     return factors[op] * num_bytes / seconds
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By nearest rank."""
+    """Returns the percentile by nearest rank."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 async def measure(survey: Survey, specs: Mapping[str, RankSpec], console: Console) -> list[CollectiveResult]:
-    """Verifies each cell once, then times all of them round by round. `specs` by backend."""
+    """Verifies each cell once, then times all of them round by round. `specs` is by backend."""
     ranks = next(iter(specs.values())).tp
     cells = [Cell(b, op, size) for op in survey.ops for size in survey.sizes for b in survey.backends]
     samples = {cell: Samples() for cell in cells}

@@ -1,4 +1,4 @@
-"""The command `ryzanstein bench collectives`: what ranks compute together, alone or within a model's decode steps."""
+"""The command `ryzanstein bench collectives`: collectives, alone or in a model's decode steps."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ _BACKENDS = ("shm", "gloo", "nccl", "symm_mem")
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Those that are measured, and why others are not."""
+    """The measured backends, and why others are not measured."""
 
     chosen: tuple[str, ...]
     absent: Mapping[str, str]
 
 
 def choose_backends(text: str, ranks: int) -> Backends:
-    """All that run here, or those named. INVALID_ARGUMENT for one that is unknown, or named and cannot run here."""
+    """Returns all backends that run here, or the named ones.
+
+    Raises INVALID_ARGUMENT for a named one that is unknown or cannot run here.
+    """
     wanted = _names("backends", text, _BACKENDS) if text else _BACKENDS
     absent = {name: reason for name in wanted if (reason := _why_not(name, ranks))}
     for name in absent if text else ():
@@ -42,7 +45,7 @@ def choose_backends(text: str, ranks: int) -> Backends:
 
 
 def _why_not(backend: str, ranks: int) -> str:
-    """Empty for a backend that runs here."""
+    """Returns why a backend cannot run here; empty if it can."""
     match backend:
         case "shm":
             return "" if default_backend("cpu") == "shm" else "needs a CPU with x86's store order"
@@ -61,7 +64,10 @@ def _why_no_nccl(ranks: int) -> str:
 
 
 def _why_no_symmetric_memory() -> str:
-    """torch's one-shot all-reduce: its kernels are for GPUs, and these ranks have no code that calls them."""
+    """Returns why torch's one-shot all-reduce is not measured.
+
+    Its kernels are for GPUs, and these ranks have no code that calls them.
+    """
     import torch
     from torch.distributed import _symmetric_memory
 
@@ -80,7 +86,10 @@ def _names(field: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def choose_sizes(text: str, ranks: int) -> tuple[int, ...]:
-    """Rounded down to elements that divide over the ranks, as nccl-tests does. INVALID_ARGUMENT for less than one each."""
+    """Returns sizes rounded down to elements that divide over the ranks, as nccl-tests does.
+
+    Raises INVALID_ARGUMENT for less than one element each.
+    """
     step = ELEMENT_BYTES * ranks
     sizes = parse_sizes(text)
     if sizes[0] < step:
@@ -89,7 +98,7 @@ def choose_sizes(text: str, ranks: int) -> tuple[int, ...]:
 
 
 def table(results: Sequence[CollectiveResult]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="collectives", title_justify="left")
     for heading in ("op", "ranks", "size", "backend", "p50", "p99", "bus bandwidth"):
         shown.add_column(heading, justify="right")

@@ -1,6 +1,7 @@
-"""The command `ryzanstein bench compare A B`: what became slower from one run of the suite to another, beyond the noise.
+"""The command `ryzanstein bench compare A B`: what became slower from one suite run to another.
 
-Exit codes: 0 nothing became slower, 1 something did, 2 the documents cannot be compared.
+Changes within the noise do not count. Exit codes: 0 nothing became slower, 1 something did, 2 the
+documents cannot be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _STYLES = {"slower": "bold red", "faster": "green", "same": "", "unclear": "dim"
 
 
 def as_document(before: SuiteDocument, after: SuiteDocument, rule: Rule, comparison: DocumentComparison) -> dict[str, Any]:
-    """For scripts. Factors are later over earlier ratio to the reference kernel: above 1 is slower."""
+    """Returns the comparison for scripts.
+
+    Factors are later over earlier ratio to the reference kernel: above 1 is slower.
+    """
     return {
         "schema": SCHEMA,
         "before": {"host": before.machine.host, "commit": before.machine.commit},
@@ -52,7 +56,7 @@ def _seconds(row: FigureChange) -> tuple[float, float]:
 
 
 def table(comparison: DocumentComparison) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="later over earlier, in ratios to the reference kernel", title_justify="left")
     for heading in ("figure", "before", "after", "factor", "within", "verdict"):
         shown.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")

@@ -13,8 +13,12 @@ from ryzanstein.lab.bench.engine.suite_document import SuiteDocument, SuiteFigur
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a change counts. `min_effect` 0.05: less than 5 % never does. `false_alarms` is the chance that anything at all is
-    outside of its interval between two runs of the same code; every figure gets an equal share of it (Bonferroni)."""
+    """When a change counts.
+
+    `min_effect` 0.05: less than 5 % never does. `false_alarms` is the chance that any figure is
+    outside its interval between two runs of the same code; every figure gets an equal share of it
+    (Bonferroni).
+    """
 
     min_effect: float
     false_alarms: float
@@ -36,8 +40,11 @@ class FigureChange:
 
 @dataclass(frozen=True, slots=True)
 class DocumentComparison:
-    """`added` are figures that only the later document has, `notes` what differs and may be the reason, `kernel_factors` how
-    much slower the machine was."""
+    """The comparison of two documents.
+
+    `added` are figures that only the later document has, `notes` are differences that may be the
+    reason, `kernel_factors` how much slower the machine was.
+    """
 
     rows: tuple[FigureChange, ...]
     kernel_factors: Mapping[str, float]
@@ -49,8 +56,11 @@ class DocumentComparison:
 
 
 def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -> DocumentComparison:
-    """INVALID_ARGUMENT naming the field when the documents are of different machines or work, when a figure is missing in the
-    later one, or when the rounds are too few to show any change."""
+    """Compares two documents.
+
+    Raises INVALID_ARGUMENT with the field if the documents are of different machines or work, if
+    the later one lacks a figure, or if the rounds are too few to show any change.
+    """
     _same("machine.cpu", before.machine.cpu, after.machine.cpu)
     _same("machine.cores", before.machine.cores, after.machine.cores)
     for kernel in sorted({figure.reference for figure in before.figures}):
@@ -65,7 +75,10 @@ def compare_documents(before: SuiteDocument, after: SuiteDocument, rule: Rule) -
 
 
 def _kernel_factors(before: SuiteDocument, after: SuiteDocument) -> dict[str, float]:
-    """How much slower the machine itself was, by each reference kernel that is the same in both: ratios of medians."""
+    """Returns how much slower the machine itself was, as ratios of medians.
+
+    It covers each reference kernel that is the same in both documents.
+    """
     return {
         kernel: statistics.median(after.kernels[kernel].rounds_s) / statistics.median(times.rounds_s)
         for kernel, times in before.kernels.items()

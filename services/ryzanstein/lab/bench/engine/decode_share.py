@@ -1,4 +1,7 @@
-"""How much of a model's decode step is communication: real ranks under load, asked for their own time within collectives."""
+"""How much of a model's decode step is communication.
+
+Real ranks under load report their own time in collectives.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.text.model_files import ModelFiles
 
 _BATCHES = (1, 8)
-_PROMPT_TOKENS = 1  # then the prefill is a step like all others
+_PROMPT_TOKENS = 1  # so that the prefill is a step like all others
 _HOST_BACKENDS = ("shm", "gloo")
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShare:
-    """`communication_share` is rank 0's time within collectives, waits for slower ranks included, over its steps' time: the
-    median of the rounds."""
+    """The share of communication in the decode steps of one batch size.
+
+    `communication_share` is rank 0's time in collectives, including waits for slower ranks, over
+    its steps' time: the median of the rounds.
+    """
 
     backend: str
     batch: int
@@ -37,7 +43,10 @@ class DecodeShare:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """Batches that decode on the ranks of each backend in turn. The model is loaded once per backend, all at the same time."""
+    """Batches that decode on the ranks of each backend in turn.
+
+    The model is loaded once per backend, and all are loaded at the same time.
+    """
 
     workload: Workload
     specs: Mapping[str, RankSpec]
@@ -45,9 +54,11 @@ class DecodeLoad:
 
     @classmethod
     def plan(cls, model: Path, specs: Mapping[str, RankSpec], steps: int, rounds: int) -> DecodeLoad:
-        """So many steps a round. `specs` by backend; NCCL's are left out: the host's clock sees a collective queued, not run.
+        """Plans `steps` decode steps per round. `specs` is by backend.
 
-        Raises INVALID_ARGUMENT when nothing remains or the steps exceed the context, and what reading the model raises.
+        NCCL is left out, because the host's clock sees when a collective is queued, not when it
+        runs. Raises INVALID_ARGUMENT if no backend remains or the steps exceed the context, and
+        what reading the model raises.
         """
         files = ModelFiles.read(model)
         workload = Workload(_BATCHES, _PROMPT_TOKENS, steps, rounds)
@@ -59,7 +70,7 @@ class DecodeLoad:
         return cls(workload, loaded, files.vocab_size)
 
     def run(self, console: Console) -> list[DecodeShare]:
-        """Raises FAILED_PRECONDITION for ranks that refuse the model or are lost."""
+        """Measures. Raises FAILED_PRECONDITION for ranks that refuse the model or are lost."""
         with losses_as_errors():
             return asyncio.run(self._measure(console))
 
@@ -77,7 +88,7 @@ class DecodeLoad:
 
 
 def _with_model(spec: RankSpec, model: Path, workload: Workload) -> RankSpec:
-    """On CPUs, with a cache that holds the largest batch."""
+    """Returns a specification for CPUs, with a cache that holds the largest batch."""
     sized = rank_spec(model, workload, spec.tp, spec.threads, max(_BATCHES))
     return replace(sized, device="cpu", collectives=spec.collectives, pin=spec.pin)
 
@@ -89,7 +100,7 @@ def _share(backend: str, batch: int, rounds: Sequence[Round]) -> DecodeShare:
 
 
 def table(shares: Sequence[DecodeShare]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="communication in decode steps", title_justify="left")
     for heading in ("batch", "backend", "step p50", "communication"):
         shown.add_column(heading, justify="right")

@@ -1,7 +1,7 @@
-"""Measures this machine's engine alone: what `ryzanstein bench engine` does without `--peers`.
+"""Measures this machine's engine alone: `ryzanstein bench engine` without `--peers`.
 
-Real ranks under the same group as a node's. Batch sizes are interleaved so that a slow minute of the machine does not fall on
-one of them; the results are medians over the rounds.
+It uses real ranks under the same group as a node's. Batch sizes are interleaved, so that a slow
+minute of the machine does not affect only one of them. The results are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured. Prompts and answers of so many tokens each."""
+    """What is measured: the batches, and the number of tokens of each prompt and answer."""
 
     batches: tuple[int, ...]
     prompt_tokens: int
@@ -38,7 +38,7 @@ class Workload:
         return self.prompt_tokens + self.new_tokens
 
     def check(self, context_length: int) -> None:
-        """Raises INVALID_ARGUMENT naming the parameter or the numbers that do not fit."""
+        """Raises INVALID_ARGUMENT with the parameter or the numbers that do not fit."""
         if min(self.batches) < 1:
             raise errors.invalid("batch", "must be at least 1", min(self.batches))
         if self.num_tokens > context_length:
@@ -47,7 +47,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """Medians over the rounds of one batch size; the peak is the highest of any round, of all ranks together."""
+    """Medians over the rounds of one batch size.
+
+    The peak is the highest of any round, of all ranks together.
+    """
 
     engine: str
     quantization: str
@@ -62,7 +65,7 @@ class EngineResult:
 
 
 async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[EngineResult]:
-    """Runs every batch size once a round, after one batch that is not counted."""
+    """Runs every batch size once per round, after one batch that is not counted."""
     rounds: dict[int, list[Round]] = {batch: [] for batch in workload.batches}
     async with Engines(spec, vocab_size) as engines:
         await engines.run(workload.batches[0], workload.prompt_tokens, workload.new_tokens)
@@ -89,7 +92,7 @@ def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Rou
 
 
 def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens_per_step: int) -> RankSpec:
-    """Ranks whose cache holds the largest batch, with a block in hand for each sequence."""
+    """Returns ranks whose cache holds the largest batch, with a spare block for each sequence."""
     largest = max(workload.batches)
     blocks_per_sequence = -(-workload.num_tokens // _BLOCK_SIZE) + 1
     return RankSpec(
@@ -106,7 +109,7 @@ def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens
 
 
 def table(results: Sequence[EngineResult]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="engine", title_justify="left")
     for heading in ("weights", "tp", "batch", "prompt", "new", "tokens/s", "decode tokens/s", "first tokens", "peak memory"):
         shown.add_column(heading, justify="right")
@@ -122,7 +125,7 @@ def table(results: Sequence[EngineResult]) -> Table:
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:
-    """`1,4,8`; each once. INVALID_ARGUMENT naming the option."""
+    """Parses `1,4,8`; each number once. Raises INVALID_ARGUMENT with the option."""
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
@@ -134,6 +137,6 @@ def batches(text: str) -> tuple[int, ...]:
 
 
 def run_engine(workload: Workload, spec: RankSpec, vocab_size: int, console: Console) -> list[EngineResult]:
-    """Raises RyzansteinError, also for ranks that refuse the model or are lost."""
+    """Measures. Raises RyzansteinError, also for ranks that refuse the model or are lost."""
     with losses_as_errors():
         return asyncio.run(measure(workload, spec, vocab_size, console))

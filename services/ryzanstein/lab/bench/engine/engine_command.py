@@ -1,4 +1,4 @@
-"""The command `ryzanstein bench engine`: this machine's engine, alone or beside what a user could run instead."""
+"""The command `ryzanstein bench engine`: this machine's engine, alone or compared with peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CacheHome = Annotated[Path, typer.Option(envvar="XDG_CACHE_HOME", help="ryzanste
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
-    """`1,2`."""
+    """Parses `1,2`. Raises INVALID_ARGUMENT for a count that is out of range."""
     counts = integers("tp", text)
     if not 1 <= min(counts) <= max(counts) <= MAX_RANKS:
         raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", text)
@@ -36,14 +36,14 @@ def rank_counts(text: str) -> tuple[int, ...]:
 
 
 def one_of(field: str, text: str, known: tuple[str, ...]) -> str:
-    """The text itself. INVALID_ARGUMENT for what is not known."""
+    """Returns the text itself. Raises INVALID_ARGUMENT if it is unknown."""
     if text not in known:
         raise errors.invalid(field, f"must be of {', '.join(known)}", text)
     return text
 
 
 def quantizations(text: str) -> tuple[Quantization, ...]:
-    """`none,int8`; each once."""
+    """Parses `none,int8`; each once."""
     names = dict.fromkeys(text.split(","))
     if not names.keys() <= set(QUANTIZATIONS):
         raise errors.invalid("quantization", f"must be of {', '.join(QUANTIZATIONS)}", text)

@@ -1,6 +1,6 @@
 """Batches through running ranks, fed and timed where the agent would be; no gRPC and no text.
 
-Greedy, end of text ignored, random prompts of which no two share a block.
+Sampling is greedy, end of text is ignored, and prompts are random, so that no two share a block.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One batch, run once. `ttft_s` is until the last sequence has its first token, decode is all that comes after it.
+    """One batch, run once.
 
-    `step_times_s` are rank 0's steps that gave tokens; `collectives_s` is the time it spent in collectives in all of them.
-    `first_tokens` are those of the prompts, in their order.
+    `ttft_s` is until the last sequence has its first token; decode is all that comes after it.
+    `step_times_s` are rank 0's steps that gave tokens; `collectives_s` is its time in collectives
+    in all of them. `first_tokens` are in the order of the prompts.
     """
 
     ttft_s: float
@@ -75,7 +76,7 @@ class Flight:
             self.landed.set_result(now_s)
 
     def result(self, peak_rss_bytes: int, collectives_s: float) -> Round:
-        """Once landed."""
+        """Returns the round, once it has landed."""
         end_s = self.landed.result()
         return Round(
             self._first_s - self._began_s,
@@ -89,7 +90,10 @@ class Flight:
 
 
 class Engines:
-    """Running ranks that are given one batch after the other. As an async context manager it starts and ends them."""
+    """Running ranks that get one batch after another.
+
+    As an async context manager it starts and ends them.
+    """
 
     def __init__(self, spec: RankSpec, vocab_size: int) -> None:
         self._spec = spec
@@ -118,12 +122,12 @@ class Engines:
         await self._server.close()
 
     async def run(self, batch: int, prompt_tokens: int, new_tokens: int) -> Round:
-        """Random prompts, see `generate`."""
+        """Runs a batch of random prompts, see `generate`."""
         prompts = [self._random.choices(range(self._vocab_size), k=prompt_tokens) for _ in range(batch)]
         return await self.generate(prompts, new_tokens)
 
     async def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> Round:
-        """Submits the batch at once and waits for its end. RanksLost when a rank is."""
+        """Submits the batch at once and waits for its end. Raises RanksLost if a rank is lost."""
         groups = range(self._num_groups, self._num_groups + len(prompts))
         self._num_groups += len(prompts)
         before = self._group.progress()
@@ -141,7 +145,7 @@ class Engines:
         return flight.result(sum(map(peak_rss_bytes, pids)), collectives_s)
 
     def collectives_s(self) -> tuple[float, ...]:
-        """What each rank has spent in collectives so far, waits for its peers included."""
+        """Returns what each rank has spent in collectives so far, including waits for its peers."""
         return tuple(progress.collectives_s for progress in self._group.progress())
 
     def _on_step(self, events: StepEvents) -> None:
@@ -154,7 +158,7 @@ class Engines:
 
 @contextmanager
 def losses_as_errors() -> Iterator[None]:
-    """Ranks that refuse the model or are lost are a RyzansteinError from here on."""
+    """Turns refused models and lost ranks into a RyzansteinError."""
     try:
         yield
     except (RanksRefused, RanksLost) as error:

@@ -1,7 +1,8 @@
-"""The command `ryzanstein bench load`: how long ranks take to start, phase by phase, and how much memory their weights take.
+"""The command `ryzanstein bench load`: how long ranks take to start, and their weights' memory.
 
-Real ranks under the same group as a node's, started anew each round, the numbers of ranks interleaved. Each rank tells what it
-measured itself; what its slice should take is computed from the shapes, apart from it.
+It uses real ranks under the same group as a node's, started again in each round, with the numbers
+of ranks interleaved. Times are by phase. Each rank reports its own measurements; the size of its
+slice is computed separately, from the shapes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class LoadingResult:
-    """One rank of so many. Bytes are the most of any round.
+    """One of `tp` ranks. Bytes are the most of any round.
 
-    `slice_bytes` is what its weights take by their shapes. `baseline_bytes` is the process before the phase "load": Python and
-    torch. `resident_bytes` is by how much it is larger after that phase, `peak_bytes` by how much it was at most.
+    `slice_bytes` is the size of its weights by their shapes. `baseline_bytes` is the process before
+    the phase "load": Python and torch. `resident_bytes` is its growth after that phase,
+    `peak_bytes` its largest growth.
     """
 
     tp: int
@@ -65,7 +67,10 @@ class LoadingResult:
 
 
 async def start_once(spec: RankSpec) -> list[RankReady]:
-    """What the ranks tell when they are ready, by rank. They have ended when it returns. RanksLost, RanksRefused."""
+    """Starts ranks and returns their reports of being ready, by rank.
+
+    They have ended when it returns. Raises RanksLost, RanksRefused.
+    """
     events = GroupEvents(lambda events: None, lambda trace: None, lambda: False)
     async with ForkServer(RANK_COMMAND, thread_environment(spec)) as server:
         group = RankGroup(spec, GroupBounds(), events, server)
@@ -76,7 +81,10 @@ async def start_once(spec: RankSpec) -> list[RankReady]:
 
 
 async def measure(specs: Sequence[RankSpec], rounds: int, console: Console) -> list[LoadingResult]:
-    """Every number of ranks once a round, after one start of each that is not counted: it fills the page cache."""
+    """Starts every number of ranks once per round.
+
+    One start of each comes first and is not counted: it fills the page cache.
+    """
     answers: list[list[list[RankReady]]] = [[] for _ in specs]
     for number in range(rounds + 1):
         for spec, starts in zip(specs, answers, strict=True):
@@ -91,7 +99,7 @@ async def measure(specs: Sequence[RankSpec], rounds: int, console: Console) -> l
 
 
 def _slice_bytes(spec: RankSpec, rank: int) -> int:
-    """What the weights of one rank take, by their shapes. ModelRefused."""
+    """Returns the size of one rank's weights, by their shapes. Raises ModelRefused."""
     from ryzanstein.worker.model.collectives.local import LocalCollectives
     from ryzanstein.worker.model.loading import slice_bytes
     from ryzanstein.worker.model.parallel import TensorParallel
@@ -118,7 +126,7 @@ def _time(durations_s: Sequence[float]) -> PhaseTime:
 
 
 def times_table(results: Sequence[LoadingResult]) -> Table:
-    """For people: the median of each phase, and the longest loading."""
+    """Returns the table for people: the median of each phase, and the longest loading."""
     shown = Table(title="load: seconds", title_justify="left")
     for heading in ("tp", "rank", *PHASES, "ready", "load, max"):
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -130,7 +138,7 @@ def times_table(results: Sequence[LoadingResult]) -> Table:
 
 
 def memory_table(results: Sequence[LoadingResult]) -> Table:
-    """For people: what the phase "load" adds to a process, against its slice."""
+    """Returns the table for people: what the phase "load" adds to a process, and its slice."""
     shown = Table(title="load: memory", title_justify="left")
     for heading in ("tp", "rank", "before", "slice", "resident", "resident / slice", "peak / slice"):
         shown.add_column(heading, justify="right")
@@ -145,13 +153,13 @@ def memory_table(results: Sequence[LoadingResult]) -> Table:
 
 
 def document(model: Path, results: Sequence[LoadingResult]) -> dict[str, object]:
-    """For programs."""
+    """Returns the document for programs."""
     rows = [{**asdict(result), "resident_ratio": result.resident_ratio, "peak_ratio": result.peak_ratio} for result in results]
     return {"model": str(model), "results": rows}
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
-    """`1,2`; each once. INVALID_ARGUMENT for what is no number above 0."""
+    """Parses `1,2`; each once. Raises INVALID_ARGUMENT for what is not a number above 0."""
     try:
         counts = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:

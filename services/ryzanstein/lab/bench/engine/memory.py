@@ -1,4 +1,7 @@
-"""The most memory that processes have held, from proc(5). A process that has ended counts nothing."""
+"""The most memory that processes have held, from proc(5).
+
+A process that has ended counts nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import psutil
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all that it has started."""
+    """Returns the process and all that it has started."""
     with suppress(psutil.NoSuchProcess):
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     return []
@@ -21,7 +24,7 @@ def reset_peak_rss(pid: int) -> None:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """VmHWM: the most since it was last reset."""
+    """Returns VmHWM: the most since it was last reset."""
     with suppress(FileNotFoundError, ProcessLookupError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,8 +1,9 @@
-"""Reference kernels: small fixed pieces of work that tell how fast the machine is just now.
+"""Reference kernels: small fixed pieces of work that show how fast the machine is at the moment.
 
-They are timed beside what a benchmark is about: a figure divided by the time of the kernel beside it does not change when the
-whole machine slows down (Bulej et al., Duet Benchmarking, ICPE 2020, run two programs side by side for the same reason). Knows
-nothing of models, ranks or files.
+They are timed next to the work of a benchmark. A figure divided by the time of the kernel next to
+it does not change when the whole machine slows down (Bulej et al., Duet Benchmarking, ICPE 2020,
+run two programs side by side for the same reason). The module knows nothing about models, ranks or
+files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKernel:
-    """`work` says what is done, with its sizes."""
+    """A kernel. `work` describes what it does, with its sizes."""
 
     work: str
     threads: int
@@ -38,11 +39,14 @@ class ReferenceKernel:
 
     @property
     def definition(self) -> str:
-        """Times of kernels that differ in it do not compare."""
+        """Returns the definition. Times of kernels with different definitions do not compare."""
         return f"{self.work}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def time(self) -> float:
-        """Seconds of one run: the median of those that fit into 40 ms, at least three, after one that is not counted."""
+        """Returns the seconds of one run: the median of those that fit into 40 ms, at least three.
+
+        One run comes first and is not counted.
+        """
         samples: list[float] = []
         with _threads(self.threads), torch.inference_mode():
             self.run()
@@ -52,15 +56,22 @@ class ReferenceKernel:
 
 
 class References:
-    """The kernels by name. They hold their operands, a buffer larger than the caches among them, as long as they live."""
+    """The kernels by name.
+
+    They hold their operands, including a buffer larger than the caches, as long as they live.
+    """
 
     def __init__(self, kernels: Mapping[str, ReferenceKernel]) -> None:
         self._kernels = kernels
 
     @classmethod
     def build(cls, buffer_bytes: int) -> References:
-        """`matmul` is bound by arithmetic, `read` by memory, `small` by operators and the joining of threads, each with all
-        cores of this process; `loop` by Python and `read-1` by memory, with one thread. `buffer_bytes` is what is read."""
+        """Builds all kernels. `buffer_bytes` is what is read.
+
+        `matmul` is bound by arithmetic, `read` by memory, `small` by operators and the joining of
+        threads, each with all cores of this process; `loop` by Python and `read-1` by memory, with
+        one thread.
+        """
         read = read_kernel(buffer_bytes)
         return cls(
             {
@@ -77,24 +88,27 @@ class References:
         return {name: kernel.definition for name, kernel in self._kernels.items()}
 
     def time(self, names: Iterable[str]) -> dict[str, float]:
-        """Seconds of one run of each."""
+        """Returns the seconds of one run of each."""
         return {name: self._kernels[name].time() for name in names}
 
 
 def num_cores() -> int:
-    """That this process may run on."""
+    """Returns how many cores this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def matmul_kernel() -> ReferenceKernel:
-    """2 * MATMUL_SIZE**3 floating-point operations."""
+    """Returns a kernel of 2 * MATMUL_SIZE**3 floating-point operations."""
     left_NN, right_NN = torch.rand(2, MATMUL_SIZE, MATMUL_SIZE).unbind()
     work = f"float32 product of {MATMUL_SIZE} x {MATMUL_SIZE} by {MATMUL_SIZE} x {MATMUL_SIZE}"
     return ReferenceKernel(work, num_cores(), partial(torch.mm, left_NN, right_NN))
 
 
 def read_kernel(buffer_bytes: int) -> ReferenceKernel:
-    """Reads `buffer_bytes` (rounded down to rows of 16 KiB, at least one) once, as a decode step reads its weights."""
+    """Returns a kernel that reads `buffer_bytes` once, as a decode step reads its weights.
+
+    The bytes are rounded down to rows of 16 KiB, at least one.
+    """
     rows = max(1, buffer_bytes // (_ROW * _FLOAT_BYTES))
     matrix_RN, vector_N = torch.ones(rows, _ROW), torch.ones(_ROW)
     work = f"float32 product of {rows} x {_ROW} by a vector"
@@ -130,7 +144,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @contextmanager
 def _threads(num: int) -> Iterator[None]:
-    """torch's number of threads meanwhile."""
+    """Sets torch's number of threads while in the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:

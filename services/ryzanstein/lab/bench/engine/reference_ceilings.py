@@ -1,6 +1,9 @@
-"""The command `ryzanstein bench machine`: bytes read and floating-point operations a second, as measured.
+"""The command `ryzanstein bench machine`: bytes read and floating-point operations per second.
 
-A step that must read so many bytes cannot take less than bytes over bandwidth: the floor that steps are compared with.
+Both are measured.
+
+A step that must read a number of bytes cannot take less than bytes over bandwidth: the lower bound
+that steps are compared with.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ _MOST_BYTES = 2 * 2**30
 
 
 class Ceilings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Medians of the rounds for so many threads. `read_bytes_per_s` is over a buffer of `buffer_bytes`; while that is less than
-    the caches (`cache_bytes`, 0: unknown) it is not the memory's bandwidth alone."""
+    """Medians of the rounds for one number of threads.
+
+    `read_bytes_per_s` is over a buffer of `buffer_bytes`; if that is less than the caches
+    (`cache_bytes`, 0: unknown), it is not the memory's bandwidth alone.
+    """
 
     threads: int
     read_bytes_per_s: float
@@ -38,19 +44,25 @@ class Ceilings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cache_bytes() -> int:
-    """The largest cache of the first core as Linux tells it (sysfs-devices-system-cpu); 0 where it does not."""
+    """Returns the largest cache of the first core as Linux reports it.
+
+    The source is sysfs-devices-system-cpu; 0 if it has no report.
+    """
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
     return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes if size[-1:] in _UNITS), default=0)
 
 
 def choose_buffer_bytes() -> int:
-    """Twice the largest cache, within 256 MiB and 2 GiB and never more than a quarter of the memory that is free."""
+    """Returns twice the largest cache, within 256 MiB and 2 GiB.
+
+    It is never more than a quarter of the free memory.
+    """
     wanted = min(max(2 * cache_bytes(), _LEAST_BYTES), _MOST_BYTES)
     return min(wanted, psutil.virtual_memory().available // 4)
 
 
 def measure_ceilings(rounds: int, buffer_bytes: int) -> list[Ceilings]:
-    """With one thread and with all cores, interleaved round by round."""
+    """Measures with one thread and with all cores, interleaved round by round."""
     counts = sorted({1, num_cores()})
     read, matmul = read_kernel(buffer_bytes), matmul_kernel()
     kernels = {count: (replace(read, threads=count), replace(matmul, threads=count)) for count in counts}
@@ -67,7 +79,7 @@ def _ceilings(threads: int, times: Sequence[tuple[float, ...]], buffer_bytes: in
 
 
 def table(ceilings: Sequence[Ceilings]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="machine", title_justify="left")
     for heading in ("threads", "memory read", "float32 products", "buffer", "largest cache"):
         shown.add_column(heading, justify="right")

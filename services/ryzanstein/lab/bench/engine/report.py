@@ -1,4 +1,4 @@
-"""How a benchmark ends: a JSON document for scripts or tables for people, or a refusal with exit code 1."""
+"""How a benchmark ends: a JSON document for scripts or tables for people, or exit code 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from ryzanstein.errors import RyzansteinError
 
 
 def publish(document: Mapping[str, Any], tables: Sequence[Table], json_path: str) -> None:
-    """The document to the file `json_path`, or to standard output for "-"; without a path the tables, to standard output."""
+    """Writes the document to the file `json_path`, or to standard output for "-".
+
+    Without a path it prints the tables to standard output.
+    """
     text = json.dumps(document, indent=2)
     if json_path == "-":
         print(text)
@@ -29,8 +32,10 @@ def publish(document: Mapping[str, Any], tables: Sequence[Table], json_path: str
 
 
 def _replace(path: Path, text: str) -> None:
-    """Written beside and renamed: a reader never sees half a document, nor is an older one lost to a full disk. A device or a
-    pipe is written as it is."""
+    """Writes to a temporary file and renames it. A device or a pipe is written directly.
+
+    So a reader never sees half a document, and a full disk does not destroy an older one.
+    """
     if path.exists() and not path.is_file():
         path.write_text(text)
         return
@@ -43,7 +48,10 @@ def _replace(path: Path, text: str) -> None:
 
 @contextmanager
 def refusals_as_exit() -> Iterator[Console]:
-    """Gives the console for what is said meanwhile, on standard error. A RyzansteinError is printed there, with exit code 1."""
+    """Yields the console for messages on standard error.
+
+    A RyzansteinError is printed there, with exit code 1.
+    """
     people = Console(stderr=True, highlight=False)
     try:
         yield people

@@ -1,4 +1,7 @@
-"""The command `ryzanstein bench scaling`: what more ranks gain over one rank, on CPUs, with the same model in the same run."""
+"""The command `ryzanstein bench scaling`: what several ranks gain over one, on CPUs.
+
+All run the same model in the same run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from ryzanstein.worker.text.model_files import ModelFiles
 
 
 def choose_loads(batch: str, steps: int, prefill_tokens: int, context_length: int) -> list[ScalingLoad]:
-    """Decode steps of each batch ("": none), and a prefill (0: none). INVALID_ARGUMENT when none is left or one is too long."""
+    """Returns decode steps of each batch ("": none), and a prefill (0: none).
+
+    Raises INVALID_ARGUMENT if no load is left or one is too long.
+    """
     loads = [ScalingLoad.decode(size, steps) for size in (batches(batch) if batch else ())]
     if prefill_tokens:
         loads.append(ScalingLoad.prefill(prefill_tokens))

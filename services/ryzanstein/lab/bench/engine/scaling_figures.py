@@ -1,4 +1,4 @@
-"""What the samples of the scaling benchmark say: medians of each layout, and ratios between layouts within a round."""
+"""The figures of the scaling benchmark: medians per layout, and ratios within a round."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from ryzanstein.lab.bench.engine.scaling_rounds import Samples, ScalingLoad
 
 @dataclass(frozen=True, slots=True)
 class ScalingFigure:
-    """Medians of the rounds. `step_s` is a decode step, or the whole prefill. `communication_shares` by rank: its time within
-    collectives, waits for late peers included, over the time from submission to the last token."""
+    """Medians of the rounds.
+
+    `step_s` is a decode step, or the whole prefill. `communication_shares` is by rank: its time in
+    collectives, including waits for late peers, over the time from submission to the last token.
+    """
 
     layout: str
     ranks: int
@@ -28,7 +31,10 @@ class ScalingFigure:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRatio:
-    """Tokens/s of `layout` over those of `over` in the same round: the median, and the least and most of any round."""
+    """Tokens/s of `layout` over those of `over` in the same round.
+
+    The figures are the median, and the least and most of any round.
+    """
 
     layout: str
     over: str
@@ -51,7 +57,7 @@ def _figure(samples: Samples, layout: RankLayout, load: ScalingLoad) -> ScalingF
 
 
 def ratios(samples: Samples) -> list[ScalingRatio]:
-    """Of every layout with several ranks to every layout with one."""
+    """Returns the ratios of every layout with several ranks to every layout with one."""
     alone = [layout for layout in samples if layout.ranks == 1]
     together = [layout for layout in samples if layout.ranks > 1]
     return [_ratio(samples, a, b, load) for a in together for b in alone for load in samples[a]]
@@ -64,7 +70,7 @@ def _ratio(samples: Samples, layout: RankLayout, over: RankLayout, load: Scaling
 
 
 def figure_table(rows: Sequence[ScalingFigure]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="layouts (ranks x threads of each)", title_justify="left")
     for heading in ("load", "layout", "tokens/s", "step", "communication by rank"):
         shown.add_column(heading, justify="right")
@@ -75,7 +81,7 @@ def figure_table(rows: Sequence[ScalingFigure]) -> Table:
 
 
 def ratio_table(rows: Sequence[ScalingRatio]) -> Table:
-    """For people."""
+    """Returns the table for people."""
     shown = Table(title="tokens/s in ratios, round by round", title_justify="left")
     for heading in ("load", "layout", "over", "median", "least", "most"):
         shown.add_column(heading, justify="right")

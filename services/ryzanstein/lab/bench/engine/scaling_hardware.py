@@ -1,4 +1,7 @@
-"""The figures that the scaling model needs: measured here and read from the benchmarks' documents, or published by others."""
+"""The figures that the scaling model needs.
+
+They are measured here and read from the benchmarks' documents, or published by others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _NCCL_8_US = ((1024, 34.57), (2048, 33.40), (4096, 32.51), (8192, 32.89), (16384
 
 
 def published() -> dict[str, Hardware]:
-    """By name. What is not published about a step, its unsplit part, is not in them."""
+    """Returns the hardware by name.
+
+    The unsplit part of a step is not published, so it is missing.
+    """
     one_shot = {
         ranks: Latencies(tuple((size, us * 1e-6) for size, us in zip(_ONE_SHOT_SIZES, row, strict=True)))
         for ranks, row in _ONE_SHOT_US.items()
@@ -75,22 +81,23 @@ class MeasuredStep(msgspec.Struct, frozen=True):
 
 
 class ScalingDocument(msgspec.Struct, frozen=True):
-    """What `bench scaling --json` wrote."""
+    """The document of `bench scaling --json`."""
 
     quantization: str
     results: list[MeasuredStep]
     unsplit: list[MeasuredStep] = []
 
     def step_s(self, load: str, ranks: int) -> float | None:
-        """Measured with one thread of each rank, not pinned."""
+        """Returns the step time measured with one thread per rank, not pinned."""
         return next((row.step_s for row in self.results if row.load == load and row.layout == f"{ranks}x1"), None)
 
 
 def measured(machine: Path, collectives: Path, scaling: ScalingDocument) -> Hardware:
-    """From `bench machine`, `bench collectives` (shared memory) and `bench scaling --unsplit`.
+    """Returns hardware from `bench machine`, `bench collectives` and `bench scaling --unsplit`.
 
-    So many threads of one process stand for as many ranks. INVALID_ARGUMENT for a file that is not such a document,
-    FAILED_PRECONDITION for one that is not there.
+    Of the collectives it uses those in shared memory. The threads of one process stand for the same
+    number of ranks. Raises INVALID_ARGUMENT for a file that is not such a document, and
+    FAILED_PRECONDITION for a missing one.
     """
     ceilings = read_document("machine", machine, _Ceilings).ceilings
     return Hardware(
@@ -117,7 +124,7 @@ Document = TypeVar("Document")
 
 
 def read_document(option: str, path: Path, kind: type[Document]) -> Document:
-    """A benchmark's JSON, as far as it is needed here."""
+    """Reads a benchmark's JSON, as far as it is needed here."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:

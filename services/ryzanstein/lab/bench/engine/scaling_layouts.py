@@ -1,4 +1,4 @@
-"""How many ranks with how many threads each: what the scaling benchmark sets side by side."""
+"""The layouts that the scaling benchmark compares: how many ranks with how many threads each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAYOUT = re.compile(r"(\d{1,2})x(\d{1,3})(:pin)?")
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """`threads` are of each rank. `pinned`: each rank has cores of its own."""
+    """A layout. `threads` is per rank. `pinned`: each rank has separate cores."""
 
     ranks: int
     threads: int
@@ -24,7 +24,10 @@ class RankLayout:
 
 
 def parse_layouts(text: str) -> tuple[RankLayout, ...]:
-    """`1x1,2x1:pin`; each once. INVALID_ARGUMENT for what is none, or without ranks or threads."""
+    """Parses `1x1,2x1:pin`; each once.
+
+    Raises INVALID_ARGUMENT for what is not a layout, or has no ranks or threads.
+    """
     return tuple(dict.fromkeys(_layout(part.strip()) for part in text.split(",")))
 
 

@@ -1,9 +1,12 @@
-"""Time of a step as a function of the number of ranks: the slower of memory and arithmetic, what is not shared, and messages.
+"""Time of a step as a function of the number of ranks.
+
+It is the slower of memory and arithmetic, plus what is not shared, plus messages:
 
     t(n) = max(read(n) / bandwidth(n), flops(n) / arithmetic(n)) + unsplit + reduces * all_reduce(bytes, n) + gather(n)
 
-The first term is Williams et al.'s roofline (2009) with one rank's share of the work; nothing overlaps with communication,
-because the engine overlaps nothing. Plain arithmetic: it measures nothing and knows no model.
+The first term is Williams et al.'s roofline (2009) with one rank's share of the work. Nothing
+overlaps with communication, because the engine overlaps nothing. Plain arithmetic: it measures
+nothing and knows no model.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds of a message by its size: two points or more, ascending in bytes; linear between and beyond them, and below the
-    first as the first."""
+    """Seconds of a message by its size.
+
+    There are two points or more, ascending in bytes. Values are linear between and beyond them, and
+    below the first point equal to it.
+    """
 
     points: Points
 
@@ -42,7 +48,7 @@ class Latencies:
 class Hardware:
     """What one rank gets while `n` ranks work, by n; `all_reduce` has no entry for one rank.
 
-    `unsplit_s` is by step: of one that is not there none is known, which counts as 0.
+    `unsplit_s` is by step; a missing one is unknown and counts as 0.
     """
 
     name: str
@@ -54,7 +60,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one step, and how they come about."""
+    """Seconds of one step, and their parts."""
 
     load: str
     ranks: int
@@ -66,20 +72,23 @@ class Prediction:
 
     @property
     def work_s(self) -> float:
-        """What is divided over the ranks: the slower of memory and arithmetic."""
+        """Returns what is divided over the ranks: the slower of memory and arithmetic."""
         return max(self.memory_s, self.arithmetic_s)
 
     @property
     def step_s(self) -> float:
-        """With products that are as fast as memory or arithmetic: no step is faster."""
+        """Returns the time with products as fast as memory or arithmetic: no step is faster."""
         return self.fitted_s(1.0)
 
     def fitted_s(self, efficiency: float) -> float:
-        """With products that reach such a share of that speed."""
+        """Returns the time with products that reach this share of that speed."""
         return self.work_s / efficiency + self.unsplit_s + self.communication_s
 
     def efficiency(self, measured_s: float) -> float:
-        """The share that products reached in a step that took so long; above 1 where weights come out of a cache."""
+        """Returns the share that products reached in a step that took `measured_s`.
+
+        It is above 1 if weights come from a cache.
+        """
         return self.work_s / (measured_s - self.unsplit_s - self.communication_s)
 
     @property
@@ -92,9 +101,9 @@ class Prediction:
 
 
 def predict(hardware: Hardware, load: str, work: RankWork, ranks: int) -> Prediction:
-    """Raises INVALID_ARGUMENT for a number of ranks that the hardware has no figures for.
+    """Predicts a step. Raises INVALID_ARGUMENT for a number of ranks without figures.
 
-    A gather of the few bytes that a greedy step exchanges is taken for an all-reduce of that size.
+    A gather of the few bytes that a greedy step exchanges counts as an all-reduce of that size.
     """
     if ranks not in hardware.read_bytes_per_s or ranks not in hardware.flops_per_s:
         raise errors.invalid("ranks", f"{hardware.name} has figures for {sorted(hardware.read_bytes_per_s)}", ranks)

@@ -1,6 +1,7 @@
-"""The command `ryzanstein bench predict`: time of a step by number of ranks, from measured or published figures.
+"""The command `ryzanstein bench predict`: time of a step by number of ranks.
 
-Of the model it needs only config.json, so that a model that fits no machine at hand can be asked about.
+It uses measured or published figures. Of the model it needs only config.json, so it also works for
+a model that fits no available machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _GPU_BYTES = 2  # bfloat16
 
 
 def choose_steps(batch: str, context: int, prefill_tokens: int) -> list[Step]:
-    """INVALID_ARGUMENT for a batch below 1."""
+    """Returns the steps to predict. Raises INVALID_ARGUMENT for a batch below 1."""
     sizes = integers("batch", batch) if batch else ()
     if sizes and min(sizes) < 1:
         raise errors.invalid("batch", "must be at least 1", min(sizes))
@@ -37,7 +38,11 @@ def choose_steps(batch: str, context: int, prefill_tokens: int) -> list[Step]:
 
 
 def predictions(hardware: Hardware, model: DenseModel, step: Step, ranks: Sequence[int]) -> list[Prediction]:
-    """Raises INVALID_ARGUMENT for ranks that the model does not divide over or the hardware has no figures for."""
+    """Predicts a step for each number of ranks.
+
+    Raises INVALID_ARGUMENT for ranks that the model does not divide over or the hardware has no
+    figures for.
+    """
     try:
         return [predict(hardware, step.name, model.work(step, n), n) for n in ranks]
     except ModelRefused as refusal:
@@ -45,7 +50,10 @@ def predictions(hardware: Hardware, model: DenseModel, step: Step, ranks: Sequen
 
 
 def row_of(prediction: Prediction, alone: Prediction, seen: ScalingDocument | None) -> dict[str, Any]:
-    """For the document: times, speed-up over one rank, and where both were measured a prediction from one rank's efficiency."""
+    """Returns a row of the document: times and speed-up over one rank.
+
+    If both were measured, it has a prediction from one rank's efficiency too.
+    """
     row = asdict(prediction) | {"step_s": prediction.step_s, "communication_share": prediction.communication_share}
     row["speed_up"] = alone.step_s / prediction.step_s
     measured_s = seen.step_s(prediction.load, prediction.ranks) if seen else None
@@ -58,9 +66,10 @@ def row_of(prediction: Prediction, alone: Prediction, seen: ScalingDocument | No
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """For people: `work` is the slower of memory and arithmetic, `alone` what is not shared.
+    """Returns the table for people.
 
-    `fitted` has one rank's efficiency, `error` is its error against `seen`, what was measured.
+    `work` is the slower of memory and arithmetic, `alone` what is not shared. `fitted` has one
+    rank's efficiency, `error` is its error against `seen`, which was measured.
     """
     shown = Table(title="ms of a step, predicted", title_justify="left", box=None)
     for heading in ("load", "n", "work", "alone", "sent", "step", "gain", "fitted", "seen", "error"):

@@ -1,7 +1,7 @@
-"""Loads on layouts: real ranks of every layout live at once and take turns, round by round.
+"""Loads on layouts: real ranks of every layout run at the same time and take turns, round by round.
 
-A slow second of the machine falls on one round of one layout; ratios are therefore taken within a round, and their median
-counts. Knows nothing of what the figures should be.
+A slow second of the machine affects one round of one layout. Ratios are therefore taken within a
+round, and their median counts. The module does not know what the figures should be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _TOKENS_PER_STEP = 512
 
 @dataclass(frozen=True, slots=True)
 class ScalingLoad:
-    """So many sequences at once, each with a prompt and so many new tokens. Of a prefill the one new token is the prompt's."""
+    """Sequences that run at once, each with a prompt and new tokens.
+
+    Of a prefill, the one new token is the prompt's.
+    """
 
     name: str
     batch: int
@@ -34,7 +37,7 @@ class ScalingLoad:
 
     @classmethod
     def decode(cls, batch: int, steps: int) -> ScalingLoad:
-        """A prompt of one token: then the prefill is a step like all others."""
+        """Returns a load with prompts of one token, so that the prefill is a step like others."""
         return cls(f"decode-{batch}", batch, 1, steps)
 
     @classmethod
@@ -43,13 +46,16 @@ class ScalingLoad:
 
     @property
     def num_tokens(self) -> int:
-        """That count: those that were fed in a prefill, those that came out otherwise."""
+        """Returns the tokens that count: those fed in a prefill, otherwise those generated."""
         return self.prompt_tokens if self.new_tokens == 1 else self.batch * self.new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSample:
-    """One load on one layout, once. `waits_s`: each rank's time in collectives, waiting for late peers included."""
+    """One load on one layout, once.
+
+    `waits_s`: each rank's time in collectives, including waits for late peers.
+    """
 
     num_tokens: int
     elapsed_s: float
@@ -61,7 +67,10 @@ class ScalingSample:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of each rank's time. The smallest is nearest to what communication costs: that rank waited least."""
+        """Returns the shares of each rank's time.
+
+        The smallest is nearest to the cost of communication, because that rank waited least.
+        """
         return tuple(wait_s / self.elapsed_s for wait_s in self.waits_s)
 
 
@@ -78,7 +87,7 @@ class Bench:
     collectives: str
 
     def spec(self, layout: RankLayout, loads: Sequence[ScalingLoad]) -> RankSpec:
-        """On CPUs, with a cache that holds the largest load."""
+        """Returns a specification for CPUs, with a cache that holds the largest load."""
         workloads = [Workload((load.batch,), load.prompt_tokens, load.new_tokens, 1) for load in loads]
         specs = [rank_spec(self.model, workload, layout.ranks, layout.threads, _TOKENS_PER_STEP) for workload in workloads]
         return replace(
@@ -93,9 +102,9 @@ class Bench:
     async def measure(
         self, layouts: Sequence[RankLayout], loads: Sequence[ScalingLoad], rounds: int, console: Console
     ) -> Samples:
-        """Every load on every layout once a round, after one token that is not counted (ranks warm up themselves).
+        """Runs every load on every layout once per round, after a short run that is not counted.
 
-        Raises RanksRefused or RanksLost.
+        Ranks warm up on their own. Raises RanksRefused or RanksLost.
         """
         samples: dict[RankLayout, dict[ScalingLoad, list[ScalingSample]]] = {
             layout: {load: [] for load in loads} for layout in layouts

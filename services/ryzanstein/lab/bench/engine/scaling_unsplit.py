@@ -1,7 +1,8 @@
-"""What ranks cannot share: operators, plans, scheduling. Measured on a twin of the model that is as deep and hardly wide.
+"""What ranks cannot share: operators, plans, scheduling.
 
-Its weights fit any cache and its products take next to no time, so what a step of it takes is what a step of the model takes
-beside products and memory. The twin is a random Llama, whatever the model is.
+It is measured on a twin of the model that is as deep and hardly wide. The twin's weights fit any
+cache and its products take almost no time. So the time of its step is what a step of the model
+takes besides products and memory. The twin is a random Llama, for any model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WIDTH, _HEADS, _VOCAB = 64, 2, 512
 
 
 async def measure_unsplit(bench: Bench, loads: list[ScalingLoad], rounds: int, console: Console) -> list[ScalingFigure]:
-    """Steps of the twin on one rank with one thread."""
+    """Measures steps of the twin on one rank with one thread."""
     with TemporaryDirectory(prefix="ryzanstein-twin-") as folder:
         _write_twin(bench.model, Path(folder))
         twin = replace(bench, model=Path(folder), vocab_size=_VOCAB, quantization="none")

@@ -1,4 +1,7 @@
-"""What a step reads, computes and sends on one rank of so many: counts from the decoder's own shapes, without any weights."""
+"""What a step reads, computes and sends on one of several ranks.
+
+The counts come from the decoder's shapes, without any weights.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from ryzanstein.worker.model.products import Product
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`rows` tokens of `sequences` sequences go in; each of those tokens looks at `keys` keys of its sequence."""
+    """A step with `rows` tokens of `sequences` sequences.
+
+    Each token attends to `keys` keys of its sequence.
+    """
 
     name: str
     rows: int
@@ -38,7 +44,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """One rank's part of a step. `all_reduce_bytes` is the size of each of its `num_all_reduces`."""
+    """One rank's part of a step.
+
+    `all_reduce_bytes` is the size of each of its `num_all_reduces`.
+    """
 
     read_bytes: float
     flops: float
@@ -49,19 +58,29 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class DenseModel:
-    """A decoder whose every weight works on every token. Bytes of a weight, and of an activation and a cached number."""
+    """A decoder whose every weight works on every token.
+
+    `weight_bytes` is the size of a weight, `activation_bytes` that of an activation and a cached
+    number.
+    """
 
     spec: DecoderSpec
     weight_bytes: float
     activation_bytes: int
 
     def __post_init__(self) -> None:
-        """Raises INVALID_ARGUMENT for experts or latents, whose reads depend on more than shapes."""
+        """Raises INVALID_ARGUMENT for experts or latents.
+
+        Their reads depend on more than shapes.
+        """
         if self.spec.latent is not None or any(layer.experts for layer in self.spec.layers):
             raise errors.invalid("model", "must be dense: no mixture of experts, no latent attention", self.spec.model_type)
 
     def work(self, step: Step, num_ranks: int) -> RankWork:
-        """Of rank 0. Weights are read once a step, keys and values once a sequence. Raises UnevenSplit."""
+        """Returns the work of rank 0. Raises UnevenSplit.
+
+        Weights are read once per step, keys and values once per sequence.
+        """
         spec, tp = self.spec, TensorParallel(0, num_ranks, LocalCollectives())
         total, head = _product_weights(spec, tp)
         slots = step.sequences * step.keys * slot_width(spec, tp) * spec.num_layers
@@ -77,14 +96,17 @@ class DenseModel:
 
 
 def _product_weights(spec: DecoderSpec, tp: TensorParallel) -> tuple[int, int]:
-    """Numbers in the weights that this rank multiplies by, and how many of them are the head's."""
+    """Returns how many numbers this rank's product weights have, and how many are the head's."""
     count = _Count()
     Decoder(count, tp, spec)
     return sum(count.sizes), count.sizes[-1]
 
 
 class _Count:
-    """A WeightSource that takes down the sizes of products, in the order of the decoder: the head comes last."""
+    """A WeightSource that records the sizes of products.
+
+    They are in the decoder's order: the head comes last.
+    """
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

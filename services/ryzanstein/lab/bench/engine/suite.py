@@ -1,4 +1,7 @@
-"""The command `ryzanstein bench suite`: everything that must not become slower, in rounds, beside reference kernels."""
+"""The command `ryzanstein bench suite`: everything that must not become slower, in rounds.
+
+It is timed next to reference kernels.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class SuitePlan:
     buffer_bytes: int
 
     def check(self) -> None:
-        """Raises INVALID_ARGUMENT naming the parameter."""
+        """Raises INVALID_ARGUMENT with the parameter."""
         unknown = [name for name in self.models if name != _DEMO and name not in PRESETS]
         if unknown:
             raise errors.invalid("models", f"must be of {', '.join((_DEMO, *PRESETS))}", unknown[0])
@@ -56,7 +59,7 @@ class SuitePlan:
 
 
 def run_suite(plan: SuitePlan, console: Console) -> SuiteDocument:
-    """Raises RyzansteinError, also for ranks that are lost."""
+    """Runs the suite. Raises RyzansteinError, also for ranks that are lost."""
     plan.check()
     with TemporaryDirectory(prefix="ryzanstein-suite-") as directory, losses_as_errors():
         parts = _parts(plan, Path(directory))
@@ -88,7 +91,7 @@ async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Co
 
 
 def table(figures: Sequence[SuiteFigure]) -> Table:
-    """For people: medians, and the quartiles of the ratio around its median."""
+    """Returns the table for people: medians, and the quartiles of the ratio around its median."""
     shown = Table(title="suite", title_justify="left")
     for heading in ("figure", "median", "over", "ratio", "quartiles"):
         shown.add_column(heading, justify="left" if heading in ("figure", "over") else "right")
@@ -108,7 +111,7 @@ def _spread(figure: SuiteFigure) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """With the unit that suits it."""
+    """Returns the time with a suitable unit."""
     unit, factor = next(((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1), ("us", 1e6))
     return f"{seconds * factor:.3g} {unit}"
 

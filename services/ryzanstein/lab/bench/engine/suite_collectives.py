@@ -1,4 +1,7 @@
-"""The suite's collectives part: two ranks without a model, each on a core of its own, a few operations and sizes."""
+"""The suite's collectives part: two ranks without a model, on separate cores.
+
+It times a few operations and sizes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _RANKS = 2
 
 
 class CollectivesPart:
-    """The backend that two ranks on this CPU have by default. `cells` are operation, bytes and iterations."""
+    """The backend that two ranks on this CPU have by default.
+
+    `cells` are operation, bytes and iterations.
+    """
 
     def __init__(self, cells: Sequence[tuple[str, int, int]] = CELLS) -> None:
         self._backend = default_backend("cpu")
@@ -40,7 +46,7 @@ class CollectivesPart:
 
 
 async def _run(ranks: CollectiveRanks, op: str, num_bytes: int, iterations: int) -> Sequence[float]:
-    """After a tenth as many runs that are not counted."""
+    """Returns the median time, after a tenth as many runs that are not counted."""
     await ranks.run(_request(op, num_bytes, 1 + iterations // 10))
     return (statistics.median(latencies_s(await ranks.run(_request(op, num_bytes, iterations)))),)
 

@@ -21,7 +21,7 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class SuiteSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One round of one figure: its time, the time of the reference kernel beside it, and the one over the other."""
+    """One round of one figure: its time, its reference kernel's time, and the ratio of both."""
 
     seconds: Positive
     reference_s: Positive
@@ -29,13 +29,19 @@ class SuiteSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, seconds: float, before_s: float, after_s: float) -> SuiteSample:
-        """The kernel was timed right before and right after; its time in between is taken as their geometric mean."""
+        """Returns a sample. The kernel was timed right before and right after.
+
+        Its time in between is taken as the geometric mean of both.
+        """
         reference_s = math.sqrt(before_s * after_s)
         return cls(seconds, reference_s, seconds / reference_s)
 
 
 class SuiteFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was timed: more seconds is worse, whatever the figure. `workload` says of what they are."""
+    """What was timed: more seconds is worse for every figure.
+
+    `workload` describes what the seconds are of.
+    """
 
     name: str
     workload: str
@@ -69,7 +75,11 @@ class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_document(path: Path) -> SuiteDocument:
-    """INVALID_ARGUMENT naming the file and the field that is missing, of a wrong kind or out of its bounds."""
+    """Reads a document.
+
+    Raises INVALID_ARGUMENT with the file and the field that is missing, of a wrong type or out of
+    bounds.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise errors.invalid(str(path), f"has at most {_MAX_BYTES} bytes", path.stat().st_size)
@@ -78,14 +88,14 @@ def read_document(path: Path) -> SuiteDocument:
         if schema != SCHEMA:
             raise errors.invalid(f"{path}: schema", f"must be {SCHEMA}", schema)
         document = msgspec.json.decode(text, type=SuiteDocument)
-    except (OSError, msgspec.DecodeError) as error:  # a ValidationError is one, and names the field
+    except (OSError, msgspec.DecodeError) as error:  # includes ValidationError, which names the field
         raise errors.invalid(str(path), str(error)) from error
     _refuse_twins(path, document.figures)
     return document
 
 
 class _Head(msgspec.Struct):
-    """The field that says how to read the others."""
+    """The field that determines how to read the others."""
 
     schema: str
 

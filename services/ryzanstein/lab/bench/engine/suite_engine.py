@@ -1,4 +1,7 @@
-"""The suite's engine part: real ranks under the same group as a node's, started in every round, batches through them."""
+"""The suite's engine part: batches through real ranks under the same group as a node's.
+
+The ranks are started in every round.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,21 @@ from ryzanstein.worker.text.model_files import ModelFiles
 
 _TOKENS_PER_STEP = 512
 _WARM_UP_TOKENS = 4
-_USUAL_CACHE_BYTES = 64 * 2**20  # where the system does not tell
+_USUAL_CACHE_BYTES = 64 * 2**20  # used if the system does not report the cache size
 
 
 class EnginePart:
-    """One model and number of ranks, on CPUs: time to start, to first tokens and of a decoded token at each batch size."""
+    """One model and number of ranks, on CPUs.
+
+    It times the start, the first tokens and a decoded token at each batch size.
+    """
 
     def __init__(self, name: str, model: Path, tp: int, workload: Workload) -> None:
-        """`name` stands for the model in figures. Raises what reading the model does, and INVALID_ARGUMENT when the workload
-        does not fit its context."""
+        """`name` stands for the model in figures.
+
+        Raises what reading the model raises, and INVALID_ARGUMENT if the workload does not fit its
+        context.
+        """
         files = ModelFiles.read(model)
         workload.check(files.context_length)
         self._vocab_size = files.vocab_size
@@ -64,7 +73,11 @@ class EnginePart:
 
 
 def decode_reference(model: Path) -> str:
-    """A decode step reads all weights. Those that no cache holds come from memory; else operators and joins rule."""
+    """Returns the reference kernel for decode steps, which read all weights.
+
+    Weights that no cache holds come from memory. Otherwise operators and the joining of threads
+    dominate.
+    """
     weight_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     return "read" if weight_bytes > (cache_bytes() or _USUAL_CACHE_BYTES) else "small"
 

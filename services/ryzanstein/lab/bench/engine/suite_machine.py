@@ -17,8 +17,11 @@ _GIT_S = 5.0
 
 
 class SuiteMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`cores` are those this process may use; `flags` the CPU's vector extensions; `commit` ends in "+" when the sources differ
-    from it, and is empty outside a git checkout."""
+    """The machine of a measurement.
+
+    `cores` are those this process may use; `flags` are the CPU's vector extensions; `commit` ends
+    in "+" if the sources differ from it, and is empty outside a git checkout.
+    """
 
     host: str
     cpu: str
@@ -47,7 +50,10 @@ class SuiteMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """The first core's model and flags from proc(5); x86 says `model name` and `flags`, ARM `CPU part` and `Features`."""
+    """Returns the first core's model and flags from proc(5).
+
+    On x86 the fields are `model name` and `flags`, on ARM `CPU part` and `Features`.
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     model = fields.get("model name") or f"{platform.machine()} part {fields.get('CPU part', 'unknown')}"
@@ -62,7 +68,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git says about the sources that run, or nothing."""
+    """Returns git's output about the running sources, or an empty string."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()

@@ -1,6 +1,7 @@
-"""The suite's small parts, within the suite's own process: block pool, engine loop without a model, sampler, tokenizer.
+"""The suite's small parts: block pool, engine loop without a model, sampler, tokenizer.
 
-They are what a step costs beside the model's forward. Each is run for a quarter of a second a round.
+They run in the suite's own process. They are the costs of a step besides the model's forward pass.
+Each runs for a quarter of a second per round.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TEXT = "My name is Tavik and I count from 1 to 20: one, two, three. " * 20
 
 
 class SmallParts:
-    """What needs no ranks. `model` is a checkpoint whose tokenizer is timed."""
+    """The parts that need no ranks. `model` is a checkpoint whose tokenizer is timed."""
 
     def __init__(self, model: Path) -> None:
         text = TextModel.load(model)
@@ -73,7 +74,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _pool() -> float:
-    """Runs of 1 to 16 blocks are taken and, in random order, given back, with the pool half full."""
+    """Allocates runs of 1 to 16 blocks and frees them in random order, with the pool half full."""
     pool, choose = BlockPool(_BLOCKS), random.Random(0)
     held = [pool.allocate(8) for _ in range(_BLOCKS // 16)]
     began_s = time.perf_counter()
@@ -84,14 +85,14 @@ def _pool() -> float:
 
 
 class _NoModel:
-    """An executor that says the same token for every row."""
+    """An executor that generates the same token for every row."""
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         return [SampledToken(7)] * len(rows)
 
 
 def _steps() -> float:
-    """A batch from its submission to its end, over the number of steps."""
+    """Returns the time of a batch from its submission to its end, over the number of steps."""
     blocks = _SEQUENCES * (_PROMPT_TOKENS + _NEW_TOKENS) // 8
     engine = Engine(EngineSettings(blocks, max_sequences=_SEQUENCES), _NoModel())
     sampling = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)

@@ -1,8 +1,9 @@
-"""The rounds of a suite: what a part of it times is framed by the reference kernels that fit, and taken down.
+"""The rounds of a suite: each timing is framed by its reference kernels and recorded.
 
-Parts say what to run; this module knows when the kernels run. Every round starts the parts anew, so that what differs from one
-start of a process to the next (where its memory lies, which core it gets) is part of the spread between rounds and not of a
-difference between two files: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013.
+Parts define what to run; this module decides when the kernels run. Every round starts the parts
+again. So what differs between two starts of a process (where its memory is, which core it gets) is
+part of the spread between rounds, not of a difference between two files: Kalibera and Jones,
+Rigorous Benchmarking in Reasonable Time, ISMM 2013.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MOST_RUNS = 8
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a figure is about: its name, of what its seconds are, and which reference kernel it is divided by."""
+    """What a figure is about: its name, what its seconds are of, and its reference kernel."""
 
     name: str
     workload: str
@@ -38,7 +39,7 @@ class Part(Protocol):
 
 
 class RoundLog:
-    """Takes down every figure of every round."""
+    """The record of every figure of every round."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -47,12 +48,12 @@ class RoundLog:
         self._kernels_s: dict[str, list[float]] = {name: [] for name in references.definitions}
 
     def begin_round(self) -> None:
-        """Times every reference kernel, for the record of how fast the machine was."""
+        """Times every reference kernel, to record how fast the machine was."""
         for name, seconds in self._references.time(self._kernels_s).items():
             self._kernels_s[name].append(seconds)
 
     async def time(self, subjects: Sequence[Subject], run: Callable[[], Awaitable[Sequence[float]]]) -> None:
-        """Awaits `run` once; what it returns are the subjects' seconds, in their order."""
+        """Awaits `run` once. It returns the subjects' seconds, in their order."""
         kernels = {subject.reference for subject in subjects}
         before = self._references.time(kernels)
         seconds = await run()
@@ -61,14 +62,14 @@ class RoundLog:
             self._add(subject, SuiteSample.of(value, before[subject.reference], after[subject.reference]))
 
     def figures(self) -> list[SuiteFigure]:
-        """In the order of the first round."""
+        """Returns the figures in the order of the first round."""
         return [
             SuiteFigure(subject.name, subject.workload, subject.reference, self._samples[subject.name])
             for subject in self._subjects.values()
         ]
 
     def kernels(self) -> dict[str, KernelTimes]:
-        """Once a round has begun."""
+        """Returns the kernels' times, once a round has begun."""
         definitions = self._references.definitions
         return {name: KernelTimes(definitions[name], seconds) for name, seconds in self._kernels_s.items()}
 
@@ -78,8 +79,10 @@ class RoundLog:
 
 
 async def repeated(run: Callable[[], Awaitable[Mapping[str, float]]]) -> dict[str, float]:
-    """Runs for a quarter of a second, one to eight times, and gives the median of each value: a short run is at the mercy of a
-    single slice that the scheduler gives to somebody else."""
+    """Runs for a quarter of a second, one to eight times, and returns the median of each value.
+
+    A single time slice that the scheduler gives to another process would distort one short run.
+    """
     began_s = time.perf_counter()
     runs: list[Mapping[str, float]] = []
     while not runs or (len(runs) < _MOST_RUNS and time.perf_counter() - began_s < _ENOUGH_S):

@@ -1,1 +1,4 @@
-"""`ryzanstein bench router`: what the router itself costs, beside proxies in front of the same node."""
+"""`ryzanstein bench router`: what the router itself costs.
+
+It is compared with proxies in front of the same node.
+"""

@@ -1,6 +1,7 @@
-"""`python -m ryzanstein.lab.bench.router`, or `ryzanstein bench router`: the router beside proxies, in one run.
+"""`python -m ryzanstein.lab.bench.router`, or `ryzanstein bench router`: the router and proxies.
 
-Exit codes: 0 every answer of every system was whole, 1 some were not or nothing could be measured.
+Exit codes: 0 every answer of every system was complete, 1 some were not or nothing could be
+measured.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def router(  # noqa: PLR0917 - the command's options
 
 
 async def _until_terminated(work: Coroutine[None, None, Findings]) -> Findings:
-    """SIGTERM cancels, so that what was started is stopped."""
+    """Runs the work. SIGTERM cancels it, so that what was started is stopped."""
     task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -83,7 +84,10 @@ def _names(option: str, text: str, known: tuple[str, ...] | None) -> list[str]:
 
 
 def _raise_descriptor_limit() -> None:
-    """Thousands of connections, here and in the systems, which inherit it."""
+    """Raises the limit of descriptors, for thousands of connections here and in the systems.
+
+    The systems inherit the limit.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

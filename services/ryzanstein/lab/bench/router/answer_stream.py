@@ -1,4 +1,4 @@
-"""One answer as the load generator reads it: every token counted and checked, the first one and its delays timed."""
+"""One answer as the load generator reads it: every token counted and checked, and delays timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _PREFIX_BYTES = 5
 
 
 class AnswerStream:
-    """A `Stream` of one scripted answer. `problem` is empty exactly when it had every token once, in order, and its end."""
+    """A `Stream` of one scripted answer.
+
+    `problem` is empty exactly when it had every token once, in order, and its end.
+    """
 
     def __init__(self, script: Script, on_end: Callable[[AnswerStream], None]) -> None:
         self.opened_at = time.monotonic()
@@ -29,7 +32,7 @@ class AnswerStream:
         self._finished = False
 
     def data(self, payload: bytes) -> None:
-        """Messages of gRPC (a flag, a length, the message), in pieces as they come."""
+        """Takes gRPC messages (a flag, a length, the message) in pieces as they arrive."""
         unread, at = self._unread + payload, 0
         while len(unread) - at >= _PREFIX_BYTES:
             end = at + _PREFIX_BYTES + int.from_bytes(unread[at + 1 : at + _PREFIX_BYTES])

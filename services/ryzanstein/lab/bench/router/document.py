@@ -20,8 +20,11 @@ from ryzanstein.lab.bench.router.throughput import Throughput
 
 
 def document(plan: SurveyPlan, findings: Findings) -> dict[str, Any]:
-    """SI units. `added_ttft_*` is the same percentile's difference to `direct`, of single answers one after another; null
-    without `direct`."""
+    """Returns the document in SI units.
+
+    `added_ttft_*` is the difference to `direct` of the same percentile, of single answers one after
+    another; null without `direct`.
+    """
     return {
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "plan": asdict(plan),
@@ -56,13 +59,13 @@ def _added(findings: Findings, system: str, share: float) -> float | None:
 
 
 def _counted(found: dict[str, Any]) -> dict[str, Any]:
-    """With the number of problems, and a few of them, in place of all."""
+    """Replaces the problems with their number and a few of them."""
     problems = found.pop("problems")
     return {**found, "errors": len(problems), **({"error_samples": problems[:3]} if problems else {})}
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """For people."""
+    """Returns tables for people."""
     return [_speed(content["results"]), _bounds(content)]
 
 
@@ -126,7 +129,7 @@ def _kib(num_bytes: float | None, unit: int = 2**10) -> str:
 
 
 def publish(content: dict[str, Any], json_path: str) -> None:
-    """JSON to a file, to standard output for "-"; without a path tables for people."""
+    """Writes JSON to a file, or to standard output for "-". Without a path it prints tables."""
     text = json.dumps(content, indent=2)
     if json_path == "-":
         print(text)

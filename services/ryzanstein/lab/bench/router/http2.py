@@ -1,8 +1,9 @@
-"""An HTTP/2 client connection (RFC 9113) for gRPC server streams, and no more than that takes.
+"""An HTTP/2 client connection (RFC 9113) for gRPC server streams, with only what these need.
 
-A benchmark's client must cost less than what it measures. This one spends about a tenth of what a gRPC library's asyncio client
-spends on a message, because it never decodes headers: whether a stream was right is read from its messages. Request headers are
-sent as literals (RFC 7541, 6.2.2), so there is no state to keep in step.
+A benchmark's client must cost less than what it measures. This one spends about a tenth of what a
+gRPC library's asyncio client spends on a message, because it never decodes headers: whether a
+stream was right is read from its messages. Request headers are sent as literals (RFC 7541, 6.2.2),
+so no state needs to be kept in sync.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WINDOW_BYTES = 2**20
 
 
 class Http2Stream(Protocol):
-    """Hears what arrives on one stream. `ended` is the last that it hears; an empty problem is a proper end."""
+    """The receiver of one stream. `ended` is the last call; an empty problem is a proper end."""
 
     def data(self, payload: bytes) -> None: ...
 
@@ -34,13 +35,13 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def _literals(*headers: tuple[str, str]) -> bytes:
-    """Header fields without indexing; names and values shorter than 127 bytes."""
+    """Returns header fields without indexing; names and values must be shorter than 127 bytes."""
     fields = ((name.encode(), value.encode()) for name, value in headers)
     return b"".join(bytes((0, len(name))) + name + bytes((len(value),)) + value for name, value in fields)
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection with many streams. `open` one at a time or many at once; `transport` may be paused to read slowly."""
+    """One connection with many streams. `transport` may be paused to read slowly."""
 
     def __init__(self, authority: str, window_bytes: int = WINDOW_BYTES) -> None:
         self.transport: asyncio.Transport
@@ -71,7 +72,7 @@ class Http2Connection(asyncio.Protocol):
         self._lose_all("connection lost")
 
     def open(self, path: str, message: bytes, stream: Http2Stream) -> None:
-        """A gRPC call with one request message."""
+        """Begins a gRPC call with one request message."""
         self._last_id += 2
         stream_id = self._last_id
         self._streams[stream_id] = stream
@@ -112,7 +113,7 @@ class Http2Connection(asyncio.Protocol):
             self._consume(stream_id, len(payload))
 
     def _consume(self, stream_id: int, num_bytes: int) -> None:
-        """Gives the window back in large pieces."""
+        """Returns window credit in large pieces."""
         self._consumed[stream_id] += num_bytes
         if self._consumed[stream_id] > min(self._window_bytes, _DEFAULT_WINDOW) // 2:
             self.transport.write(_frame(_WINDOW_UPDATE, 0, stream_id, struct.pack(">I", self._consumed[stream_id])))
@@ -148,7 +149,7 @@ class Http2Connection(asyncio.Protocol):
 
 
 async def connect(port: int, window_bytes: int = WINDOW_BYTES) -> Http2Connection:
-    """A connection to a server on this machine. OSError: there is none."""
+    """Connects to a server on this machine. Raises OSError if there is none."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes), "127.0.0.1", port)
     return connection

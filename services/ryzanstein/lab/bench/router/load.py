@@ -1,4 +1,7 @@
-"""The load generator: answers at a set concurrency, over connections as many clients would have them."""
+"""The load generator: a set number of concurrent answers.
+
+They share connections as those of many clients would.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _READY_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Whole answers, tokens and messages."""
+    """Complete answers, tokens and messages."""
 
     answers: int
     tokens: int
@@ -32,7 +35,7 @@ class Count:
 
 @dataclass(slots=True)
 class StreamTally:
-    """What the answers of one load came to."""
+    """The sums over the answers of one load."""
 
     answers: int = 0
     tokens: int = 0
@@ -53,7 +56,7 @@ class StreamTally:
 
 
 class StreamLoad:
-    """Keeps as many answers going as were started, until told to stop; then lets them end."""
+    """Keeps as many answers running as were started, until `stop`; then it lets them end."""
 
     def __init__(self, connections: list[Http2Connection], script: Script) -> None:
         self.tally = StreamTally()
@@ -66,7 +69,7 @@ class StreamLoad:
         self._idle = asyncio.Event()
 
     def start(self, streams: int) -> None:
-        """So many more at once, spread over the connections."""
+        """Starts this many more at once, spread over the connections."""
         for _ in range(streams):
             self._open(self._connections[self.started % len(self._connections)])
             self.started += 1
@@ -85,18 +88,21 @@ class StreamLoad:
         connection.open(PATH, self._message, stream)
 
     def so_far(self) -> Count:
-        """What has come until now, of unfinished answers too."""
+        """Returns what arrived so far, including unfinished answers."""
         running = self.running
         tokens, messages = sum(stream.tokens for stream in running), sum(stream.messages for stream in running)
         return Count(self.tally.answers, self.tally.tokens + tokens, self.tally.messages + messages)
 
     @property
     def begun(self) -> int:
-        """How many running answers have had their first token."""
+        """Returns how many running answers have had their first token."""
         return sum(stream.tokens > 0 for stream in self.running)
 
     async def stop(self, timeout_s: float) -> StreamTally:
-        """No new answers; returns when the running ones have ended. What has not ended in time is a problem."""
+        """Starts no new answers and returns when the running ones ended.
+
+        Those that do not end in time are problems.
+        """
         self._stopping = True
         if self.running:
             with contextlib.suppress(TimeoutError):
@@ -107,7 +113,7 @@ class StreamLoad:
 
 @contextlib.asynccontextmanager
 async def connections(port: int, number: int, window_bytes: int = WINDOW_BYTES) -> AsyncIterator[list[Http2Connection]]:
-    """Open connections, closed in the end."""
+    """Opens connections, and closes them at the end."""
     async with contextlib.AsyncExitStack() as stack:
         opened = [await connect(port, window_bytes) for _ in range(number)]
         for connection in opened:
@@ -120,14 +126,14 @@ def connections_for(streams: int) -> int:
 
 
 async def answer_once(connection: Http2Connection, script: Script) -> StreamTally:
-    """One answer from beginning to end."""
+    """Reads one answer from beginning to end."""
     load = StreamLoad([connection], script)
     load.start(1)
     return await load.stop(_READY_S)
 
 
 async def ready(port: int) -> None:
-    """Returns when a whole answer comes. UNAVAILABLE when none does in time."""
+    """Returns when a complete answer arrives. Raises UNAVAILABLE if none does in time."""
     deadline = time.monotonic() + _READY_S
     problem = "no answer"
     while time.monotonic() < deadline:

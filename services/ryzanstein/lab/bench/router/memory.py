@@ -1,4 +1,4 @@
-"""What a system holds: for a connection that is idle, for a stream that runs, and for readers that do not read."""
+"""The memory of a system: per idle connection, per running stream, and for readers that stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAVE = 250
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Growth of a system's resident memory, per connection without a call and per running stream."""
+    """Growth of a system's resident memory, per idle connection and per running stream."""
 
     idle_connection_bytes: float
     active_stream_bytes: float
@@ -29,8 +29,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class SlowReaders:
-    """`readers` take nothing while the node generates `tokens` for each. `peak_bytes`: how much the system grew by then.
-    Then they read on: `problems` are those that did not get the whole answer."""
+    """The result for readers that stop reading.
+
+    `readers` read nothing while the node generates `tokens` for each. `peak_bytes`: how much the
+    system grew by then. Then they continue: `problems` are those that did not get the complete
+    answer.
+    """
 
     readers: int
     tokens: int
@@ -40,7 +44,10 @@ class SlowReaders:
 
 @dataclass(frozen=True, slots=True)
 class ManyStreams:
-    """`at_once`: how many had begun and not ended at the same moment, at most."""
+    """The result for many streams.
+
+    `at_once` is the largest number that had begun and not ended at one time.
+    """
 
     streams: int
     at_once: int
@@ -49,7 +56,7 @@ class ManyStreams:
 
 
 async def held(system: System, idle: int, active: int) -> Held:
-    """What starting costs once is spent by a load before."""
+    """Measures memory per connection and stream. A load before it takes the one-time costs."""
     await _warm(system)
     before = system.rss_bytes()
     async with connections(system.port, idle):
@@ -66,7 +73,10 @@ async def held(system: System, idle: int, active: int) -> Held:
 
 
 async def slow_readers(system: System, readers: int, tokens: int, step_s: float) -> SlowReaders:
-    """Each reader has a connection of its own, a window of 64 KiB, and stops reading after its first token."""
+    """Measures readers that stop reading. Each has its own connection with a window of 64 KiB.
+
+    They stop after their first token.
+    """
     await _warm(system)
     before = system.rss_bytes()
     async with connections(system.port, readers, _SMALLEST_WINDOW) as opened:
@@ -84,8 +94,11 @@ async def slow_readers(system: System, readers: int, tokens: int, step_s: float)
 
 
 async def many_streams(system: System, streams: int, script: Script) -> ManyStreams:
-    """Asked for in waves, each when the one before has begun: in one moment they would be a burst, which a router refuses
-    beyond its bound on waiting requests. Each lasts long enough for all to run at once."""
+    """Runs many streams that are started in waves, each when the previous one has begun.
+
+    All in one moment would be a burst, which a router refuses beyond its bound on waiting requests.
+    Each stream lasts long enough for all to run at once.
+    """
     at_once, begun = 0, time.monotonic()
     async with connections(system.port, connections_for(streams)) as opened:
         load = StreamLoad(opened, script)

@@ -7,5 +7,5 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """NaN of nothing."""
+    """Returns the percentile; NaN without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan

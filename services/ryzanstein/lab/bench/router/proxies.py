@@ -1,6 +1,7 @@
-"""nginx, haproxy and envoy in front of one gRPC node: the configurations, and the commands that check and start them.
+"""nginx, haproxy and envoy in front of one gRPC node: how to configure, check and start them.
 
-Each has one worker, no access log, and room for as many streams as anybody opens; otherwise what their manuals give for gRPC.
+Each has one worker, no access log, and room for all streams; otherwise what their manuals give for
+gRPC.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH"
 
 @dataclass(frozen=True, slots=True)
 class BenchProxy:
-    """How one proxy is run. `write` gives the text of its configuration from (port, node's port, folder)."""
+    """How to run one proxy. `write` returns its configuration from (port, node's port, folder)."""
 
     program: str
     file_name: str
@@ -35,7 +36,10 @@ class BenchProxy:
     check: tuple[str, ...]
 
     def command(self, arguments: tuple[str, ...], port: int, node_port: int, folder: Path) -> list[str]:
-        """Writes the configuration into the folder and returns the command line. UNAVAILABLE: it is not installed."""
+        """Writes the configuration into the folder and returns the command line.
+
+        Raises UNAVAILABLE if the proxy is not installed.
+        """
         path = folder / self.file_name
         path.write_text(self.write(port, node_port, folder))
         program = shutil.which(self.program, path=_PATH)

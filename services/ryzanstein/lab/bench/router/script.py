@@ -1,8 +1,8 @@
-"""What a scripted node generates, and what a client can check about it without asking anyone.
+"""What a scripted node generates, and what a client can check about it on its own.
 
-Token i of every answer has the index i, the text `WORD` and, as its id, the moment at which the node generated it. So a client
-sees a lost or repeated token from the indices and the text, and how long each token was on its way from the id: node and client
-read the same clock of the same machine.
+Token i of every answer has the index i, the text `WORD` and, as its id, the time at which the node
+generated it. So a client detects a lost or repeated token from the indices and the text, and gets
+each token's delay from the id: node and client read the same clock of the same machine.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _CLOCK_US = 2**32  # token ids are 32 bits: the clock wraps after 71 minutes, a 
 
 
 def stamp() -> int:
-    """The monotonic clock in microseconds, as a token id."""
+    """Returns the monotonic clock in microseconds, as a token id."""
     return time.monotonic_ns() // 1000 % _CLOCK_US
 
 
 def age_s(token_id: int, now: int) -> float:
-    """How long before `now`, also a stamp, the token was generated."""
+    """Returns how long before `now`, also a stamp, the token was generated."""
     return (now - token_id) % _CLOCK_US / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer: so many tokens, the first at once, then one every `step_s` seconds."""
+    """One answer: `tokens` tokens, the first at once, then one every `step_s` seconds."""
 
     tokens: int
     step_s: float = 0.001
 
     def request(self) -> inference.StreamChatRequest:
-        """Asks any system for this answer: the pace is the message."""
+        """Returns a request for this answer, for any system: the message is the pace."""
         return inference.StreamChatRequest(
             chat=inference.ChatRequest(
                 messages=[inference.Message(role=inference.ROLE_USER, content=repr(self.step_s))],
@@ -45,5 +45,5 @@ class Script:
 
     @classmethod
     def read(cls, message: inference.Message, sampling: inference.SamplingParams) -> Script:
-        """The script that a request asks for. ValueError: it is none."""
+        """Returns the script that a request describes. Raises ValueError if it is invalid."""
         return cls(sampling.max_tokens, float(message.content))

@@ -1,4 +1,7 @@
-"""One router's stream on a scripted node: all that its answers have generated since the last frame goes into the next one."""
+"""One router's stream on a scripted node.
+
+Each frame has all tokens generated since the last one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class _Rows:
 
 
 class ScriptedLink:
-    """`read` takes the router's frames, `frames` gives the node's; `close` ends what runs."""
+    """`read` takes the router's frames, `frames` yields the node's; `close` ends what runs."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine

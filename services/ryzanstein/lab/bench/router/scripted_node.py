@@ -1,7 +1,8 @@
-"""A node without a model, as a process: `python -m ryzanstein.lab.bench.router.scripted_node`. It prints its port.
+"""A node without a model, as a process: `python -m ryzanstein.lab.bench.router.scripted_node`.
 
-It serves the same answers twice: to a router on `WorkerService.Connect`, one frame for all that runs, and to anybody else on
-`InferenceService.StreamChat`, one stream per request and one message per token, as a server behind a proxy does.
+It prints its port. It serves the same answers in two ways: to a router on `WorkerService.Connect`,
+one frame for all that runs; and to any other client on `InferenceService.StreamChat`, one stream
+per request and one message per token, as a server behind a proxy does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PROMPT_TOKENS = 1
 
 
 class ScriptedWorker(WorkerServiceServicer):
-    """One stream per router."""
+    """The service for routers: one stream per router."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -64,7 +65,7 @@ class _Tokens:
 
 
 class ScriptedChat(InferenceServiceServicer):
-    """One stream per request, what a proxy stands in front of."""
+    """The service behind a proxy: one stream per request."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -94,7 +95,7 @@ def _response(**event: Any) -> inference.StreamChatResponse:
 async def serve() -> None:
     """Serves until SIGTERM."""
     rpc, engine = RpcServer("127.0.0.1", 0, []), ScriptedEngine()
-    # What is left abstract answers UNIMPLEMENTED.
+    # Abstract methods answer UNIMPLEMENTED.
     add_WorkerServiceServicer_to_server(ScriptedWorker(engine), rpc.server)  # type: ignore[abstract]
     add_InferenceServiceServicer_to_server(ScriptedChat(engine), rpc.server)  # type: ignore[abstract]
     await rpc.start()
@@ -104,6 +105,6 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    # Standard output is the port's alone.
+    # Standard output is only for the port.
     logs.setup("node", "warning")
     uvloop.run(serve())

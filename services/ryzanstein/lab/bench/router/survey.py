@@ -1,4 +1,7 @@
-"""The whole measurement: every system in turn, round by round, so that a slow minute of the machine falls on all of them."""
+"""The whole measurement: every system in turn, round by round.
+
+So a slow minute of the machine affects all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ryzanstein.lab.bench.router.throughput import Throughput, long_answers, sho
 
 @dataclass(frozen=True, slots=True)
 class SurveyPlan:
-    """What is measured. A part whose size is 0 is left out."""
+    """What is measured. A part of size 0 is left out."""
 
     systems: tuple[str, ...]
     streams: tuple[int, ...]
@@ -36,7 +39,10 @@ class SurveyPlan:
 
 @dataclass(slots=True)
 class Findings:
-    """Everything by system, in the order of the rounds. `absent`: why a system could not be measured."""
+    """All results by system, in the order of the rounds.
+
+    `absent`: why a system could not be measured.
+    """
 
     long: dict[tuple[str, int], list[Throughput]] = field(default_factory=dict)
     short: dict[tuple[str, int], list[Throughput]] = field(default_factory=dict)
@@ -47,7 +53,7 @@ class Findings:
     absent: dict[str, str] = field(default_factory=dict)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Every answer of any part that was not whole, as (system, what was wrong)."""
+        """Yields every incomplete or wrong answer of any part, as (system, what was wrong)."""
         for (system, _), rounds in (*self.long.items(), *self.short.items()):
             yield from ((system, problem) for one in rounds for problem in one.problems)
         parts: tuple[Mapping[str, ManyStreams | SlowReaders], ...] = (self.many, self.slow)
@@ -56,7 +62,7 @@ class Findings:
 
 
 async def survey(plan: SurveyPlan, people: Console) -> Findings:
-    """Runs the plan. A system that is not installed is left out and said so."""
+    """Runs the plan. A system that is not installed is left out and recorded in `absent`."""
     findings = Findings()
     async with running_node() as node:
         for number in range(plan.rounds):
@@ -96,7 +102,10 @@ async def _one_round(name: str, node: BenchNode, plan: SurveyPlan, findings: Fin
 
 
 async def _bounds(name: str, node: BenchNode, plan: SurveyPlan, findings: Findings) -> None:
-    """Each with a process of its own: what one part has left behind is no part of the next."""
+    """Measures memory, many streams and slow readers.
+
+    Each part has its own process, so none affects the next.
+    """
     if plan.idle and plan.active:
         async with _fresh(name, node) as system:
             findings.held[name] = await held(system, plan.idle, plan.active)

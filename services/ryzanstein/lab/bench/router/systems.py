@@ -1,4 +1,4 @@
-"""What stands between the clients and the node, started and stopped: nothing, a proxy, or the router."""
+"""The systems between the clients and the node: nothing, a proxy, or the router."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system that takes calls at `port`. `process` is None for `direct`, where the node is asked itself."""
+    """A system that takes calls at `port`.
+
+    `process` is None for `direct`, where clients call the node itself.
+    """
 
     name: str
     port: int
@@ -35,12 +38,12 @@ class System:
         return cpu_s(self.process)
 
     def rss_bytes(self) -> int:
-        """Resident memory of all its processes."""
+        """Returns the resident memory of all its processes."""
         return sum(one.memory_info().rss for one in _family(self.process))
 
 
 def cpu_s(process: psutil.Process | None) -> float:
-    """User and system time of a process and its children."""
+    """Returns user and system time of a process and its children."""
     times = [one.cpu_times() for one in _family(process)]
     return sum(time.user + time.system for time in times)
 
@@ -59,7 +62,7 @@ class BenchNode:
 
 @contextlib.asynccontextmanager
 async def running_node() -> AsyncIterator[BenchNode]:
-    """UNAVAILABLE when it does not come up."""
+    """Runs the scripted node. Raises UNAVAILABLE if it does not start."""
     command = (sys.executable, "-m", "ryzanstein.lab.bench.router.scripted_node")
     async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -72,7 +75,10 @@ async def running_node() -> AsyncIterator[BenchNode]:
 
 @contextlib.asynccontextmanager
 async def running_system(name: str, node_port: int) -> AsyncIterator[System]:
-    """One of `SYSTEMS` in front of the node. UNAVAILABLE when it is not installed or does not come up."""
+    """Runs one of `SYSTEMS` in front of the node.
+
+    Raises UNAVAILABLE if it is not installed or does not start.
+    """
     if name == DIRECT:
         yield System(name, node_port, None)
         return
@@ -109,7 +115,7 @@ async def _running(
 
 
 async def _listening(name: str, port: int, process: asyncio.subprocess.Process) -> None:
-    """Returns when the port takes connections; whether answers come is asked with the first request."""
+    """Returns when the port accepts connections. The first request shows whether answers arrive."""
     deadline = asyncio.get_running_loop().time() + _START_S
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How much comes through a system at a set number of streams, and whose processor time it takes."""
+"""The throughput of a system at a set number of streams, and whose processor time it takes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ _END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One window. Delays are from a token's generation on the node to its arrival at the client, of the oldest token of each
-    message. `problems` are answers that lost, repeated or mixed up a token, or did not end."""
+    """One window.
+
+    Delays are from a token's generation on the node to its arrival at the client, of the oldest
+    token of each message. `problems` are answers that lost, repeated or mixed up a token, or did
+    not end.
+    """
 
     requests_per_s: float
     tokens_per_s: float
@@ -37,14 +41,18 @@ class Throughput:
 
     @classmethod
     def middle(cls, rounds: Sequence[Throughput]) -> Throughput:
-        """Each figure's median over rounds; the problems of all."""
+        """Returns the median of each figure over the rounds, and the problems of all."""
         names = [name for name in cls.__dataclass_fields__ if name != "problems"]
         figures = {name: median(getattr(one, name) for one in rounds) for name in names}
         return cls(**figures, problems=[problem for one in rounds for problem in one.problems])
 
 
 async def long_answers(system: System, node: BenchNode, streams: int, seconds: float) -> Throughput:
-    """The node offers the same number of tokens a second whatever the streams: more than any system here takes."""
+    """Measures long answers.
+
+    The node offers the same number of tokens per second for any number of streams: more than any
+    system here takes.
+    """
     return await _measure(system, node, Script(LONG_ANSWER, streams / OFFERED_TOKENS_PER_S), streams, seconds)
 
 
@@ -78,5 +86,8 @@ async def _measure(system: System, node: BenchNode, script: Script, streams: int
 
 
 def _cpu(system: System, node: BenchNode) -> tuple[float, float, float]:
-    """Processor time so far of the node, of the system, and of this process, the load generator."""
+    """Returns the processor time so far of the node, the system and this process.
+
+    This process is the load generator.
+    """
     return cpu_s(node.process), system.cpu_s(), time.process_time()

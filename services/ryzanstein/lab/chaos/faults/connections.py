@@ -1,4 +1,4 @@
-"""The network between router, node and orchestrator: reset, cut one way, cut both ways, far away."""
+"""The network between router, node and orchestrator: reset, cut one or both ways, far away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ryzanstein.lab.chaos.stage import Stage
 
 _RESET_S = 0.2
 _FAR_S = 0.5
-# Streams that are almost done may end before anybody notices: so long there are others.
+# Streams that are almost done may end before the fault is noticed; during this time there are
+# others.
 _CUT_S = 1.5
 # Longer than a lease of three seconds, so that the orchestrator gives the node up.
 _NO_ORCHESTRATOR_S = 4.0
@@ -22,7 +23,7 @@ _NO_ORCHESTRATOR_S = 4.0
 
 @asynccontextmanager
 async def _reset(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """What the router sends on its connections to the node, acknowledgements too, is answered by a reset."""
+    """Answers everything that the router sends to the node, acknowledgements too, with a reset."""
     router, port = stage.address_of(victim.router), stage.cluster.services[victim.node_id].grpc_address.rpartition(":")[2]
     rule = f"ip saddr {router} tcp dport {port} reject with tcp reset"
     async with stage.network.rules(stage.host_of(victim.node_id), inbound=(rule,), now=stage.strikes_now):
@@ -32,7 +33,7 @@ async def _reset(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
 
 @asynccontextmanager
 async def _one_way(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """Either way, as the seed has it: the node does not hear the router, or the router does not hear the node."""
+    """Cuts the direction from the router to the node or the opposite one, as the seed decides."""
     router = stage.address_of(victim.router)
     deaf = victim.rng.random() < 0.5
     inbound = (f"ip saddr {router} drop",) if deaf else ()

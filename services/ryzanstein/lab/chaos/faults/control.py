@@ -1,4 +1,4 @@
-"""What is beside the nodes: routers, the orchestrator, clients, clocks, other work on the same cores."""
+"""All but the nodes: routers, the orchestrator, clients, clocks, other work on the same cores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ async def _client_leaves(stage: Stage, victim: Victim) -> AsyncIterator[frozense
 
 @asynccontextmanager
 async def _clock_jumps(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """The clock of the answering node, the router or the orchestrator goes an hour ahead or back, and then right again."""
+    """Turns a clock an hour ahead or back, then right again.
+
+    It is the clock of the answering node, the router or the orchestrator.
+    """
     clocks = stage.plan.clocks
     assert clocks is not None, "the layout has clocks"
     whose = victim.rng.choice([victim.node_id, victim.router, ORCHESTRATOR])

@@ -1,4 +1,4 @@
-"""An hour in which nobody asks anything, and then a request."""
+"""An hour without any request, and then a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
 LONG_STEP = signal.SIGRTMIN + 3
 _HOUR_S = 3600.0
 _STREAM_S = 60.0
-# So long there is load again: longer than a group needs to be started again for a fault of the hour.
+# The load lasts this long: longer than a restart of a group takes for a fault of the hour.
 _LOAD_S = 3.0
 # Every client has sent its request by then.
 _ASKED_S = 0.05
@@ -25,8 +25,11 @@ _RANKS_LOST = Sign("node", "ranks lost")
 
 @asynccontextmanager
 async def _an_hour_passes(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """Then everybody asks again, and the first step of a rank of each node takes longer, as after an hour it may: its memory
-    was given to others meanwhile."""
+    """Lets an hour pass without requests, then restores the load.
+
+    The first step of one rank of each node then takes longer, as it may after an hour: its memory
+    was given to others in the meantime.
+    """
     clock = stage.plan.fast_clock
     assert clock is not None, "the layout has a fast clock"
     stage.load.set_width(0)

@@ -1,6 +1,9 @@
-"""Answers of a minute and more, struck when they are older than a generation waits for a node; also those of an only node.
+"""Answers of a minute and more, struck late.
 
-Mostly nobody is left who could take over at once. What is promised is patience: answers go on when a node is back, none fails.
+They are then older than a generation waits for a node. Some run on the only node.
+
+Mostly no node is left that could take over at once. What is promised is patience: answers continue
+when a node is back, and none fails.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from ryzanstein.lab.chaos.stage import Stage
 RUNS = 10
 _FREEZE_S = 2.5
 _STALL_S, _SERVING_S = 3.0, 5.0
-# What a supervisor takes that starts again what has ended.
+# The time that a supervisor takes to restart what ended.
 _SUPERVISOR_S = 1.0
 # A rank's restart takes longer, and so does a freeze.
 _IN_FLIGHT_S = 0.1
@@ -80,7 +83,10 @@ async def _rank_stopped(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Its faults strike the same answers, one after the other. When a node can take these again nobody promises; only that."""
+    """A layout whose faults strike the same answers, one after another.
+
+    It is only promised that a node can take these again, not when.
+    """
 
     layout: ClusterLayout
 

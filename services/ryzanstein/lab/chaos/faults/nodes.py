@@ -39,7 +39,10 @@ async def _two_at_once(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[
 
 @asynccontextmanager
 async def _all_for_three_seconds(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """Agents and ranks. They go on after three seconds, while the streams are still being read."""
+    """Stops agents and ranks.
+
+    They continue after three seconds, while the streams are still being read.
+    """
     pids = [pid for node_id in stage.cluster.node_ids for pid in family(stage.cluster.services[node_id].pid)]
     async with stopped(pids):
         await asyncio.sleep(3.0)
@@ -48,7 +51,7 @@ async def _all_for_three_seconds(stage: Stage, victim: Victim) -> AsyncIterator[
 
 @asynccontextmanager
 async def _drain(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """SIGTERM, as a rolling update does it; the next run drains the next node."""
+    """Sends SIGTERM, as a rolling update does; the next run drains the next node."""
     stage.cluster.kill(victim.node_id, signal.SIGTERM)
     yield frozenset({victim.node_id})
     await asyncio.to_thread(stage.cluster.services[victim.node_id].wait_ended, _DRAIN_S)

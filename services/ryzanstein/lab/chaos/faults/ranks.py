@@ -22,7 +22,7 @@ SKIP_COLLECTIVE = signal.SIGRTMIN + 1
 NAN_LOGITS = signal.SIGRTMIN + 2
 SLOWER = 20
 _RANKS_LOST = Sign("node", "ranks lost")
-# Both the worker and the router look for work that does not move.
+# Both the worker and the router watch for work that does not move.
 _STALLED = (_RANKS_LOST, Sign("router", "node suspected"))
 _DEATH_S, _STALL_S, _SERVING_S = 0.05, 3.0, 5.0
 _OUT_OF_MEMORY_S = 2.0
@@ -82,7 +82,7 @@ async def _slow(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
 
 @asynccontextmanager
 async def _out_of_memory(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """No rank of the node may map another byte; what it has it keeps."""
+    """Keeps all ranks of the node from mapping more memory; they keep what they have."""
     pids = stage.rank_pids[victim.node_id]
     try:
         for pid in pids:
@@ -112,7 +112,8 @@ FAULTS = (
         _STALLED,
         RANKS,
         bounds=FaultBounds(_STALL_S, _SERVING_S),
-        # One that is let go on before its node has noticed needs no restart: the router may be the faster one.
+        # A rank that continues before its node has noticed needs no restart: the router may be
+        # faster.
         lasts_s=_STALL_S,
     ),
     Fault(

@@ -1,4 +1,7 @@
-"""Large invalid requests. A router that parses them before it checks the bounds blocks its loop, and every stream with it."""
+"""Large invalid requests.
+
+A router that parses them before checking bounds blocks its loop and all streams.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ryzanstein.lab.chaos.http_stream import HttpRequest, send
 from ryzanstein.lab.chaos.stage import Stage
 
 _POSTED_S = 2.0
-_PAUSE_S = 0.01  # a client that is refused at once does not ask ten thousand times a second
+_PAUSE_S = 0.01  # a client that is refused at once should not send ten thousand requests a second
 _JSON = {"content-type": "application/json"}
 _MESSAGES_BYTES = 4 * 2**20
 _EMPTY_MESSAGE = b"\x12\x00"  # field 2 of ChatRequest, which is `messages`, of no bytes
@@ -25,7 +28,13 @@ _Ask = Callable[[], Coroutine[None, None, None]]
 
 @cache
 def _http() -> tuple[HttpRequest, ...]:
-    """800 kB of numbers that are no tokens, 200 kB of messages that are none, and 4 MiB of messages, more than there may be."""
+    """Returns requests with large bodies.
+
+    These are 800 kB of numbers that are not tokens, 200 kB of invalid messages, and 4 MiB of
+    messages.
+
+    The last exceeds the number of messages that is allowed.
+    """
     message = b'{"role":"user","content":"hello"}'
     bodies = {
         "/v1/completions": (b'{"model":"demo","prompt":[%s]}' % b",".join([b"1.5"] * 200_000),),
@@ -38,13 +47,13 @@ def _http() -> tuple[HttpRequest, ...]:
 
 
 def _grpc() -> bytes:
-    """A ChatRequest of 700,000 empty messages, as it goes over the wire."""
+    """Returns a ChatRequest of 700,000 empty messages, serialized."""
     return _EMPTY_MESSAGE * 700_000
 
 
 @asynccontextmanager
 async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """One client for each kind of them, which asks again as soon as it is refused."""
+    """Sends large bodies: one client for each kind, which sends again as soon as it is refused."""
     host, _, port = stage.cluster.http_url_of(victim.router).removeprefix("http://").rpartition(":")
 
     async def post(request: HttpRequest) -> None:
@@ -73,7 +82,7 @@ async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset
 
 
 async def _again_and_again(ask: _Ask) -> None:
-    """For the time of the fault; whatever the router says to it."""
+    """Repeats a request for the duration of the fault, whatever the router answers."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_POSTED_S):
             while True:

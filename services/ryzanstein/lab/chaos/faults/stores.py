@@ -1,4 +1,4 @@
-"""Where sessions and journals are kept: locked, full, gone."""
+"""Where sessions and journals are stored: locked, full, gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCK_S = 5.0
 
 @asynccontextmanager
 async def _sqlite_locked(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
-    """Another process, this one, holds every database of the routers."""
+    """Locks every database of the routers from another process, this one."""
     with ExitStack() as stack:
         for path in _databases(stage.plan.sessions):
             connection = stack.enter_context(closing(sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)))
@@ -32,7 +32,7 @@ async def _disk_full(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[st
     if disk is None:
         raise LaboratoryError("this fault needs the right to mount")
     for path in _databases(stage.plan.sessions):
-        # A write-ahead log that has grown before takes many writes more without another page of the disk.
+        # A write-ahead log that has grown takes many more writes without another page of the disk.
         with closing(sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     disk.fill()

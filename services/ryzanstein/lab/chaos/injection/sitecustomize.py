@@ -1,10 +1,13 @@
-"""Sabotage of a rank, from its own process: Python imports this at start when its directory is on PYTHONPATH.
+"""Sabotage of a rank from its own process.
 
-SIGRTMIN+1: the next collective of this rank is skipped. SIGRTMIN+2: the logits of the next step are NaN. SIGRTMIN+3: the
-next step takes 0.5 s longer. A rank has its handlers from the process that it was forked from; nothing is changed before a
-signal comes. It is how the laboratory makes faults that cannot be made from outside.
+Python imports this at start if its directory is on PYTHONPATH.
 
-RYZANSTEIN_PACE names a file with a number of microseconds: each step takes so much longer.
+SIGRTMIN+1: this rank skips its next collective. SIGRTMIN+2: the logits of the next step are NaN.
+SIGRTMIN+3: the next step takes 0.5 s longer. A rank inherits the handlers from the process that it
+is forked from; nothing changes before a signal arrives. The laboratory uses it for faults that
+cannot be made from outside.
+
+RYZANSTEIN_PACE names a file with a number of microseconds: each step takes this much longer.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ _RANK_MODULE = "ryzanstein.worker.ranks.rank"
 
 
 def _spoil_once(module: str, owner: str, method: str, spoiled: Callable[..., Any]) -> None:
-    """Replaces a method until it was called once. The module is there already: a rank that computes has imported it."""
+    """Replaces a method until it is called once.
+
+    The module is already loaded, because a computing rank has imported it.
+    """
     found = getattr(sys.modules[module], owner)
     honest = getattr(found, method)
 
@@ -55,7 +61,10 @@ def _long_step(*_: object) -> None:
 
 
 def _keep_pace() -> None:
-    """In a rank that was just forked, from a process that has imported what it runs."""
+    """Slows each step of a rank that was just forked.
+
+    The process that it was forked from has imported what the rank runs.
+    """
     with open(os.environ["RYZANSTEIN_PACE"], "rb") as file:
         pace = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
     runner = sys.modules["ryzanstein.worker.model.runner"].ModelRunner

@@ -1,4 +1,7 @@
-"""What a gRPC call brings besides its message: request id, trace context, deadline, and what a disconnect means."""
+"""The context of a gRPC call besides its message.
+
+Request id, trace context, deadline, and what a disconnect means.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,24 @@ from ryzanstein.tracing import Tracing, traceparent
 
 @dataclass(frozen=True, slots=True)
 class RpcCall:
-    """One call. `traceparent` is that of the face's own span; `tenant` is as it was received, perhaps empty."""
+    """A gRPC call.
+
+    `traceparent` is that of the face's own span. `tenant` is as received, and may be empty.
+    """
 
     request_id: str
     traceparent: str
     deadline: float | None
     on_disconnect: OnDisconnect
     owner_id: str = ""
-    """Of a call from another router: whom it means."""
+    """In a call from another router: the owner that it addresses."""
     tenant: str = ""
 
     def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
-        """`key`: the message's own `request_id`. INVALID_ARGUMENT when it is no key, or the tenant has no valid name."""
+        """Returns the request with this call's context. `key` is the message's own `request_id`.
+
+        Raises INVALID_ARGUMENT when the key or the tenant's name is not valid.
+        """
         completed = replace(
             request,
             request_id=self.request_id,
@@ -49,7 +58,7 @@ class RpcCall:
 
 
 class Calls:
-    """Opens calls: a span and a count for each."""
+    """Opens calls, with a span and a count for each."""
 
     def __init__(self, telemetry: RouterTelemetry, tracing: Tracing) -> None:
         self._telemetry = telemetry
@@ -57,7 +66,10 @@ class Calls:
 
     @contextmanager
     def call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[RpcCall]:
-        """Around a handler's work; may be closed from another task, as a stream's is when its client is gone."""
+        """Wraps a handler's work.
+
+        It may be closed from another task, as a stream's is when its client disconnects.
+        """
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         received = metadata.get(TRACEPARENT, "")
         span = self._tracing.start(f"ryzanstein.v1.{method}", received, **{"rpc.system": "grpc", "rpc.method": method})

@@ -1,9 +1,11 @@
-"""The gRPC face: from the wire, a call of the core, to the wire.
+"""The gRPC face: converts requests from the wire, calls the core, and converts the answers.
 
-A client that goes away detaches from its stream; the generation waits for it, because a lost connection looks the same as a
-cancelled one. Metadata `x-cancel-on-disconnect: true` cancels it at once, `x-run-detached: true` lets it run to its end. A
-unary call whose client is gone has nobody to re-attach: its generation is cancelled unless it runs detached. A request with a
-key is not cancelled: whoever sends it again joins the generation, and another caller may have done so already.
+A client that disconnects detaches from its stream. The generation waits for it, because a lost
+connection looks the same as a cancelled one. Metadata `x-cancel-on-disconnect: true` cancels it at
+once; `x-run-detached: true` lets it run to its end. The client of a unary call cannot re-attach, so
+its disconnect cancels the generation unless it runs detached. A request with a key is not
+cancelled: a client that sends it again joins the generation, and another caller may already have
+done so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(InferenceServiceServicer):
-    """`InferenceService` over a `Core`. What has more parts than `most` is refused before it is converted."""
+    """`InferenceService` over a `Core`.
+
+    A message with more parts than `most` is refused before it is converted.
+    """
 
     def __init__(self, core: Core, calls: Calls, most: MostParts) -> None:
         self._core = core
@@ -69,7 +74,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> AsyncIterator[inference.AttachGenerationResponse]:
         with self._calls.call("AttachGeneration", context) as call:
             if call.owner_id:
-                # So that the router that relays knows at once that this one lives.
+                # The relaying router then knows at once that this one is alive.
                 await context.send_initial_metadata(())
             from_index = dict(request.from_index)
             async with contextlib.aclosing(self._core.follow(request.generation_id, from_index, call.owner_id)) as events:

@@ -1,4 +1,4 @@
-"""The gRPC face for operators: the links as they are, to the wire."""
+"""The gRPC face for operators: reports the router's links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BREAKER = {
 
 
 class RouterServicer(RouterServiceServicer):
-    """`RouterService` over the links of this router."""
+    """`RouterService` over this router's links."""
 
     def __init__(self, links: Roster) -> None:
         self._links = links

@@ -1,4 +1,4 @@
-"""The gRPC face of the session store: from the wire, a call, to the wire."""
+"""The gRPC face of the session store."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The router's HTTP face: the OpenAI API over the core. It knows neither nodes nor gRPC."""
+"""The router's HTTP face: the OpenAI API over the core. Knows neither nodes nor gRPC."""

@@ -1,7 +1,8 @@
-"""Log probabilities beside the text that they belong to: together the rows of a choice are its text, byte for byte.
+"""Aligns log probabilities with the text: the rows of a choice join to its text, byte for byte.
 
-What a token adds to the text can be withheld because it may begin a stop string, or because a character is incomplete. Its row
-waits for that. Where a stop string ended the answer, the row of the token in which that begins is cut, and later ones go.
+The text of a token can be withheld because it may begin a stop string, or because a character is
+incomplete. Its row waits for the text. When a stop string ended the answer, the row of the token in
+which it begins is cut, and later rows are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ _State = tuple[bytes, int]
 
 
 class LogprobRow(NamedTuple):
-    """`kept` are the token's bytes that are in the text, from its character `offset` on; `text` is the token, cut likewise."""
+    """A token's log probability and its part of the text.
+
+    `kept` are the token's bytes that are in the text, from its character `offset`. `text` is the
+    token, cut in the same way.
+    """
 
     logprobs: TokenLogprobs
     text: str
@@ -26,7 +31,11 @@ class LogprobRow(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A row whose token's last character, perhaps incomplete, ends before character `end`. `before`: the decoder's state."""
+    """A row that waits for its text.
+
+    The token's last character, perhaps incomplete, ends before character `end`. `before` is the
+    decoder's state before the token.
+    """
 
     token: Token
     own: bytes
@@ -36,7 +45,10 @@ class _Held(NamedTuple):
 
 
 class Alignment:
-    """Follows one choice from its first token. Counts in characters, because bytes that are no UTF-8 are others in the text."""
+    """Follows one choice from its first token.
+
+    It counts characters, because bytes that are not UTF-8 differ in the text.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -45,7 +57,7 @@ class Alignment:
         self._certain = 0
 
     def push(self, token: Token) -> Iterator[LogprobRow]:
-        """The rows that became certain with a token: its own, or earlier ones, or none."""
+        """Yields the rows that became certain with a token: its own, earlier ones, or none."""
         self._certain += len(token.text)
         if token.logprobs is not None:
             self._hold(token, token.logprobs)
@@ -53,7 +65,7 @@ class Alignment:
             yield _whole(self._held.popleft())
 
     def end(self) -> Iterator[LogprobRow]:
-        """No token comes any more."""
+        """Yields the rows that are left when there are no more tokens, cut to the text."""
         for held in self._held:
             if held.begin < self._certain:
                 yield self._cut(held)
@@ -67,7 +79,7 @@ class Alignment:
         self._held.append(_Held(token, own, before, begin, self._decoded + is_open))
 
     def _cut(self, held: _Held) -> LogprobRow:
-        """The fewest bytes that have the token's characters of the text."""
+        """Returns the row with the fewest bytes that cover the token's characters of the text."""
         kept = next(held.own[:n] for n in range(len(held.own) + 1) if self._reaches(held, n))
         return LogprobRow(_logprobs(held), kept.decode("utf-8", "replace"), kept, held.begin)
 

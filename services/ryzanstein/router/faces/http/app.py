@@ -1,12 +1,12 @@
-"""The HTTP application: routes and what becomes of errors.
+"""The HTTP application: routes and error handling.
 
     POST /v1/chat/completions, /v1/completions      the OpenAI API, with and without streaming
-    GET  /v1/generations/{id}/events                the rest of a stream, from Last-Event-ID on
+    GET  /v1/generations/{id}/events                the rest of a stream, after Last-Event-ID
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
-    GET  /healthz, /readyz                          the process lives; it has a node to send requests to
+    GET  /healthz, /readyz                          the process is alive; it has a ready node
 
-Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key, X-Cancel-On-Disconnect,
-X-Run-Detached, traceparent, Last-Event-ID.
+Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key,
+X-Cancel-On-Disconnect, X-Run-Detached, traceparent, Last-Event-ID.
 Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
 """
 
@@ -43,7 +43,10 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 
 def create_app(core: Core, telemetry: RouterTelemetry, limits: HttpLimits | None = None) -> FastAPI:
-    """An ASGI application over the core. It has no lifespan of its own: the core lives and ends with the router."""
+    """Returns an ASGI application over the core.
+
+    It has no lifespan of its own: the core starts and ends with the router.
+    """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(Gate, limits=limits, telemetry=telemetry)
@@ -144,7 +147,7 @@ def _wants_usage(body: GenerationOptions) -> bool:
 
 
 def _model(model: ServedModel) -> dict[str, Any]:
-    """`created` is unknown to a router; the rest of OpenAI's fields, and two of ours."""
+    """Returns OpenAI's fields of a model, and two of our own. `created` is unknown to a router."""
     return {
         "id": model.name,
         "object": "model",

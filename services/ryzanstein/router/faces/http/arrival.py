@@ -1,4 +1,4 @@
-"""A body on its way in: bounded in bytes and in time, and together with all others in the memory that they take."""
+"""Request bodies that are arriving: each bounded in bytes and time, all together in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TO
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """Of one body: its bytes, and the seconds until all of them are there."""
+    """The bounds of one body: its bytes, and the seconds until it is complete."""
 
     max_bytes: int
     timeout_s: float
@@ -22,14 +22,17 @@ class BodyBounds:
 
 @dataclass(slots=True)
 class Room:
-    """For all bodies that are being read. `taken` and `bound` in bytes."""
+    """The memory for all bodies that are being read. `taken` and `bound` are in bytes."""
 
     bound: int
     taken: int = 0
 
 
 class BodyArrival:
-    """One request's `receive`. Leave it when the request is over: what it held of the room is given back then at the latest."""
+    """One request's `receive`, with bounds.
+
+    Leave the context when the request is over: it then releases the memory that it still holds.
+    """
 
     def __init__(self, receive: Receive, headers: Headers, bounds: BodyBounds, room: Room) -> None:
         self._receive = receive
@@ -47,7 +50,11 @@ class BodyArrival:
         self._give_back()
 
     async def receive(self) -> Message:
-        """Refused by its headers once somebody wants it, then for each bound that it breaks as it comes."""
+        """Returns the next message.
+
+        The first call refuses a body by its headers. Each call refuses it for a bound that it
+        breaks as it arrives.
+        """
         if self._complete:
             self._give_back()  # a further receive means that the body has been consumed
             return await self._receive()

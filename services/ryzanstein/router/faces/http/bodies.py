@@ -1,4 +1,4 @@
-"""From the bytes of a request to its body: bounded, and no further than to the first mistake."""
+"""Decodes request bodies within bounds, and only as far as the first error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _Converted = TypeVar("_Converted")
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _NO_OBJECT = HttpFailure(400, "the body must be a JSON object, with Content-Type: application/json", None, "invalid_body")
-# What msgspec says of one field: the mistake, and where it is. What is longer quotes the body: the name of an unknown field.
+# msgspec reports the error of one field and where it is. A longer message quotes the body: the name
+# of an unknown field.
 _PLACE = " - at `$"
 _MAX_CHARS = 512
 _QUICK_BYTES = 8192  # read at once
@@ -30,7 +31,10 @@ _LENGTH = re.compile(r"Expected `\w+` of length <= (\d+)")
 
 
 class BodyReader:
-    """Reads the bodies of one face. Large ones take turns: many at once hold the loop no longer than one."""
+    """Reads the bodies of one face.
+
+    Large bodies take turns, so that many at once hold the loop no longer than one.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -38,12 +42,15 @@ class BodyReader:
     async def read(
         self, http: Request, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
     ) -> tuple[_Body, _Converted]:
-        """The body, and what `convert` makes of it. Refused with the field and the bound. ClientLeft when the client went away
-        before the body was there."""
+        """Returns the body, and what `convert` makes of it.
+
+        Raises HttpRefused with the field and the bound, or ClientLeft when the client disconnects
+        before the body is complete.
+        """
         if not _JSON.match(http.headers.get("content-type", "")):
             raise HttpRefused(_NO_OBJECT, MALFORMED)
         try:
-            # Not `body`, which keeps it for as long as the request is answered.
+            # Not `body()`, which keeps it for as long as the request is answered.
             raw = b"".join([part async for part in http.stream()])
         except ClientDisconnect:
             raise ClientLeft from None
@@ -57,7 +64,7 @@ class BodyReader:
 async def _in_pieces(
     raw: bytes, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
 ) -> tuple[_Body, _Converted]:
-    """The loop's others come in between."""
+    """Decodes a large body in steps, so that other tasks of the loop run in between."""
     for excess in excesses(raw):
         if excess is not None:
             raise HttpRefused(_excessive(excess), TOO_LARGE)
@@ -70,7 +77,7 @@ async def _in_pieces(
 
 
 def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """Refused for the first mistake."""
+    """Returns the decoded body. Raises HttpRefused for the first error."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -92,7 +99,7 @@ def _not_json(why: str) -> HttpFailure:
 
 def _mistake(message: str) -> HttpFailure:
     said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
-    # A dictionary's key is not told, only that it is one of them.
+    # The message does not name a dictionary's key, only that it is one of them.
     path = path.removesuffix("`").replace("[...]", "").removeprefix(".")
     if (missing := _MISSING.fullmatch(said)) is not None:
         path, said = _joined(path, missing[1]), "is required"

@@ -1,4 +1,4 @@
-"""How many connections there are and how long each may take: the bounds, and who is counted against them."""
+"""Bounds the number of connections and how long each may take, and counts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _MAX_GOODBYES = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Of one HTTP server. Seconds and counts; `max_head_bytes` is the request line with all headers."""
+    """The bounds of one HTTP server, in seconds and counts.
+
+    `max_head_bytes` covers the request line and all headers.
+    """
 
     max_connections: int = 2048
     header_timeout_s: float = 10.0
@@ -21,9 +24,11 @@ class ConnectionBounds:
 
 
 class Connections:
-    """Those of one server. One that has no request under way gives its room to a new one; a running stream never does.
+    """The connections of one server.
 
-    `on_refused` is told why a connection or what came over it was refused.
+    A connection without a request in progress is closed to make room for a new one; a running
+    stream never is. `on_refused` is called with the reason for which a connection or its input was
+    refused.
     """
 
     def __init__(self, bounds: ConnectionBounds, on_refused: Callable[[str], object]) -> None:
@@ -35,7 +40,7 @@ class Connections:
         self._goodbyes: set[asyncio.BaseTransport] = set()
 
     def opened(self, transport: asyncio.BaseTransport) -> bool:
-        """Counts one more. False: there is no room for it."""
+        """Counts a new connection. Returns False when there is no room for it."""
         if len(self._open) >= self.bounds.max_connections and self._idle:
             oldest = next(iter(self._idle))
             self.closed(oldest)
@@ -46,14 +51,17 @@ class Connections:
         return True
 
     def may_answer(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether one without room gets an answer. Only so many are answered at once; the others find out by themselves."""
+        """Returns whether a connection without room gets an answer.
+
+        At most `_MAX_GOODBYES` are answered at once; the others are closed without an answer.
+        """
         if len(self._goodbyes) >= _MAX_GOODBYES:
             return False
         self._goodbyes.add(transport)
         return True
 
     def closed(self, transport: asyncio.BaseTransport) -> None:
-        """Twice is once."""
+        """Stops counting a connection. A second call has no effect."""
         self._idle.pop(transport, None)
         self._open.discard(transport)
         self._goodbyes.discard(transport)

@@ -1,7 +1,8 @@
-"""Where a reader of an event stream is: the `id:` of each event, and the `Last-Event-ID` with which it comes back.
+"""The position of an event stream's reader: each event's `id:`, returned as `Last-Event-ID`.
 
-For each choice that has begun the index of the next token, `choice:index`, with a `.` behind it when the choice has ended,
-separated by commas: `0:12,1:9.` has 12 tokens of choice 0 and all 9 of choice 1.
+For each choice that has begun it has the index of the next token, `choice:index`, followed by a `.`
+when the choice has ended. Commas separate the choices: `0:12,1:9.` has 12 tokens of choice 0 and
+all 9 of choice 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _POSITION = re.compile(r"([0-9]{1,2}):([0-9]{1,9})(\.?)")
 
 
 class Cursor:
-    """Moves with the events that a reader was sent."""
+    """A reader's position. It advances with the events that the reader is sent."""
 
     def __init__(self, next_index: dict[int, int] | None = None, ended: set[int] | None = None) -> None:
         self._next_index = next_index or {}
@@ -24,7 +25,10 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Raises INVALID_ARGUMENT naming Last-Event-ID. An empty text is the beginning."""
+        """Returns the position of a `Last-Event-ID`. An empty text is the beginning.
+
+        Raises INVALID_ARGUMENT naming Last-Event-ID.
+        """
         positions = [_POSITION.fullmatch(position) for position in text.split(",", MAX_CHOICES)] if text else []
         next_index, ended = {}, set()
         for position in positions:

@@ -1,4 +1,4 @@
-"""How chat and completion answers are written: the two shapes that OpenAI gives to the same generation."""
+"""Formats chat and completion answers: OpenAI's two shapes for the same generation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from ryzanstein.generation import FinishReason, Usage
 from ryzanstein.router.faces.http.alignment import LogprobRow
 
-# OpenAI writes this for a token that is all but impossible; JSON has no infinity.
+# OpenAI uses this for a token that is almost impossible; JSON has no infinity.
 _LOWEST_LOGPROB = -9999.0
 _FINISH = {
-    FinishReason.UNSPECIFIED: "stop",  # the node says that it is the end, for a reason that OpenAI's clients know no better
+    FinishReason.UNSPECIFIED: "stop",  # the node ended it for a reason unknown to OpenAI's clients
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
@@ -19,7 +19,10 @@ _FINISH = {
 
 
 class Dialect(Protocol):
-    """Writes choices, of a whole answer and of chunks of a stream. `rows`: log probabilities, if any were asked for."""
+    """Formats the choices of whole answers and of stream chunks.
+
+    `rows` are the log probabilities, if the client requested any.
+    """
 
     id_prefix: str
     object: str
@@ -28,18 +31,18 @@ class Dialect(Protocol):
     def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
 
     def opening(self, choice: int) -> dict[str, Any] | None:
-        """What a stream sends before a choice's first token, if anything."""
+        """Returns what a stream sends before a choice's first token, if anything."""
         ...
 
     def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
 
     def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        """The last of a choice; `rows` that a stop string cut."""
+        """Returns the last chunk of a choice. `rows` are those that a stop string cut."""
         ...
 
 
 class ChatDialect:
-    """chat.completion and chat.completion.chunk."""
+    """The chat format: chat.completion and chat.completion.chunk."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
@@ -64,7 +67,7 @@ class ChatDialect:
 
 
 class CompletionDialect:
-    """text_completion, the same for answers and chunks."""
+    """The completion format: text_completion, for answers and chunks."""
 
     id_prefix = "cmpl-"
     object = "text_completion"

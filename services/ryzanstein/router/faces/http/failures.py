@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's form: a status, and `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _STATUS = MappingProxyType(
         Code.UNAUTHENTICATED: 401,
     }
 )
-# Where one status of gRPC is several of HTTP: draft-ietf-httpapi-idempotency-key-header, 2.7.
+# Where one gRPC status is several HTTP ones: draft-ietf-httpapi-idempotency-key-header, 2.7.
 _STATUS_OF_REASON = MappingProxyType({"IDEMPOTENCY_MISMATCH": 422})
 _TYPES = MappingProxyType(
     {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "request_cancelled"}
 )
-# Names that clients of OpenAI look for.
+# Codes that OpenAI clients check for.
 _CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
-# Why a request was turned away before it became one, as `ryzanstein_router_http_refused_total` counts it.
+# Why input was refused before it became a request, as in `ryzanstein_router_http_refused_total`.
 TOO_LARGE = "too_large"
 MALFORMED = "malformed"
 TIMEOUT = "timeout"
@@ -49,7 +49,7 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, slots=True)
 class HttpFailure:
-    """What an error is over HTTP."""
+    """An error in its HTTP form."""
 
     status: int
     message: str
@@ -63,13 +63,16 @@ class HttpFailure:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        # Escaped to ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry.
+        # Escaped to ASCII: a message may quote half a surrogate pair, which UTF-8 cannot encode.
         content = json.dumps(self.body).encode()
         return Response(content, self.status, dict(self.headers), "application/json")
 
 
 class HttpRefused(Exception):
-    """The request is turned away for its form: nothing of it reached the domain. `reason` is one of those above."""
+    """The request is refused for its form, and nothing of it reached the domain.
+
+    `reason` is one of the constants above.
+    """
 
     def __init__(self, failure: HttpFailure, reason: str) -> None:
         super().__init__(failure.message)
@@ -78,11 +81,11 @@ class HttpRefused(Exception):
 
 
 def failure_from_error(error: RyzansteinError) -> HttpFailure:
-    """The mapping of docs/errors.md, with Retry-After where the error says when to come back."""
+    """Maps an error as in docs/errors.md, with Retry-After where it says when to retry."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-        # Finer than whole seconds; OpenAI's clients prefer it.
+        # Finer than whole seconds; OpenAI clients prefer it.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
     return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),

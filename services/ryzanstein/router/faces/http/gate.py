@@ -1,6 +1,6 @@
-"""What every HTTP request passes through: its id, the bounds on its body and on how many run, its log line, its metric.
+"""The middleware of every HTTP request: id, bounds on bodies and on concurrency, log line, metric.
 
-Plain ASGI around the application, so that it also sees what goes wrong in the framework.
+It is plain ASGI around the application, so that it also sees errors in the framework.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ _QUIET = frozenset({"/healthz", "/readyz"})
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds of the face: a body's size, that of all bodies that are being read, a body's messages and the time until it is
-    there, requests at once, and how long a reader may take no byte of a stream."""
+    """The bounds of the HTTP face.
+
+    They bound the size of a body and of all bodies that are being read, the messages of a body, the
+    time until it is complete, the requests at once, and how long a reader may take no byte of a
+    stream.
+    """
 
     max_body_bytes: int = 4 * 2**20
     max_arriving_bytes: int = 256 * 2**20
@@ -45,7 +49,10 @@ class HttpLimits:
 
 @dataclass(slots=True)
 class HttpCall:
-    """One request while it is served. `code` is its status, or what became of a stream after its status was sent."""
+    """A request that is being served.
+
+    `code` is its status, or the outcome of a stream after its status was sent.
+    """
 
     request_id: str
     code: int = 0
@@ -53,13 +60,13 @@ class HttpCall:
 
 
 def call_of(scope: Scope) -> HttpCall:
-    """The call that the gate opened for this request."""
+    """Returns the call that the gate opened for this request."""
     call: HttpCall = scope[_CALL]
     return call
 
 
 class Gate:
-    """ASGI middleware."""
+    """ASGI middleware around the application."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry) -> None:
         self._app = app
@@ -97,7 +104,7 @@ class Gate:
             await refused.failure.response()(scope, receive, send)
         except Exception as error:
             if call.started:
-                if not isinstance(error, OSError):  # a client that is gone or does not read
+                if not isinstance(error, OSError):  # the client is gone or does not read
                     log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
             if not isinstance(error, errors.RyzansteinError):
@@ -119,7 +126,7 @@ class Gate:
 
 
 def _labelled(send: Send, call: HttpCall) -> Send:
-    """Puts the request id on the response and notes its status."""
+    """Returns a `send` that adds the request id to the response and records its status."""
 
     async def labelled(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,9 @@
-"""From a request to its answer: submit, then collect the whole or stream it.
+"""Answers requests: submits a generation, then collects the whole answer or streams it.
 
-A client that goes away from a plain request, or before it was told the generation's id, has no way back: its generation is
-cancelled. One that goes away from a stream may come back, see `attach`; so may one with an Idempotency-Key, which comes back
-by sending its request again. X-Cancel-On-Disconnect and X-Run-Detached say otherwise, see `disconnect`.
+A client that disconnects from a plain request, or before it has received the generation's id,
+cannot come back: its generation is cancelled. A client that disconnects from a stream may come
+back, see `attach`. So may a client with an Idempotency-Key, by sending its request again.
+X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Events = AsyncGenerator[GenerationEvent, None]
 
 @dataclass(slots=True)
 class _Answer:
-    """All that a generation said."""
+    """The events of a generation, collected."""
 
     started: Started | None = None
     node_id: str = ""
@@ -65,7 +66,7 @@ class GenerationRoutes:
         self._limits = limits
 
     async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
-        """The complete answer as JSON. ClientLeft when nobody waits for it any more."""
+        """Returns the complete answer as JSON. Raises ClientLeft when the client disconnects."""
         request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
         generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
@@ -74,7 +75,7 @@ class GenerationRoutes:
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
     async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
-        """The answer as events; an error before the first is an error of the request."""
+        """Returns the answer as events. Raises an error that comes before the first event."""
         disconnect = on_disconnect(http.headers)
         request = replace(request, detached=disconnect is OnDisconnect.DETACH)
         ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
@@ -86,7 +87,10 @@ class GenerationRoutes:
         return response
 
     async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
-        """The rest of a stream. NOT_FOUND when the generation is unknown or its re-attach window is over."""
+        """Returns the rest of a stream.
+
+        Raises NOT_FOUND when the generation is unknown or its re-attach window is over.
+        """
         dialect: Dialect = ChatDialect()
         if response_id.startswith(CompletionDialect.id_prefix):
             dialect = CompletionDialect()
@@ -123,8 +127,12 @@ class GenerationRoutes:
             raise
 
     async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
-        """The first token wanted of each choice. Log probabilities are written beside the text from its beginning on, so there
-        the tokens that the reader has seen come once more, for the writer alone."""
+        """Returns the index of the first token wanted of each choice.
+
+        Log probabilities are aligned with the text from its beginning. A stream with log
+        probabilities therefore also reads the tokens that the reader has seen, for the writer
+        alone.
+        """
         seen = cursor.from_index
         if not any(seen.values()):
             return seen
@@ -160,7 +168,7 @@ def _body(answer: _Answer, dialect: Dialect) -> dict[str, Any]:
 
 
 def _aligned(tokens: list[Token]) -> tuple[str, list[LogprobRow]]:
-    """The text of a choice, and its log probabilities beside it."""
+    """Returns the text of a choice, and the log probabilities that belong to it."""
     alignment = Alignment()
     rows = [row for token in tokens for row in alignment.push(token)]
     return "".join(token.text for token in tokens), [*rows, *alignment.end()]

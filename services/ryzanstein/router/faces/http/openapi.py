@@ -1,4 +1,4 @@
-"""What the API's schema says of bodies that FastAPI does not read itself."""
+"""The part of the API's schema for bodies that FastAPI does not read itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ryzanstein.router.faces.http.schemas import Body
 
 
 def described(body: type[Body]) -> dict[str, Any]:
-    """An operation's `requestBody`, its parts written out where they are used."""
+    """Returns an operation's `requestBody`, with its parts written out where they are used."""
     (_, parts) = msgspec.json.schema_components([body], ref_template="{name}")
     schema = _written_out(parts[body.__name__], parts)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

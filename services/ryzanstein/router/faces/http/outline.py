@@ -1,8 +1,8 @@
-"""How much is in a JSON body, seen from its punctuation before anything of it is built.
+"""Counts the parts of a JSON body by its punctuation, before anything of it is built.
 
-The parser is quick, but what it builds of a million small things holds the event loop. Brackets, commas and quotation marks are
-counted at the speed of a few memory copies, a piece at a time. What is not valid JSON may be counted wrongly; the parser stops
-at its first error.
+The parser is quick, but building a million small objects blocks the event loop. Brackets, commas
+and quotation marks are counted at the speed of a few memory copies, a piece at a time. Invalid JSON
+may be counted wrongly; the parser stops at its first error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MAX_TEXTS = 32_768
 MAX_LISTS = 32_768
 """Objects and arrays."""
 MAX_VALUES = 131_072
-"""Members of objects and arrays, so numbers as well: token ids."""
+"""Members of objects and arrays, including numbers such as token ids."""
 _SMALL_BYTES = 65_536
-"""A body with no room for any harm."""
+"""A body up to this size is too small to do harm."""
 _PIECE_BYTES = 262_144
 
-# What a body has many of.
+# Fields of which a body may have many entries.
 _FIELDS = ("messages", "prompt", "stop", "stop_token_ids", "logit_bias", "tools", "functions", "metadata")
 
 
@@ -33,7 +33,11 @@ _NO_PUNCTUATION = _all_but(b",[{")
 
 
 class Excess(NamedTuple):
-    """Too many of something. `field`: the largest part of what was counted, "body" if it is none that can be large."""
+    """A bound that a body breaks.
+
+    `field` is the largest field of the part that was counted, or "body" if there is none that can
+    be large.
+    """
 
     field: str
     what: str
@@ -41,7 +45,7 @@ class Excess(NamedTuple):
 
 
 def excesses(body: bytes) -> Iterator[Excess | None]:
-    """After each piece None, or the first bound that the body breaks, and nothing more."""
+    """Yields None after each piece, or the first bound that the body breaks and then stops."""
     if len(body) <= _SMALL_BYTES:
         return
     outline, end = Outline(), 0
@@ -54,13 +58,16 @@ def excesses(body: bytes) -> Iterator[Excess | None]:
 
 
 class Outline:
-    """Counts pieces of one body. A piece never ends between a backslash and what it escapes."""
+    """Counts the pieces of one body.
+
+    A piece never ends between a backslash and what it escapes.
+    """
 
     def __init__(self) -> None:
         self._quotes = self._lists = self._values = 0
 
     def add(self, piece: bytes) -> tuple[str, int] | None:
-        """The bound that is broken now, if any."""
+        """Counts a piece. Returns the bound that is broken now, if any."""
         bare = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
         inside = self._quotes % 2
         self._quotes += len(bare.translate(None, _NO_QUOTE))
@@ -85,7 +92,7 @@ def _end_of_piece(body: bytes, begin: int) -> int:
 
 
 def _largest_field(body: bytes, end: int) -> str:
-    """The one after whose name the most bytes come before the next one's, of those before `end`."""
+    """Returns the field with the most bytes between its name and the next field's, before `end`."""
     begins = sorted((body.find(b'"%s"' % name.encode(), 0, end), name) for name in _FIELDS)
     found = [(at, name) for at, name in begins if at >= 0]
     ends = [*[at for at, _ in found][1:], end]

@@ -1,4 +1,4 @@
-"""Notices that a client went away while it is being served."""
+"""Detects that a client disconnects while it is being served."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ _T = TypeVar("_T")
 
 
 class ClientLeft(Exception):
-    """The client closed its connection; nobody will read the answer."""
+    """The client closed its connection, so the answer has no reader."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`. ClientLeft when the client goes first: the work is cancelled and has ended by then.
+    """Returns the result of `work`. Raises ClientLeft when the client disconnects first.
 
-    The request's body must have been read: what `receive` gives afterwards is the end of the connection.
+    The work has then been cancelled and has ended. Cancelling this coroutine also cancels the work.
+
+    The request's body must have been read: what `receive` returns afterwards is the end of the
+    connection.
     """
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:

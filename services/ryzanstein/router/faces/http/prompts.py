@@ -1,4 +1,4 @@
-"""From a request's body and headers to a `GenerationRequest`."""
+"""Converts a request's body and headers to a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ryzanstein.router.faces.http.schemas import (
 )
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
-# "developer" is what newer OpenAI clients call the system's role.
+# Newer OpenAI clients call the system role "developer".
 _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -49,7 +49,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 def chat_request(
     body: ChatCompletionRequest, headers: Mapping[str, str], request_id: str, max_messages: int
 ) -> GenerationRequest:
-    """Raises INVALID_ARGUMENT that names the field."""
+    """Returns the request of a chat body. Raises INVALID_ARGUMENT that names the field."""
     refuse_unsupported(body)
     if not body.messages:
         raise errors.invalid("messages", "must have at least one message")
@@ -62,7 +62,10 @@ def chat_request(
 
 
 def completion_request(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> GenerationRequest:
-    """Raises INVALID_ARGUMENT that names the field. OpenAI's default of 16 tokens holds."""
+    """Returns the request of a completion body, with OpenAI's default of 16 tokens.
+
+    Raises INVALID_ARGUMENT that names the field.
+    """
     refuse_unsupported(body)
     max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_params(body, max_tokens, body.logprobs)
@@ -126,7 +129,7 @@ def _completion_prompt(body: CompletionRequest) -> Prompt:
 
 
 def _only(prompt: Sequence[str | int | list[int]]) -> str | Sequence[int]:
-    """Token ids, or the one prompt that the list holds."""
+    """Returns the token ids, or the one prompt in the list."""
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return cast(Sequence[int], prompt)
@@ -153,7 +156,10 @@ def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
 
 
 def _session_id(body: ChatCompletionRequest, headers: Mapping[str, str]) -> str:
-    """From the body or from the header, which clients can set that do not let extra fields through."""
+    """Returns the session id from the body or the header.
+
+    The header is for clients that do not let extra fields through.
+    """
     in_header = headers.get("x-session-id", "")
     if body.session_id and in_header and body.session_id != in_header:
         raise errors.invalid("session_id", "contradicts the header X-Session-Id")
@@ -167,7 +173,7 @@ def _name(value: str, field: str) -> str:
 
 
 def _deadline(headers: Mapping[str, str]) -> float | None:
-    """Unix seconds; None leaves it to the core's default."""
+    """Returns the deadline in Unix seconds, or None for the core's default."""
     value = headers.get("x-request-timeout-ms")
     if value is None:
         return None

@@ -1,7 +1,9 @@
-"""uvicorn's HTTP/1.1 with bounds on what a connection may take: time and bytes for headers, requests in a row, a way out.
+"""uvicorn's HTTP/1.1 with bounds on what a connection may take.
 
-What is not HTTP gets an answer in OpenAI's form, a count and the end of its connection; nothing of it is logged. The time for a
-body is the gate's, which knows when a request is served.
+The bounds are on the time and bytes for headers, on pipelined requests, on the chunks of a body,
+and on the time to close. Input that is not HTTP gets an answer in OpenAI's form, is counted, and
+ends its connection; nothing of it is logged. The gate bounds the time for a body, because it knows
+when a request is served.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOU
 
 _MAX_PIPELINED = 16
 _MAX_CHUNKS = 65_536
-_LINGER_S = 5.0  # for the rest of a body that was refused, so that the client comes to read why
-_GOODBYE_S = 1.0  # for a refused client to have read its answer
+_LINGER_S = 5.0  # for the rest of a refused body, so that the client can read the reason
+_GOODBYE_S = 1.0  # for a refused client to read its answer
 
 _NOT_HTTP = HttpFailure(400, "this is not an HTTP/1.1 request", None, "invalid_http")
 _BUSY = HttpFailure(503, "there are too many connections", None, "too_many_connections", {"Retry-After": "1"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One client connection."""
 
     def __init__(self, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -64,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # nothing else is spoken here; the request is answered as it stands
+            return  # no upgrades: the request is answered as plain HTTP/1.1
         except httptools.HttpParserError:
             self._end(self._refusal or HttpRefused(_NOT_HTTP, MALFORMED))
             return
@@ -80,7 +82,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_head()
         self._in_head = True
         self._head_bytes = self._num_chunks = 0
-        # What was read with the end of the message before does not count; what is whole is counted by itself.
+        # Bytes that were read with the end of the previous message do not count here; complete
+        # header fields are counted in `_count_head`.
         self._pending_bytes = -self._read_bytes
         super().on_message_begin()
 
@@ -125,11 +128,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _free(self) -> bool:
-        """No request of this connection is being answered."""
+        """True while no request of this connection is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _rest(self) -> None:
-        """Between two requests."""
+        """Marks the connection as idle between two requests, and starts its keep-alive time."""
         if self._in_head:
             return
         self._stop_waiting()
@@ -149,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _on_head_timeout(self) -> None:
         self._timer = None
         if not self._free:
-            # No further request over this connection, but the answer that is under way is whole.
+            # No further request on this connection, but the answer in progress is completed.
             self.cycle.keep_alive = False
             self.flow.pause_reading()
             return
@@ -169,12 +172,12 @@ class BoundedProtocol(HttpToolsProtocol):
         return HttpRefused(HttpFailure(431, message, "headers", "headers_too_large"), TOO_LARGE)
 
     def _refuse(self, refusal: HttpRefused) -> None:
-        """Out of the parser, which stops where it is."""
+        """Raises out of the parser, which stops where it is."""
         self._refusal = refusal
         raise refusal
 
     def _end(self, refusal: HttpRefused) -> None:
-        """An answer where none is under way, and the end of the connection."""
+        """Answers if no answer is in progress, and closes the connection."""
         self._over = True
         self._stop_waiting()
         self._counted.on_refused(refusal.reason)
@@ -186,7 +189,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _say_goodbye(self) -> None:
-        """To a connection that there is no room for: its answer, if not too many are being told so."""
+        """Refuses a connection that there is no room for.
+
+        It gets an answer unless too many are being answered already.
+        """
         if not self._counted.may_answer(self.transport):
             self.transport.abort()
             return
@@ -196,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _answer(failure: HttpFailure) -> bytes:
-    """A whole response, after which the connection closes."""
+    """Returns a whole response, after which the connection closes."""
     response = failure.response()
     fields = [*response.raw_headers, (b"connection", b"close")]
     head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)

@@ -1,4 +1,4 @@
-"""From the options of a body to `SamplingParams`."""
+"""Converts the options of a body to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UINT32 = 2**32 - 1
 
 
 def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """Validated parameters; what the body leaves out is as OpenAI has it: temperature 1, one choice.
+    """Returns validated parameters, with OpenAI's defaults: temperature 1, one choice.
 
     A negative seed, which OpenAI allows, is taken as its 64 bits.
     """
@@ -56,7 +56,7 @@ def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _token_id(key: str) -> int:
-    """JSON has no integer keys."""
+    """Returns the token id of a key. JSON has no integer keys."""
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= _UINT32):
         raise errors.invalid("logit_bias", f"each key must be a token id in [0, {_UINT32}]", key[:32])
     return int(key)

@@ -1,7 +1,8 @@
-"""The bodies of requests as msgspec reads them: types, and how many of each. Other bounds are the domain's, see `sampling`.
+"""Request bodies for msgspec: types and maximum counts. The domain checks the rest, see `sampling`.
 
-Strict: a number in quotes is a mistake, not a number. The first mistake ends the reading. Fields of the OpenAI API that this
-cluster does not have are skipped over, not built, and may be present as long as they ask for nothing; see `refuse_unsupported`.
+Decoding is strict: a number in quotes is an error, not a number. It stops at the first error.
+Fields of the OpenAI API that this cluster does not have are skipped without being built. They may
+be present as long as they request nothing; see `refuse_unsupported`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOK
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
-# Each with the values that ask for nothing.
+# Each field with the values that request nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
@@ -40,20 +41,20 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "web_search_options": (),
     }
 )
-# What a client sends back when it repeats a message that it was sent.
+# Fields that a client sends back when it repeats a message that it received.
 _MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"annotations": ([],), "audio": (), "function_call": (), "name": (), "refusal": (), "tool_call_id": (), "tool_calls": ([],)}
 )
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
-# No value that asks for nothing is longer than this, white space included.
+# No value that requests nothing is longer than this, white space included.
 _MAX_IDLE_BYTES = 256
 _value = msgspec.json.Decoder()
-# msgspec reads no union of Raw and None; a field that the body does not have is None all the same.
+# msgspec has no union of Raw and None; a field that the body does not have is None all the same.
 _ABSENT: Any = None
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all bodies have in common."""
+    """The base of all bodies."""
 
 
 class StreamOptions(Body, frozen=True):
@@ -62,7 +63,10 @@ class StreamOptions(Body, frozen=True):
 
 
 class GenerationOptions(Body, frozen=True, kw_only=True):
-    """What chat and completion requests share. None is the default of `SamplingParams`."""
+    """The options that chat and completion requests share.
+
+    None means the default of `SamplingParams`.
+    """
 
     model: str = ""
     temperature: float | None = None
@@ -77,7 +81,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Beyond OpenAI's.
+    # Extensions of the OpenAI API.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -85,7 +89,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
-    # Refused unless they ask for nothing.
+    # Refused unless they request nothing.
     audio: Raw = _ABSENT
     best_of: Raw = _ABSENT
     echo: Raw = _ABSENT
@@ -103,7 +107,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     tools: Raw = _ABSENT
     verbosity: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
-    # They never change an answer.
+    # These never change an answer.
     metadata: Raw = _ABSENT
     parallel_tool_calls: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
@@ -112,7 +116,10 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; `text` where `type` is "text". What other kinds have is skipped."""
+    """One part of a message's content.
+
+    `text` is set where `type` is "text". Fields of other types are skipped.
+    """
 
     type: str
     text: str | None = None
@@ -148,7 +155,7 @@ class CompletionRequest(GenerationOptions, frozen=True, kw_only=True):
 
 
 def refuse_unsupported(body: GenerationOptions) -> None:
-    """Raises INVALID_ARGUMENT for a field that asks for what this cluster does not have."""
+    """Raises INVALID_ARGUMENT for a field that requests what this cluster does not have."""
     _refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
         _refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
@@ -157,7 +164,7 @@ def refuse_unsupported(body: GenerationOptions) -> None:
 
 
 def refuse_unsupported_in_message(message: ChatMessage, path: str) -> None:
-    """The same for a message at `path`."""
+    """Raises INVALID_ARGUMENT for such a field in the message at `path`."""
     _refuse(message, _MESSAGE_UNSUPPORTED, f"{path}.")
 
 

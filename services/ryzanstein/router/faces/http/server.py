@@ -1,4 +1,7 @@
-"""The HTTP server's life in the router's own event loop: bind, serve, drain, stop. Signals are the router's business."""
+"""The HTTP server in the router's own event loop: bind, serve, drain, stop.
+
+The router handles signals.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _SWEEP_S = 5
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which would take SIGTERM away from the router's drain."""
+    """A uvicorn server without its signal handlers.
+
+    They would take SIGTERM away from the router's drain.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -28,7 +34,11 @@ class _QuietServer(uvicorn.Server):
 
 
 class HttpServer:
-    """`start`, then `port` is the bound one; `stop` ends it. `on_refused` is told why a connection was refused."""
+    """The HTTP server of a router.
+
+    After `start`, `port` is the bound port; `stop` ends the server. `on_refused` is called with the
+    reason for which a connection was refused.
+    """
 
     def __init__(
         self,
@@ -41,7 +51,8 @@ class HttpServer:
         self._host = host
         bounds = bounds or ConnectionBounds()
         self._stuck: set[asyncio.Transport] = set()
-        # What goes wrong in a request the gate has logged, once and as JSON; this would be its stack again, as text.
+        # The gate has logged a failed request, once and as JSON; uvicorn would log its stack again,
+        # as text.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._config = uvicorn.Config(
             app,
@@ -61,7 +72,7 @@ class HttpServer:
         self.port = port
 
     async def start(self) -> None:
-        """Binds and serves. OSError: the port is taken."""
+        """Binds and serves. Raises OSError when the port is taken."""
         listener = self._bind()
         self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._serve(listener))
@@ -71,7 +82,10 @@ class HttpServer:
                 self._serving.result()
 
     async def _serve(self, listener: socket.socket) -> None:
-        """However it ends, nobody connects to a server that does not answer."""
+        """Serves until the server ends, then closes its sockets.
+
+        However it ends, no client connects to a server that does not answer.
+        """
         try:
             await self._server.serve(sockets=[listener])
         finally:
@@ -80,22 +94,33 @@ class HttpServer:
             listener.close()
 
     async def live(self) -> None:
-        """Returns when the server has stopped because it was asked to. RuntimeError, or its own error: it ended by itself."""
+        """Returns when the server has stopped because `stop` was called.
+
+        Raises RuntimeError, or the server's own error, when it ended for another reason. Cancelling
+        this wait does not stop the server.
+        """
         if self._serving is not None:
             await asyncio.shield(self._serving)
             if not self._server.should_exit:
                 raise RuntimeError("the HTTP server ended")
 
     async def stop(self, grace_s: float) -> None:
-        """No new connections; running requests have `grace_s` to end, then they are cancelled."""
+        """Stops the server.
+
+        It accepts no new connections. Running requests have `grace_s` to end, then they are
+        cancelled.
+        """
         if self._serving is None:
             return
         self._config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
-        await asyncio.wait([self._serving])  # what it ended with `live` has said
+        await asyncio.wait([self._serving])  # `live` has reported its error
 
     async def _drop_stuck(self) -> None:
-        """A connection that is to be closed waits for its client to read what is left, but not for ever."""
+        """Aborts connections that were already closing at the last sweep.
+
+        A closing connection waits for its client to read the rest, but not forever.
+        """
         transports = {connection.transport for connection in self._server.server_state.connections}
         closing = {transport for transport in transports if transport.is_closing()}
         for transport in closing & self._stuck:

@@ -1,7 +1,8 @@
 """A generation as server-sent events (WHATWG HTML, 9.2), in OpenAI's chunks.
 
-Each event has an `id:`, see `cursor`, so that a client whose connection broke can go on where it was. `data: [DONE]` ends a
-stream that is complete; one that failed ends with an `error` event instead, whose data is an OpenAI error body.
+Each event has an `id:`, see `cursor`, so that a client can resume where its connection broke.
+`data: [DONE]` ends a complete stream. A failed stream ends with an `error` event instead, whose
+data is an OpenAI error body.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
-    """Turns events into the bytes of server-sent events. One for each reader."""
+    """Converts events to the bytes of server-sent events. Each reader has its own."""
 
     def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
         self._dialect = dialect
@@ -52,7 +53,7 @@ class ChunkWriter:
         } | ({"usage": None} if include_usage else {})
 
     def write(self, event: GenerationEvent) -> bytes:
-        """What the event adds to the stream; empty for tokens whose text is not certain yet."""
+        """Returns the bytes of an event; empty for tokens whose text is not certain yet."""
         match event:
             case Delta():
                 return self._opening(event.choice) + self._delta(event)
@@ -62,7 +63,7 @@ class ChunkWriter:
                 return b""
 
     def close(self) -> bytes:
-        """The end of a complete stream."""
+        """Returns the end of a complete stream."""
         if not self._include_usage or self._usage is None:
             return DONE
         return self._event({"choices": [], "usage": self._usage}) + DONE
@@ -81,7 +82,10 @@ class ChunkWriter:
         return self._piece(delta.choice, delta.text, [])
 
     def _with_logprobs(self, delta: Delta) -> bytes:
-        """Tokens that the reader has seen are taken for what they tell of later ones."""
+        """Returns the bytes of a Delta with log probabilities.
+
+        Tokens that the reader has seen only prepare the alignment of later ones.
+        """
         alignment = self._alignments[delta.choice]
         num_seen = max(0, self._seen.get(delta.choice, 0) - delta.first_index)
         for token in delta.tokens[:num_seen]:
@@ -113,7 +117,10 @@ def error_event(failure: HttpFailure) -> bytes:
 
 
 class EventStreamResponse(Response):
-    """Writes `events`, whose first was read already, and closes them, also when the client leaves."""
+    """A response that writes `events`, whose first was already read, and closes them.
+
+    It closes them also when the client disconnects.
+    """
 
     media_type = "text/event-stream"
 
@@ -125,7 +132,7 @@ class EventStreamResponse(Response):
         write_timeout_s: float,
         headers: dict[str, str],
     ) -> None:
-        # Proxies such as nginx would otherwise collect events before they pass them on.
+        # Otherwise proxies such as nginx collect events before they forward them.
         super().__init__(headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -133,7 +140,7 @@ class EventStreamResponse(Response):
         self._call = call
         self._write_timeout_s = write_timeout_s
         self.on_left: Callable[[], Awaitable[None]] | None = None
-        """Called when the client went before the end and reads no more."""
+        """Called when the client disconnects, or stops reading, before the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

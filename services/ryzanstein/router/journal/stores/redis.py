@@ -1,8 +1,8 @@
-"""A journal in Redis, for routers of several hosts.
+"""A journal in Redis, for routers on several hosts.
 
-A generation is a hash (owner, epoch, request) and a list of batches, a lease a key; Redis lets them expire. Whatever compares
-an epoch is a script, so that it is atomic. A call that takes longer than its time-out is an outage, not a wait; every call
-bears to be sent twice.
+A generation is a hash (owner, epoch, request) and a list of batches; a lease is a key. Redis
+expires them. Everything that compares an epoch is a script, so it is atomic. A call that exceeds
+its timeout counts as an outage instead of being waited for. Every call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ryzanstein.router.storage.redis_client import redis_failures
 
 _OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING)
 
-# ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation; KEYS: its hash and its list.
+# ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation
+# KEYS: its hash and its list
 _WRITE = """
 local outcomes = {}
 for i = 1, #KEYS / 2 do
@@ -64,8 +65,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[1])
 return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1)}
 """
-# ARGV: generation, body, how long a claim holds before its generation is opened, how long it is kept, what heads begin with.
-# Which head is asked for is not known before: that is why these are not keys of a cluster.
+# ARGV: generation, body, how long a claim holds before its generation is opened, how long it is
+# kept, prefix of the heads. It is not known in advance which head is read, so it cannot be in KEYS,
+# as a Redis cluster would require.
 _CLAIM_KEY = """
 local held = redis.call('HMGET', KEYS[1], 'generation_id', 'body', 'kept_ms')
 if held[1] and held[1] ~= ARGV[1] then
@@ -86,10 +88,13 @@ _Result = TypeVar("_Result")
 
 
 class RedisJournal:
-    """A `Journal` in a Redis server. Connects with the first call; a server that is not there yet is an outage."""
+    """A `Journal` in a Redis server.
+
+    It connects with the first call; a server that is not there yet is an outage.
+    """
 
     def __init__(self, client: Redis, prefix: str, lease_s: float, retention_s: float) -> None:
-        """A client that decodes no answers, which `close` closes. Every key begins with `prefix`."""
+        """The `client` decodes no answers; `close` closes it. Every key starts with `prefix`."""
         self._redis = client
         self._prefix = prefix
         self._lease_ms = int(1000 * lease_s)

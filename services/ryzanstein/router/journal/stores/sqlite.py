@@ -1,9 +1,11 @@
-"""A journal in one SQLite file, for the routers of one host.
+"""A journal in one SQLite file, for the routers on one host.
 
-It outlives processes, not the host, with which all its routers end: nothing waits for the disk (synchronous OFF), and the file
-of an earlier boot, or one that is damaged, is begun anew. Times are of CLOCK_MONOTONIC, which all processes of a host share
-and no clock jump moves. All statements run in one thread of the journal's own, few and long ones: at each, and at each row
-that it returns, the interpreter's lock changes hands between that thread and the event loop.
+It outlives processes, but not the host, because all its routers end with the host. So nothing waits
+for the disk (synchronous OFF), and a file that is damaged or from an earlier boot starts empty.
+Times are those of CLOCK_MONOTONIC, which all processes of a host share and no clock jump affects.
+All statements run in the journal's own thread. There are few of them, and they are long: at each
+statement, and at each row that it returns, the interpreter lock changes hands between that thread
+and the event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ CREATE INDEX batches_by_number ON batches (number);
 CREATE TABLE leases (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE boot (boot_id TEXT NOT NULL);
 """
-# Beside the schema: a router of an earlier version that shares the file neither knows nor misses it.
+# Not part of the schema: an earlier version of the router that shares the file ignores this table.
 _KEYS = """
 CREATE TABLE IF NOT EXISTS keys (
     key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
@@ -60,7 +62,7 @@ _Result = TypeVar("_Result")
 
 
 class SqliteJournal:
-    """A `Journal` in a file. `open` it; `close` waits for what is under way."""
+    """A `Journal` in a file. Create it with `open`; `close` waits for running statements."""
 
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lease_s: float, retention_s: float) -> None:
         self._connection = connection
@@ -70,7 +72,7 @@ class SqliteJournal:
 
     @classmethod
     async def open(cls, path: Path, lease_s: float, retention_s: float) -> SqliteJournal:
-        """OSError or sqlite3.Error when the file cannot be used."""
+        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used."""
         thread = ThreadPoolExecutor(1, "journal")
         try:
             connection = await asyncio.get_running_loop().run_in_executor(thread, _opened, path)
@@ -149,7 +151,7 @@ class SqliteJournal:
     def _checked(
         self, db: sqlite3.Connection, owner: Owner, append: Append, known: dict[str, tuple[int, int]]
     ) -> AppendOutcome:
-        """Whether the append may be written; opens its generation where that is what it asks for."""
+        """Returns WRITTEN if the append may be written. Opens its generation if requested."""
         generation_id = append.generation_id
         if generation_id not in known:
             if append.request is None:
@@ -160,7 +162,7 @@ class SqliteJournal:
         return AppendOutcome.WRITTEN if epoch == append.epoch else AppendOutcome.FENCED
 
     def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
-        """The generation's number."""
+        """Inserts the generation and returns its number."""
         values = (append.generation_id, owner.owner_id, owner.address, append.epoch, self._expires)
         insert = "INSERT INTO generations (generation_id, owner_id, address, epoch, expires) VALUES (?, ?, ?, ?, ?)"
         number = db.execute(insert, values).lastrowid
@@ -235,7 +237,7 @@ class SqliteJournal:
 
 
 def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Number and epoch of those of the generations that there are, in one row."""
+    """Returns number and epoch of those of the generations that exist, read as one row."""
     places = ",".join("?" * len(generation_ids))
     columns = "json_group_array(json_array(generation_id, number, epoch))"
     query = f"SELECT {columns} FROM generations WHERE generation_id IN ({places})"
@@ -278,7 +280,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Empty tables, unless they are of this version and this boot."""
+    """Replaces all tables by empty ones, unless they are of this version and this boot."""
     boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == SCHEMA_VERSION and db.execute("SELECT boot_id FROM boot").fetchone() == (boot_id,):

@@ -1,1 +1,1 @@
-"""A session store that goes on in memory while the one behind it fails."""
+"""A session store that continues in memory while the store behind it fails."""

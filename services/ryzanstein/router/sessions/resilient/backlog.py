@@ -1,7 +1,8 @@
-"""Writes that the store could not take yet, in order. Each may be done twice: whether a failed one was done is not known.
+"""Writes that the store could not take yet, in order.
 
-A write that fails as nobody expects is tried again like any other. It is given up when that has happened three times while the
-store did everything else: what can never be written must not keep the others waiting for ever.
+Each may be applied twice, because it is unknown whether a failed write was done. A write that fails
+unexpectedly is retried like any other. It is given up after that has happened three times while the
+store did everything else: a write that can never succeed must not block the others forever.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
-# Nobody waits for the backlog, so a store that is merely slow may take its time.
+# Nothing waits for the backlog, so a store that is merely slow may take this long.
 _WRITE_TIMEOUT_S = 5.0
 _MAX_BLAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`done_by`: the refusal that says that it was done before, or that it has become pointless."""
+    """A queued write.
+
+    `done_by`: the error that means that it was done before or has become pointless.
+    """
 
     session_id: str
     chars: int
@@ -42,7 +46,7 @@ class Write:
 
 
 class Backlog:
-    """A queue of writes. Only `full` bounds it: what has been generated already is always taken."""
+    """A queue of writes. Only `full` bounds it: what was already generated is always accepted."""
 
     def __init__(self, max_writes: int, max_chars: int, telemetry: RouterTelemetry) -> None:
         self._max_writes = max_writes
@@ -59,7 +63,7 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """No new turn may begin: its answer would find no room."""
+        """Whether no new turn may begin, because there would be no room for its answer."""
         return len(self._writes) >= self._max_writes or self._chars >= self._max_chars
 
     def touches(self, session_id: str) -> bool:
@@ -76,14 +80,20 @@ class Backlog:
         self._telemetry.store_backlog.set(len(self._writes))
 
     async def flush(self, store: SessionStore) -> None:
-        """Until it is empty, also of what is added meanwhile. StoreUnavailableError: the rest stays. UnexpectedStoreError: the
-        first of the rest may be at fault, see `blame_first`."""
+        """Applies writes until the queue is empty, including writes that are added meanwhile.
+
+        On StoreUnavailableError the rest stays queued. On UnexpectedStoreError the first of the
+        rest may be at fault, see `blame_first`.
+        """
         while self._writes:
             await self._apply(self._writes[0], store)
             self._pop()
 
     def blame_first(self, error: UnexpectedStoreError) -> None:
-        """The store does everything but the first write. At the third time that is given up."""
+        """Records that the store does everything but the first write.
+
+        The third time, that write is given up.
+        """
         self._blames += 1
         if self._blames >= _MAX_BLAMES:
             self.give_up_first(error)

@@ -1,4 +1,8 @@
-"""Whether the store works, and what is done until it does again: try with growing pauses, write what waited, tell once."""
+"""Tracks whether the store works, and what happens until it does again.
+
+Recovery retries with growing pauses and writes the backlog. Each outage is logged once, and its end
+once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,10 @@ _PROBE_ID = ""
 
 
 class StoreOutage:
-    """Begins with `begin`, ends by itself. `active` and `reads_fail` are what the store's users ask."""
+    """An outage of the store: `begin` starts it, and its own recovery ends it.
+
+    The users of the store check `active` and `reads_fail`.
+    """
 
     def __init__(self, store: SessionStore, backlog: Backlog, telemetry: RouterTelemetry) -> None:
         self._store = store
@@ -45,7 +52,10 @@ class StoreOutage:
         return self._recovering is not None
 
     def begin(self, error: StoreUnavailableError, *, reading: bool = False) -> None:
-        """Many may notice at once. A store that cannot be written may still be read."""
+        """Starts the outage. Many callers may notice it at once.
+
+        A store that cannot be written may still be readable.
+        """
         self.reads_fail = self.reads_fail or reading
         if self._recovering is None:
             self._since = time.monotonic()
@@ -55,7 +65,7 @@ class StoreOutage:
             self._recovering = self._telemetry.background.supervise("store_recovery", self._recover, finite=True)
 
     async def close(self) -> None:
-        """One more try; what cannot be written now is lost, and said."""
+        """Tries once more. What cannot be written now is lost; that is logged and counted."""
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.gather(self._recovering, return_exceptions=True)
@@ -93,7 +103,7 @@ class StoreOutage:
         try:
             await self._backlog.flush(self._store)
         except UnexpectedStoreError as error:
-            await self._probe()  # raises: it is the store that fails, whatever is written
+            await self._probe()  # raises if the store itself fails, whatever is written
             self._backlog.blame_first(error)
             raise
 
@@ -104,7 +114,7 @@ class StoreOutage:
         log.info("session store works again", outage_s=round(time.monotonic() - self._since, 3), writes=written)
 
     async def _probe(self) -> None:
-        """A write and a read that leave nothing behind."""
+        """Does a write and a read that leave nothing behind."""
         generation_id = uuid.uuid4().hex
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -116,6 +126,6 @@ class StoreOutage:
         except StoreUnavailableError:
             raise
         except RyzansteinError:
-            return  # another router probes at this moment: it answers
+            return  # another router probes at this moment, so the store answers
         except Exception as error:
             raise unexpected(error) from error

@@ -1,4 +1,4 @@
-"""The sessions that this router used last, as it last knew them: what it answers from while the store is away."""
+"""The sessions that this router used last, as it last knew them, for answers during an outage."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _CHARS_PER_ENTRY = 256
 
 
 class Changes(Protocol):
-    """Who else changed a session, as far as this router can see."""
+    """Detects changes of sessions by other routers, as far as this router can see them."""
 
     def mark(self, session_id: str) -> int:
-        """Another one after each change."""
+        """Returns a mark, which differs after each change."""
 
     def is_ours(self, session_id: str) -> bool:
-        """The last change was this router's."""
+        """Returns whether the last change was this router's."""
 
 
 class NoChanges:
-    """Nobody else changes sessions, or whoever does says so (`RecentSessions.forget`)."""
+    """For a store that no other router changes, or that reports it (`RecentSessions.forget`)."""
 
     def mark(self, session_id: str) -> int:
         return 0
@@ -31,9 +31,12 @@ class NoChanges:
 
 
 class RecentSessions:
-    """Least recently used first out, above a number of sessions or of characters. None stands for a session that is known
-    not to exist. Those that `is_pending` says are not yet in the store are kept; another one that somebody else changed, as
-    `changes` tell, is not known any more."""
+    """A cache of sessions, bounded by sessions and characters. It evicts the least recently used.
+
+    None stands for a session that is known not to exist. Sessions that are not in the store yet, as
+    `is_pending` says, are kept. Any other session that another router changed, as `changes` says,
+    is no longer known.
+    """
 
     def __init__(
         self, max_sessions: int, max_chars: int, is_pending: Callable[[str], bool], changes: Changes | None = None
@@ -53,7 +56,7 @@ class RecentSessions:
         return session_id in self._known and self._holds(session_id)
 
     def get(self, session_id: str) -> Session | None:
-        """KeyError when nothing is known of it."""
+        """Returns the session. Raises KeyError when nothing is known of it."""
         if session_id not in self:
             raise KeyError(session_id)
         session = self._known.pop(session_id)
@@ -61,11 +64,14 @@ class RecentSessions:
         return session
 
     def mark(self, session_id: str) -> int:
-        """To be taken before the session is read, for `put`."""
+        """Returns a mark for `put`. Take it before the session is read."""
         return self._changes.mark(session_id)
 
     def put(self, session_id: str, session: Session | None, mark: int | None = None) -> None:
-        """`mark`: of before it was read; without one this router has just changed it."""
+        """Stores what is known of a session.
+
+        `mark`: taken before it was read; without one, this router has just changed the session.
+        """
         self._drop(session_id)
         self._known[session_id] = session
         if mark is not None:
@@ -75,7 +81,7 @@ class RecentSessions:
             self._evict()
 
     def forget(self, session_id: str) -> None:
-        """Somebody else changed it."""
+        """Forgets a session that another router changed."""
         if not self._is_pending(session_id):
             self._drop(session_id)
 

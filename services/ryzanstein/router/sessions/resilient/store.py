@@ -1,8 +1,10 @@
-"""A session store that may fail without any request failing: recent sessions stay in memory, writes wait until it is back.
+"""A session store that may fail without failing a request.
 
-Nobody waits for the store longer than `wait_s`. While it fails, sessions that this router used lately are read from memory
-and new turns are queued. A session of which nothing is known here is refused (UNAVAILABLE, SESSION_STORE_UNAVAILABLE): it is
-never answered without its history. What is queued dies with this router.
+Recent sessions stay in memory, and writes wait until the store is back. No request waits for the
+store longer than `wait_s`, except lists and reads of sessions that are not in memory. While the
+store fails, sessions that this router used recently are read from memory and new turns are queued.
+A session that is unknown here is refused (UNAVAILABLE, SESSION_STORE_UNAVAILABLE): it is never
+answered without its history. What is queued is lost if this router dies.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ from ryzanstein.router.telemetry import RouterTelemetry
 log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
-# No answer waits for a list, and one of many sessions takes its time.
+# No answer waits for a list, and listing many sessions takes time.
 _LIST_WAIT_S = 2.0
 _UNKNOWN_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutagePolicy:
-    """How long anybody waits for the store, and what is kept in memory for the time that it fails."""
+    """How long requests wait for the store, and what is kept in memory while it fails."""
 
     wait_s: float = 0.25
     recent_sessions: int = 10_000
@@ -54,7 +56,7 @@ class OutagePolicy:
 
 
 class ResilientSessions:
-    """A `SessionStore` over another one, which it closes with itself."""
+    """A `SessionStore` on top of another one, which it closes with itself."""
 
     def __init__(
         self,
@@ -93,7 +95,11 @@ class ResilientSessions:
         return session
 
     async def get(self, session_id: str) -> Session:
-        """One that is in memory is not waited for. One that is not is: otherwise it would have to be refused."""
+        """Returns a session.
+
+        One that is in memory is not waited for. One that is not is waited for longer: otherwise it
+        would have to be refused.
+        """
         known = session_id in self.recent
         if not self._backlog.touches(session_id) and not (known and self._outage.reads_fail):
             try:
@@ -110,13 +116,16 @@ class ResilientSessions:
             if error.code is Code.NOT_FOUND and not self._backlog.touches(session_id):
                 self.recent.put(session_id, None, mark)
             raise
-        if self._backlog.touches(session_id):  # it was changed here while the store read it
+        if self._backlog.touches(session_id):  # changed here while the store read it
             return self._existing(session_id)
         self.recent.put(session_id, session, mark)
         return session
 
     async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
-        """What is in the store. Sessions in memory are no full list, so there is none while the store cannot be read."""
+        """Returns what is in the store.
+
+        The sessions in memory are not a full list, so this fails while the store cannot be read.
+        """
         if self._outage.reads_fail:
             raise store_unavailable("sessions cannot be listed while the session store is unavailable")
         try:
@@ -134,7 +143,8 @@ class ResilientSessions:
             except StoreUnavailableError as error:
                 self._outage.begin(error)
         await self.get(session_id)
-        if not self._outage.active:  # it ended meanwhile: nobody would take what is queued now
+        # The outage may have ended meanwhile: what is queued then would not be written.
+        if not self._outage.active:
             await self.delete(session_id)
             return
         self._check_room(session_id)
@@ -144,10 +154,15 @@ class ResilientSessions:
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
-        """Also when the store raises what nobody expects the turn waits: its answer has been given."""
+        """Adds a turn.
+
+        The turn is queued even when the store raises an unexpected error: its answer was already
+        given.
+        """
         turn = tuple(messages)
         if session_id not in self.recent:
-            self.recent.forget(session_id)  # somebody else changed it: this turn does not continue what was known here
+            # Changed elsewhere: this turn does not continue what was known here.
+            self.recent.forget(session_id)
 
         def append(store: SessionStore) -> Awaitable[bool]:
             return store.append(session_id, turn, model=model, node_id=node_id, generation_id=generation_id)
@@ -169,7 +184,10 @@ class ResilientSessions:
         return self._added(True, session_id, turn, model, node_id) if session is not None else True
 
     def _added(self, added: bool, session_id: str, turn: tuple[Message, ...], model: str, node_id: str) -> bool:
-        """Remembers the turn; one that was there before may or may not be in what is remembered."""
+        """Adds the turn to the remembered session.
+
+        A turn that was stored before may or may not be in it: then the session is forgotten.
+        """
         session = self.recent.get(session_id) if session_id in self.recent else None
         if session is not None and added:
             self.recent.put(session_id, extended(session, turn, model, node_id))
@@ -178,7 +196,11 @@ class ResilientSessions:
         return added
 
     async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
-        """While the store fails every claim succeeds: routers cannot know of each other, each serializes its own turns."""
+        """Claims a session.
+
+        While the store fails every claim succeeds: routers cannot know of each other, and each
+        serializes its own turns.
+        """
         self._check_room(session_id)
         if self._outage.active:
             return
@@ -197,7 +219,7 @@ class ResilientSessions:
             return set()
 
     async def release(self, session_id: str, generation_id: str, owner: str) -> None:
-        """A claim that cannot be released expires."""
+        """Releases a claim. A claim that cannot be released expires."""
         if self._outage.active:
             return
         try:
@@ -218,7 +240,10 @@ class ResilientSessions:
             raise store_unavailable(f"the session store did not answer within {wait_s:g} s") from None
 
     def _remembered(self, session_id: str) -> Session | None:
-        """None: it is known not to exist. UNAVAILABLE when nothing is known."""
+        """Returns what is in memory; None for a session that is known not to exist.
+
+        Raises UNAVAILABLE when nothing is known.
+        """
         try:
             session = self.recent.get(session_id)
         except KeyError:

@@ -22,7 +22,7 @@ from ryzanstein.router.sessions.store import (
 
 
 class MemorySessions:
-    """A `SessionStore` that lives as long as the process. The dictionary's order is the order of use."""
+    """A `SessionStore` that lives as long as the process. The dictionary is in the order of use."""
 
     def __init__(self, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> None:
         self._bounds = bounds

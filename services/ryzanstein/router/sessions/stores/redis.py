@@ -1,7 +1,8 @@
-"""Sessions in one Redis server, for routers on several hosts. What must be atomic is a script (`redis_scripts`).
+"""Sessions in one Redis server, for routers on several hosts.
 
-The server must not evict (`maxmemory-policy noeviction`): a session that has lost its messages is refused as damaged. How
-much a crash of the server loses is its own setting (`appendfsync`).
+Atomic operations are scripts (`redis_scripts`). The server must not evict (`maxmemory-policy
+noeviction`): a session that has lost its messages is refused as damaged. How much a crash of the
+server loses is its own setting (`appendfsync`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _OF_ALL = ("sessions", "changed")
 
 
 class RedisSessions:
-    """A `SessionStore` that several routers share. `open` it: wrong credentials are told then."""
+    """A `SessionStore` that several routers share.
+
+    Create it with `open`, which detects wrong credentials.
+    """
 
     def __init__(self, client: Redis, prefix: str, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> None:
         self._client = client
@@ -53,14 +57,17 @@ class RedisSessions:
 
     @classmethod
     async def open(cls, client: Redis, prefix: str, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> RedisSessions:
-        """FAILED_PRECONDITION when the server refuses us. A server that is not there may still come."""
+        """Returns a store. Raises FAILED_PRECONDITION when the server refuses this router.
+
+        A server that is away is not an error: it may come back.
+        """
         try:
             policy = await client.config_get("maxmemory-policy")
         except (AuthenticationError, AuthorizationError) as error:
             await client.aclose()
             raise errors.failed_precondition("SESSION_STORE_REFUSED", f"Redis refuses this router: {error}") from None
         except Exception as error:
-            # CONFIG may be forbidden; a server that is away is told by whoever uses it first.
+            # CONFIG may be forbidden; if the server is away, its first user reports that.
             log.info("Redis not examined", error=str(error))
         else:
             if policy.get("maxmemory-policy") != "noeviction":
@@ -70,7 +77,7 @@ class RedisSessions:
     async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
-        # The nonce tells a command that was sent twice from an id that is taken.
+        # The nonce distinguishes a command that was sent twice from an id that is taken.
         values = (session_id, model, uuid.uuid4().hex, self._bounds.max_sessions, self._prefix, self.origin)
         keys = self._keys(session_id, "session", "messages", "sessions", "changed")
         made = await self._run("CREATE", keys, (*values, *map(_packed, messages)), session_id)

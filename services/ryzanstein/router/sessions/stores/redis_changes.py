@@ -1,6 +1,7 @@
-"""Hears which sessions other routers changed, so that what is remembered here is never older than what they stored.
+"""Subscribes to other routers' changes, so that no remembered session is older than the stored one.
 
-While the subscription is broken changes are missed: when it stands again, everything that is remembered is forgotten.
+Changes are missed while the subscription is broken, so everything remembered is forgotten when it
+is restored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _PING_S = 1.0
 
 
 class RedisChanges:
-    """`run` it as a task. `origin` marks our own changes. It owns its client: `close` it."""
+    """The subscription. Start `run` as a task.
+
+    `origin` marks this router's own changes. The subscription owns its client: `close` it.
+    """
 
     def __init__(
         self, client: Redis, prefix: str, origin: str, forget: Callable[[str], None], forget_all: Callable[[], None]
@@ -47,7 +51,7 @@ class RedisChanges:
         await self._client.aclose()
 
     async def _listen(self, subscription: PubSub) -> None:
-        """Until the connection breaks, or the server has not answered a ping when the next one is due."""
+        """Listens until the connection breaks, or a ping is unanswered when the next one is due."""
         answered = True
         while True:
             message = await subscription.get_message(timeout=_PING_S)

@@ -1,7 +1,10 @@
-"""What the Redis store does atomically, as Lua (Redis 5 and later). The server's clock gives the times of sessions and claims.
+"""The atomic operations of the Redis store, as Lua (Redis 5 and later).
 
-Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of generations that are in it,
-`claim:ID` a hash that expires, `sessions` the ids by time of use. Who changed what is published on `changed`.
+The times of sessions and claims come from the server's clock.
+
+Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of
+generations that are in it, `claim:ID` a hash that expires, `sessions` the ids by time of use. Each
+change is published on `changed`, with origin and id.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 """
 
-# KEYS session messages sessions changed; ARGV id model nonce max_sessions prefix origin, then the messages.
+# KEYS session messages sessions changed
+# ARGV id model nonce max_sessions prefix origin, then the messages
 # Returns {time, evicted}, or {} when the id is taken.
 CREATE = (
     _NOW
@@ -38,7 +42,8 @@ return {now, math.max(surplus, 0)}
 """
 )
 
-# KEYS session messages turns sessions claim changed; ARGV id generation_id model node_id origin, then the messages.
+# KEYS session messages turns sessions claim changed
+# ARGV id generation_id model node_id origin, then the messages
 # Returns 0 when there is no such session, 1 when it has the turn already, 2 when it was added.
 APPEND = (
     _NOW
@@ -58,7 +63,9 @@ return 2
 """
 )
 
-# KEYS session messages turns sessions changed; ARGV id origin. Returns how many sessions it deleted.
+# KEYS session messages turns sessions changed
+# ARGV id origin
+# Returns how many sessions it deleted.
 DELETE = """
 local deleted = redis.call('DEL', KEYS[1])
 redis.call('DEL', KEYS[2], KEYS[3])
@@ -67,7 +74,9 @@ redis.call('PUBLISH', KEYS[5], ARGV[2] .. ' ' .. ARGV[1])
 return deleted
 """
 
-# KEYS sessions; ARGV update_time id count prefix. The sessions before that position in the order (update_time, id), falling.
+# KEYS sessions
+# ARGV update_time id count prefix
+# Returns the sessions after that position in the descending order of (update_time, id).
 LIST = """
 local first = redis.call('ZCOUNT', KEYS[1], '(' .. ARGV[1], '+inf')
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1])) do
@@ -81,7 +90,9 @@ end
 return found
 """
 
-# KEYS claim; ARGV generation_id owner ttl_ms gone. Returns {generation_id, owner} of another one that has it, or {}.
+# KEYS claim
+# ARGV generation_id owner ttl_ms gone
+# Returns the {generation_id, owner} of another holder, or {}.
 CLAIM = """
 local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
 if held[1] and held[1] ~= ARGV[1] and held[2] ~= ARGV[4] then return held end
@@ -90,7 +101,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {}
 """
 
-# KEYS claims; ARGV owner ttl_ms, then a generation_id for each. Returns the numbers of those that are lost.
+# KEYS claims
+# ARGV owner ttl_ms, then a generation_id for each
+# Returns the numbers of the lost claims.
 RENEW = """
 local lost = {}
 for i, key in ipairs(KEYS) do
@@ -105,7 +118,8 @@ end
 return lost
 """
 
-# KEYS claim; ARGV generation_id owner.
+# KEYS claim
+# ARGV generation_id owner
 RELEASE = """
 local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
 if held[1] == ARGV[1] and held[2] == ARGV[2] then redis.call('DEL', KEYS[1]) end

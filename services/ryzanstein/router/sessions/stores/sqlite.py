@@ -1,7 +1,8 @@
-"""Sessions in one SQLite file in a state directory: a restarted router still remembers, and routers of one host share them.
+"""Sessions in one SQLite file: they survive a restart, and routers on one host share them.
 
-All statements run in one thread of the store's own, so the event loop never waits for a disk. Write-ahead log, synchronous
-NORMAL: a crash of the process loses nothing, a power cut at most the last turns.
+The file is in a state directory. All statements run in the store's own thread, so the event loop
+never waits for a disk. Write-ahead log, synchronous NORMAL: a crash of the process loses nothing, a
+power cut at most the last turns.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _Result = TypeVar("_Result")
 
 
 class SqliteSessions:
-    """A `SessionStore` in a file. `open` it; `close` waits for what is under way."""
+    """A `SessionStore` in a file. Create it with `open`; `close` waits for running statements."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class SqliteSessions:
 
     @classmethod
     async def open(cls, path: Path, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> SqliteSessions:
-        """See `connect` for what it raises."""
+        """Opens the file. Raises what `connect` raises."""
         thread = ThreadPoolExecutor(1, "sessions")
         loop = asyncio.get_running_loop()
         try:

@@ -1,9 +1,10 @@
-"""Which sessions of one SQLite file somebody has changed, in memory that all routers of the file share.
+"""A table of session changes in memory shared by all routers of one SQLite file.
 
-A file that cannot be read tells nobody that another router has added a turn. This table does: whoever changes a session puts a
-new mark into the session's place before and after, and what was read under another mark is not trusted any more. It stays
-readable when the disk is not. Sessions share places, so that a mark may be taken for another session's change: what is
-remembered is then read again, or refused, without need.
+A file that cannot be read does not show that another router has added a turn. This table does:
+before and after a change, a router writes a new mark into the session's place, and what was read
+under another mark is no longer trusted. The table stays readable when the disk is not. Sessions
+share places, so a mark may come from a change of another session: what is remembered is then read
+again, or refused, without need.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _MARK_BYTES = 8
 
 
 class SqliteChanges:
-    """The table beside the session database. OSError where it cannot be made."""
+    """The table next to the session database. Raises OSError where it cannot be created."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Room on the disk now: a page that finds none later would end the process.
+            # Allocate the disk space now: a page without disk space would kill the process later.
             os.posix_fallocate(descriptor, 0, _PLACES * _MARK_BYTES)
             self._map = mmap.mmap(descriptor, _PLACES * _MARK_BYTES)
         finally:
@@ -35,17 +36,20 @@ class SqliteChanges:
         self._ours: dict[int, int] = {}
 
     def mark(self, session_id: str) -> int:
-        """Who changes the session next leaves another one."""
+        """Returns the session's mark. The next change replaces it."""
         return self._marks[_place(session_id)]
 
     def is_ours(self, session_id: str) -> bool:
-        """This router made the last change in the session's place."""
+        """Returns whether this router made the last change in the session's place."""
         place = _place(session_id)
         return self._ours.get(place) == self._marks[place]
 
     @contextlib.contextmanager
     def changing(self, session_id: str) -> Iterator[None]:
-        """Around a change. One that another router makes meanwhile keeps its mark."""
+        """Marks a session before and after a change.
+
+        A change by another router in between keeps its mark.
+        """
         place = _place(session_id)
         self._ours[place] = self._marks[place] = begun = _fresh()
         try:

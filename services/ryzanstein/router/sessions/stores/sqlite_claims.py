@@ -1,6 +1,7 @@
-"""Claims in the sessions' SQLite file: what serializes the turns of several routers on one host.
+"""Claims in the sessions' SQLite file: they serialize the turns of several routers on one host.
 
-Times are the machine's monotonic clock, the same for all its processes, so that setting the clock ends no claim.
+Times are those of the machine's monotonic clock, which all its processes share, so setting the
+clock ends no claim.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ryzanstein.router.sessions.stores.sqlite_file import transaction
 
 
 class SqliteClaims:
-    """Called in the store's thread."""
+    """The claims table. Called in the store's thread."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -45,7 +46,10 @@ class SqliteClaims:
             self._connection.execute(statement, (session_id, generation_id, owner))
 
     def turn_stored(self, session_id: str, generation_id: str) -> None:
-        """Within a transaction: the generation's turn is stored, whoever stored it."""
+        """Ends the generation's claim, within a transaction.
+
+        The generation's turn is stored, by whichever router.
+        """
         statement = "DELETE FROM claims WHERE session_id = ? AND generation_id = ?"
         self._connection.execute(statement, (session_id, generation_id))
 
@@ -59,5 +63,5 @@ class SqliteClaims:
         self._connection.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)", values)
 
     def _sweep(self, now: float) -> None:
-        """Forgets the claims of routers that died: nobody releases them."""
+        """Deletes the claims of dead routers, which nothing releases."""
         self._connection.execute("DELETE FROM claims WHERE taken_at + ttl_s <= ? OR taken_at > ?", (now, now))

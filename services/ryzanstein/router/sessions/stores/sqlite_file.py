@@ -1,6 +1,6 @@
-"""The file under the SQLite store: its schema and versions, how it is opened, and what its errors mean.
+"""The file of the SQLite store: its schema and versions, how it is opened, and its errors.
 
-A file that cannot be read as what it should be is refused at the start and left as it is.
+A file that cannot be read as what it should be is refused at the start and left unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ryzanstein.router.sessions.store import store_unavailable
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 
 SCHEMA_VERSION = 2
-# Several routers of one host take turns within a millisecond; who holds the file for longer than this holds it for long.
+# Several routers on one host take turns within a millisecond. A lock that is held for longer than
+# this is held for long.
 BUSY_TIMEOUT_S = 0.15
 _OPEN_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 1.0
@@ -48,8 +49,11 @@ CREATE TABLE claims (
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """An open file of this schema. FAILED_PRECONDITION STATE_TOO_NEW or STATE_CORRUPT, naming the file; sqlite3.Error and
-    OSError when it cannot be used for another reason."""
+    """Returns an open file of this schema.
+
+    Raises FAILED_PRECONDITION STATE_TOO_NEW or STATE_CORRUPT, naming the file; sqlite3.Error and
+    OSError when it cannot be used for another reason.
+    """
     private_file(path)
     db = sqlite3.connect(path, timeout=_OPEN_TIMEOUT_S, isolation_level=None)
     try:
@@ -69,8 +73,11 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """Takes the write lock before anything is read, so that what was read still holds when it is written; DEFERRED: only
-    reads, of one moment."""
+    """Runs the block in a transaction.
+
+    IMMEDIATE takes the write lock before anything is read, so that what was read still holds when
+    it is written. DEFERRED is for reads only, which see one moment.
+    """
     db.execute(f"BEGIN {kind}")
     try:
         yield
@@ -83,7 +90,7 @@ def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[Non
 
 @contextlib.contextmanager
 def as_unavailable() -> Iterator[None]:
-    """SQLite's failures (locked, full, disk gone, damaged) as the store's."""
+    """Raises SQLite's failures (locked, full, disk gone, damaged) as `StoreUnavailableError`."""
     try:
         yield
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
@@ -125,7 +132,11 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _migrate(db: sqlite3.Connection) -> None:
-    """Takes the write lock only when there is something to do: a router can start while somebody else holds it."""
+    """Updates the schema.
+
+    Takes the write lock only if there is something to do, so that a router can start while another
+    process holds the lock.
+    """
     if _version(db) == SCHEMA_VERSION:
         return
     with transaction(db):

@@ -1,1 +1,1 @@
-"""Decoders as data: each architecture is a table of choices and a map of weight names."""
+"""Decoders as data: an architecture is a table of choices and a map of weight names."""

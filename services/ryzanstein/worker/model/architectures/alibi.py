@@ -1,4 +1,7 @@
-"""Bloom, Falcon and MPT: linear biases instead of rotated positions (Falcon: or rotated ones), fused query, key and value."""
+"""Bloom, Falcon and MPT: linear biases instead of rotary positions, fused query, key and value.
+
+Falcon has either linear biases or rotary positions.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,16 @@ _BLOOM_NAMES = WeightNames(
     ignored=("self_attention.maybe_rotary.inv_freq", "self_attention.rotary_emb.inv_freq"),
 )
 _MPT_ATTENTION = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True, "alibi_bias_max": 8}
-"""transformers has ALiBi with eight whatever the checkpoint says: another number would have no reference to be right by."""
+"""transformers uses ALiBi with 8 in any case: there is no reference for another number."""
 
 
 def _falcon_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`num_kv_heads` counts from the third generation on."""
+    """Drops `num_kv_heads` before the third generation, where it has no effect."""
     return config if config.get("new_decoder_architecture") else {**config, "num_kv_heads": None}
 
 
 def _falcon(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Three generations: many heads (RW), one key-value head (7B), groups (40B on)."""
+    """Applies the three generations: many heads (RW), one key-value head (7B), groups (40B on)."""
     groups = values.flag("new_decoder_architecture")
     single = not groups and values.flag("multi_query")
     parallel = groups or values.flag("parallel_attn")

@@ -1,4 +1,4 @@
-"""What can be served, as a page for people. Everything on it comes from the tables that the decoder is built from.
+"""Writes docs/models.md, the list of served models, from the tables that decoders are built from.
 
 python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
 """
@@ -41,7 +41,7 @@ a row of this table is all that distinguishes an architecture. Each is tested ag
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Returns the whole page, in Markdown."""
     rows = [_row(architecture) for _, architecture in sorted(ARCHITECTURES.items())]
     table = [_line(_HEADER), _line("---" for _ in _HEADER), *map(_line, rows)]
     return "\n".join([_INTRODUCTION, *table, "", *_notes(), ""])
@@ -82,7 +82,7 @@ def _notes() -> list[str]:
 
 
 def _overlooked() -> dict[str, list[str]]:
-    """The architectures that overlook a key, by the key."""
+    """Returns the architectures that ignore a key, by key."""
     found: dict[str, list[str]] = {}
     for name, architecture in sorted(ARCHITECTURES.items()):
         for key in _overlooked_keys(architecture):
@@ -159,7 +159,7 @@ def _mlp(architecture: Architecture) -> str:
 
 
 def _where(what: str, flag: Flag) -> str:
-    """Nothing for what an architecture never has, a condition for what config.json decides."""
+    """Returns `what`, with a condition if config.json decides, or "" if it is never there."""
     return f"{what} where `{flag}`" if isinstance(flag, str) else what if flag else ""
 
 

@@ -1,5 +1,7 @@
-"""Reads a Hugging Face `config.json` into a DecoderSpec. What it does not know it refuses by name: nothing is ignored that
-could change a logit."""
+"""Reads a Hugging Face `config.json` into a DecoderSpec.
+
+Unknown options are refused by name: nothing that could change a logit is ignored.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 MAX_LAYERS = 4096
-"""More than any model has. The layers of a description are built before a tensor is looked for."""
+"""More layers than any model has. Layer specs are built before any tensor is looked up."""
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 Flag = bool | str
-"""A choice that all checkpoints of an architecture share, or the key of config.json that makes it."""
+"""A choice that all checkpoints of an architecture share, or the config.json key that makes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What distinguishes an architecture from Llama, whose choices are the defaults."""
+    """The choices that distinguish an architecture from Llama, whose choices are the defaults."""
 
     norm: Literal["rms", "layer"] = "rms"
     norm_weight: bool = True
@@ -64,19 +66,20 @@ class Choices:
     mlp_bias: Flag = False
     head_bias: bool = False
     windowed: Callable[[Values, int], bool] | None = None
-    """Whether a layer has the window of config.json, where that has no layer_types. None: no layer of the architecture has."""
+    """Whether a layer has config.json's window, without layer_types. None: no layer has it."""
     layer_types: bool = True
-    """Whether layer_types of config.json counts."""
+    """Whether layer_types of config.json is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row of the table: `model_type` as config.json has it, the checkpoint's names, and what differs from Llama.
+    """A row of the table: config.json's `model_type`, tensor names, and differences from Llama.
 
-    `renamed` has Llama's keys by what this architecture calls them, `defaults` what an absent key means to transformers,
-    `fixed` what transformers has whatever the key says, `required` the only value that is served of an option which would
-    change the model. `older` rewrites spellings that only this architecture ever had. `refine` adds what no table says; in
-    words that is `refined`.
+    `renamed` maps Llama's keys to this architecture's keys. `defaults` has the values that
+    transformers uses for absent keys, `fixed` the values that transformers uses whatever the file
+    has. `required` has the only supported value of each option that would change the model. `older`
+    rewrites old spellings that only this architecture had. `refine` adds what the tables cannot
+    express; `refined` describes it in words.
     """
 
     model_type: str
@@ -92,7 +95,10 @@ class Architecture:
     refined: str = ""
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """The decoder that `config` describes. Raises CheckpointError naming the key that is missing, wrong or unknown."""
+        """Returns the decoder that `config` describes.
+
+        Raises CheckpointError, which names the key that is missing, wrong or unknown.
+        """
         config = config if self.older is None else self.older(config)
         refuse_foreign(config)
         values = Values(config, renamed=self.renamed, defaults=self.defaults, fixed=self.fixed)
@@ -138,7 +144,7 @@ class Architecture:
 
     @property
     def _quadruple(self) -> bool:
-        """Whether an MLP is four times as wide as the model where config.json does not say: all that have no gate."""
+        """Whether the MLP's default width is four times the model's: for all without a gate."""
         return self.names.gate is None
 
     def _context_length(self, values: Values) -> int:

@@ -1,4 +1,7 @@
-"""DeepSeek V2 and V3: multi-head latent attention, and experts beside shared ones in all but the first layers."""
+"""DeepSeek V2 and V3: multi-head latent attention, routed and shared experts.
+
+The first layers have no experts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, 
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
-_LATENT_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps is
+_LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
 _NUM_RATED = {"greedy": None, "group_limited_greedy": 1}  # by topk_method; None: all experts are one group
 _NAMES = replace(
     LLAMA_NAMES,
@@ -44,7 +47,11 @@ def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _deepseek_v3(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Layers that predict further tokens may follow the last one. They are not read: the model is the same without them."""
+    """Adds what DeepSeek V3 has beyond Llama.
+
+    Layers that predict further tokens may follow the last layer. They are not read: the model is
+    the same without them.
+    """
     routing = RoutingSpec(
         "sigmoid",
         normalized=values.flag("norm_topk_prob"),
@@ -58,7 +65,7 @@ def _deepseek_v3(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Attention over latents: `spec` has a head's rotated numbers only."""
+    """Adds attention over latents. The head size of `spec` counts only a head's rotated numbers."""
     latent = LatentSpec(
         rank=values.count("kv_lora_rank"),
         query_rank=values.optional_count("q_lora_rank"),
@@ -81,7 +88,7 @@ def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _sparse(spec: DecoderSpec, values: Values, routing: RoutingSpec) -> DecoderSpec:
-    """All layers but the first few have experts."""
+    """Adds experts to all layers but the first few."""
     width, num_dense = values.count("moe_intermediate_size"), values.count("first_k_dense_replace", least=0)
     experts = moe_spec(values, width, routing, shared_width=width * values.count("n_shared_experts"))
     _check_groups(experts)
@@ -94,7 +101,11 @@ def _groups(values: Values, num_rated: int | None) -> GroupLimit | None:
 
 
 def _check_groups(experts: MoeSpec) -> None:
-    """Groups are alike, rated by experts that they have, and those that are chosen have enough."""
+    """Raises CheckpointError for impossible groups.
+
+    Groups must be equal in size and have enough experts to be rated by. The chosen groups must have
+    enough experts for a token.
+    """
     groups = experts.routing.groups
     if groups is None:
         return

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen 2 and 3. A router picks the MLPs that a token runs through."""
+"""Mixtures of experts: Mixtral, Qwen 2 and 3. A router picks the MLPs for each token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _qwen3_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> DecoderSpec:
-    """One in `decoder_sparse_step` layers has experts, but for those listed as dense."""
+    """Adds experts to one in `decoder_sparse_step` layers, except those listed as dense."""
     routing = RoutingSpec(normalized=values.flag("norm_topk_prob"))
     experts = moe_spec(values, values.count("moe_intermediate_size"), routing, shared_width)
     step, dense = values.count("decoder_sparse_step", 1), values.indices("mlp_only_layers")
@@ -41,7 +41,7 @@ def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> Deco
 
 
 def moe_spec(values: Values, width: int, routing: RoutingSpec, shared_width: int | None = None) -> MoeSpec:
-    """The experts that config.json has, each of `width` columns."""
+    """Returns the experts that config.json describes, each of `width` columns."""
     num_experts, top_k = values.count("num_experts"), values.count("num_experts_per_tok")
     if top_k > num_experts:
         raise CheckpointError(f"config.json: num_experts_per_tok is {top_k}, there are {num_experts} experts")

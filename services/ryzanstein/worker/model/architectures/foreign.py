@@ -1,4 +1,4 @@
-"""What config.json can say that no architecture here is: refused for all of them alike, with what to do instead."""
+"""Options of config.json that no architecture here supports: refused for all, with advice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SERVED_AS = "the weights must be stored as floats: save the model dequantized, 
 
 
 def refuse_foreign(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for stored quantization, attention that looks ahead, and layers that differ one by one."""
+    """Raises CheckpointError for stored quantization, non-causal attention and unequal layers."""
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -23,7 +23,7 @@ def refuse_foreign(config: Mapping[str, Any]) -> None:
 
 
 def refuse_nested(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a multimodal model, whose decoder is described one level below."""
+    """Raises CheckpointError for a multimodal model: its decoder is described one level deeper."""
     nested = config.get("text_config")
     if nested is None or config.get("model_type") in known:
         return

@@ -1,5 +1,8 @@
-"""Gemma 1 to 3: norms whose scale is stored less one, embeddings scaled by the root of the width, from the second on norms
-around each half of a layer."""
+"""Gemma 1 to 3.
+
+Norms store their scale minus one, and embeddings are scaled by the root of the width. From Gemma 2
+on there are norms around each half of a layer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _REQUIRED = {"use_bidirectional_attention": False}
 
 
 def _gemma1_gelu(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first checkpoints say "gelu"; the models were trained with its approximation by tanh."""
+    """Replaces "gelu" of the first checkpoints: training used its tanh approximation."""
     return {**config, "hidden_act": "gelu_pytorch_tanh"} if config.get("hidden_act") == "gelu" else config
 
 
@@ -53,7 +56,10 @@ def _gemma2(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Layers with a window rotate by positions of their own: another base, and no scaling but what is said for them."""
+    """Adds the two rotations of Gemma 3.
+
+    Layers with a window use another base, and no scaling except their own.
+    """
     spec = _gemma2(spec, values)
     whole, local = _rotary_tables(values)
     kinds = _rotary(values, spec, whole, values.number("rope_theta", 1e6)), _rotary(values, spec, local, _local_theta(values))
@@ -62,8 +68,11 @@ def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _rotary_tables(values: Values) -> tuple[Values, Values]:
-    """The settings of layers that see everything, and of those with a window. `rope_scaling` is for the former; settings that
-    are not told apart by kind are overlooked, as in transformers."""
+    """Returns the settings of layers without a window, and of layers with one.
+
+    `rope_scaling` applies to the former. Settings that are not given per kind of layer are ignored,
+    as in transformers.
+    """
     tables = values.table("rope_parameters")
     whole, local = tables.table("full_attention"), tables.table("sliding_attention")
     stretched = values.table("rope_scaling")

@@ -1,4 +1,4 @@
-"""The GPT family: layer norms with biases, MLPs without a gate, learned or partly rotated positions."""
+"""The GPT family: layer norms with biases, ungated MLPs, learned or partly rotated positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GPT_RENAMED = {
     "rms_norm_eps": "layer_norm_epsilon",
 }
 _MULTI_HEAD = {"head_dim": None, "num_key_value_heads": None}
-"""Keys that these architectures do not have: each head has its own keys, and is a share of the model's width."""
+"""Keys that these architectures lack: each head has its own keys and a share of the width."""
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 
 

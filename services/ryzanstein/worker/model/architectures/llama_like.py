@@ -1,5 +1,7 @@
-"""Llama and the architectures that share its layout of weights: a norm before each half of a layer, rotary positions, grouped
-queries, a gated MLP."""
+"""Llama and the architectures that share its layout of weights.
+
+They have a norm before each half of a layer, rotary positions, grouped queries and a gated MLP.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ def _granite(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _smollm3(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Every fourth layer, or those that are listed with 0, has no positions; only those may have a window."""
+    """Removes positions from every fourth layer, or from the layers listed with 0.
+
+    Without layer_types only those layers may have a window.
+    """
     interval = values.count("no_rope_layer_interval", 4)
     listed = values.per_layer("no_rope_layers", spec.num_layers)
     rotated = listed or [(index + 1) % interval != 0 for index in range(spec.num_layers)]
@@ -91,7 +96,7 @@ def _cohere(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _phi3_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """LongRoPE was once called "su" and "yarn" here."""
+    """Renames the old names of LongRoPE for Phi 3, "su" and "yarn"."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     table = config.get(key)
     if not isinstance(table, dict) or table.get("rope_type", table.get("type")) not in ("su", "yarn"):

@@ -51,12 +51,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def read_spec(model_dir: Path) -> DecoderSpec:
-    """The decoder in `model_dir`. Raises CheckpointError naming what is missing or not known."""
+    """Returns the decoder in `model_dir`.
+
+    Raises CheckpointError, which names what is missing or not known.
+    """
     return spec_of(_read_config(model_dir / "config.json"))
 
 
 def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
-    """The decoder that a parsed config.json describes."""
+    """Returns the decoder that a parsed config.json describes."""
     refuse_nested(config, ARCHITECTURES)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
@@ -65,7 +68,10 @@ def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def values_of(config: Mapping[str, Any]) -> Values:
-    """A config.json by Llama's names, read as its architecture does; as Llama's where that is not known."""
+    """Returns a config.json under Llama's names, read as its architecture does.
+
+    An unknown architecture is read like Llama.
+    """
     model_type = config.get("model_type")
     architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:

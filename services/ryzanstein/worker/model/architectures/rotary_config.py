@@ -1,5 +1,8 @@
-"""Reads the rotary settings of a config.json, in both spellings: `rope_parameters` (transformers 5) and `rope_theta` with
-`rope_scaling` (before). Where both are there, `rope_scaling` counts, as in transformers."""
+"""Reads the rotary settings of a config.json, in both spellings.
+
+They are `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before). If both
+are present, `rope_scaling` is used, as in transformers.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,23 @@ from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 Rotated = Literal["whole", "kinds", "factor", "count"]
-"""What of a head rotates: all of it, in layers of each kind by settings of their own where "kinds"; the part that
-`partial_rotary_factor` says; or `rotary_dim` numbers, which know no other settings."""
+"""The part of a head that rotates.
+
+"whole": all of it. "kinds": all of it, with settings for each kind of layer. "factor": the part
+given by `partial_rotary_factor`. "count": `rotary_dim` numbers, without other settings.
+"""
 
 
 def rotary_table(values: Values) -> Values:
-    """The object with the settings of all layers."""
+    """Returns the object with the settings of all layers."""
     return values.table("rope_scaling" if values.optional("rope_scaling") else "rope_parameters")
 
 
 def rotary(values: Values, head_dim: int, rotated: Rotated, *, interleaved: bool) -> RotarySpec:
-    """The one rotation of a decoder. Raises CheckpointError naming what is missing or not known."""
+    """Returns the rotation of a decoder that has only one.
+
+    Raises CheckpointError, which names what is missing or not known.
+    """
     if rotated == "count":
         return RotarySpec(10000.0, _paired(values.count("rotary_dim"), head_dim), interleaved)
     table = rotary_table(values)
@@ -45,7 +54,7 @@ def rotary(values: Values, head_dim: int, rotated: Rotated, *, interleaved: bool
 
 
 def scaling(values: Values, table: Values) -> RotaryScaling | None:
-    """How `table` stretches the wavelengths, None for not at all."""
+    """Returns how `table` stretches the wavelengths, or None if it does not."""
     kind = _kind(table)
     if kind not in SCALINGS:
         raise table.error("rope_type", f"{shown(kind)} is not known, only {', '.join(SCALINGS)}")
@@ -53,10 +62,11 @@ def scaling(values: Values, table: Values) -> RotaryScaling | None:
 
 
 def served_context(values: Values) -> int:
-    """LongRoPE has another set of factors beyond the original context.
+    """Returns the context length that can be served.
 
-    Keys in a cache cannot change theirs when a sequence grows past it, and the same tokens would have other keys in a longer
-    prompt: the context ends where the first set does.
+    LongRoPE has another set of factors beyond the original context. Keys in the cache cannot change
+    their factors when a sequence grows past it, and the same tokens would have other keys in a
+    longer prompt: the context ends where the first set of factors ends.
     """
     context = values.count("max_position_embeddings")
     table = rotary_table(values)
@@ -64,7 +74,10 @@ def served_context(values: Values) -> int:
 
 
 def score_growth(values: Values) -> float:
-    """What all scores are multiplied by where positions are scaled and `mscale_all_dim` is set, as DeepSeek does it."""
+    """Returns the factor of all scores.
+
+    As in DeepSeek, it is not 1 only if positions are scaled and `mscale_all_dim` is set.
+    """
     table = rotary_table(values)
     if _kind(table) == "default" or not table.config.get("mscale_all_dim"):
         return 1.0
@@ -72,7 +85,7 @@ def score_growth(values: Values) -> float:
 
 
 def rotary_kind(values: Values) -> str:
-    """How positions are scaled, by transformers' name for it."""
+    """Returns transformers' name for the scaling of positions."""
     return _kind(rotary_table(values))
 
 
@@ -81,7 +94,11 @@ def _kind(table: Values) -> str:
 
 
 def _dim(values: Values, table: Values, head_dim: int, rotated: Rotated) -> int:
-    """Where a whole head rotates, the plain rotation overlooks the factor; a scaled one would be too short for the head."""
+    """Returns how many numbers of a head rotate.
+
+    If the whole head rotates, the plain rotation ignores partial_rotary_factor; a scaled rotation
+    would be too short for the head and is refused.
+    """
     if rotated == "factor":
         table.refuse_null("partial_rotary_factor")
         return _paired(int(head_dim * _factor(values, table)), head_dim)
@@ -109,11 +126,11 @@ def _original_context(values: Values, table: Values) -> int:
 
 
 def _none(values: Values, table: Values) -> None:
-    """The wavelengths are as they are."""
+    """Returns None: the wavelengths stay the same."""
 
 
 def _dynamic(values: Values, table: Values) -> None:
-    """Changes nothing before max_position_embeddings, and that is where the context ends."""
+    """Returns None: nothing changes before max_position_embeddings, where the context ends."""
     table.number("factor")
 
 

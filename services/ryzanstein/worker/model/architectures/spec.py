@@ -1,4 +1,7 @@
-"""What a decoder is: the choices in which architectures differ. Layers are built from it; it knows no file and no rank."""
+"""The description of a decoder: the choices in which architectures differ.
+
+Layers are built from it. It does not depend on files or ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ QkvLayout = Literal["split", "stacked", "grouped"]
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Positions divided by `factor` (Chen et al. 2023)."""
+    """Scaling that divides positions by `factor` (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's: long wavelengths divided by `factor`, short ones kept, a ramp between the two."""
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, with a ramp."""
 
     factor: float
     low_freq_factor: float
@@ -28,7 +31,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): as Llama 3.1's with the ramp over dimensions; scores grow by `attention_factor` squared."""
+    """YaRN (Peng et al. 2023): like Llama 3.1's scaling, with the ramp over dimensions.
+
+    Scores grow by `attention_factor` squared.
+    """
 
     factor: float
     attention_factor: float
@@ -40,7 +46,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE (Ding et al. 2024) up to the original context: each wavelength times its factor."""
+    """LongRoPE (Ding et al. 2024) up to the original context: a factor for each wavelength."""
 
     factors: tuple[float, ...]
     attention_factor: float
@@ -53,7 +59,7 @@ RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
 class RotarySpec:
     """Rotary position embedding (Su et al. 2021) of the first `dim` numbers of a head.
 
-    A pair is number i of each half, or two neighbours where `interleaved`.
+    A pair is number i of each half, or two neighbours if `interleaved`.
     """
 
     theta: float
@@ -64,9 +70,9 @@ class RotarySpec:
 
 @dataclass(frozen=True, slots=True)
 class AlibiSpec:
-    """Attention with linear biases (Press et al. 2022). Scores get slope x position x `scale`.
+    """Attention with linear biases (Press et al. 2022): scores get slope x position x `scale`.
 
-    `rounded` is Falcon's: slopes and biases are bfloat16, whatever the model's dtype.
+    `rounded` is for Falcon: slopes and biases are bfloat16, whatever the model's dtype.
     """
 
     scale: float = 1.0
@@ -75,7 +81,10 @@ class AlibiSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016). `plus_one`: the scale is one more than is stored."""
+    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016).
+
+    `plus_one`: the scale is the stored weight plus one.
+    """
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -88,8 +97,9 @@ class NormSpec:
 class QkNormSpec:
     """A norm of queries and keys before they are rotated.
 
-    Over each head with one weight for all ("shared"), or one for each head, stored as one tensor ("heads") or as many
-    ("head_list"); or over all heads together ("width").
+    It is over each head with one weight for all heads ("shared") or one weight for each head,
+    stored as one tensor ("heads") or one tensor per head ("head_list"); or over all heads together
+    ("width").
     """
 
     norm: NormSpec
@@ -98,10 +108,12 @@ class QkNormSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Multi-head latent attention (DeepSeek-V2, 2024): a token's keys and values, of all heads, are products of one latent.
+    """Multi-head latent attention (DeepSeek-V2, 2024).
 
-    A query or key of a head is `plain_dim` numbers and `rotary_dim` rotated ones, which all heads of a key share; a value has
-    `value_dim`. Queries come from a latent of `query_rank` numbers, where that is not None. `norm` is that of the latents.
+    A token's keys and values, of all heads, are products of one latent. A head's query or key has
+    `plain_dim` plain numbers and `rotary_dim` rotated ones; the rotated numbers of a key are shared
+    by all heads. A value has `value_dim` numbers. If `query_rank` is not None, queries come from a
+    latent of so many numbers. `norm` is the norm of the latents.
     """
 
     rank: int
@@ -114,7 +126,11 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit:
-    """Experts lie in `num_groups`; a token's are in the `top_k` groups whose best `num_rated` experts have the best sums."""
+    """A division of experts into `num_groups` groups that limits each token's choice.
+
+    A token's experts are in the `top_k` groups whose best `num_rated` experts have the highest
+    sums.
+    """
 
     num_groups: int
     top_k: int
@@ -123,10 +139,12 @@ class GroupLimit:
 
 @dataclass(frozen=True, slots=True)
 class RoutingSpec:
-    """How a router's products become the weights of the chosen experts: their scores, times `scale`.
+    """A rule that turns a router's products into the weights of the chosen experts.
 
-    Scores are a softmax over all experts, or a sigmoid each; `normalized` ones of the chosen add up to 1 before they are
-    scaled. Where `corrected`, the choice adds a bias that the weights do not have (DeepSeek-V3, 2024).
+    A weight is the expert's score times `scale`. Scores are a softmax over all experts, or a
+    sigmoid of each. If `normalized`, the scores of the chosen experts add up to 1 before they are
+    scaled. If `corrected`, a bias is added for the choice but not for the weights (DeepSeek-V3,
+    2024).
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -138,9 +156,10 @@ class RoutingSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of experts: a token runs through `top_k` of them, each of `width` columns.
+    """A mixture of experts: each token uses `top_k` experts of `width` columns.
 
-    A shared expert of `shared_width` columns sees every token, through a gate of its own where the names have one.
+    A shared expert of `shared_width` columns sees every token. It has a gate of its own if the
+    names include one.
     """
 
     num_experts: int
@@ -152,7 +171,11 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ between layers. A token sees itself and `window` - 1 before; `rotary` is an index of the decoder's."""
+    """The choices that may differ between layers.
+
+    A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
+    decoder's `rotaries`.
+    """
 
     window: int | None = None
     rotary: int | None = None
@@ -162,11 +185,13 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """What a checkpoint calls its tensors, without `.weight` and `.bias`; those of a layer follow `layer`, which has `{layer}`.
+    """The names of a checkpoint's tensors, without `.weight` and `.bias`.
 
-    A part that an architecture lacks is None. Projections that a checkpoint stores in one tensor have the same name. `expert`
-    and `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors that end in one of `ignored`, where * is anything,
-    may be there and are not read. Where no tensor begins with `prefix`, the names are without it.
+    Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
+    is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
+    `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors whose names end in one of
+    `ignored`, where * is anything, may exist and are not read. If no tensor begins with `prefix`,
+    the names are without it.
     """
 
     embedding: str
@@ -204,11 +229,13 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """One decoder, complete: every number and choice that its layers need.
+    """The complete description of a decoder: every number and choice that its layers need.
 
-    `transposed`: linear weights of the layers are stored as [inputs, outputs]. `parallel`: attention and MLP of a layer read
-    the same input and are added together. `position_offset` is the row of position 0 in the table of learned positions. With
-    `latent` the heads are those of the cache: one key that all queries share, as wide as the latent and what is rotated.
+    `transposed`: linear weights of the layers are stored as [inputs, outputs]. `parallel`:
+    attention and MLP of a layer read the same input and are added together. `position_offset` is
+    the row of position 0 in the table of learned positions. With `latent`,
+    `num_kv_heads` and `head_dim` are the cache's: one key that all queries share, as wide as the
+    latent plus the rotated numbers.
     """
 
     model_type: str
@@ -249,5 +276,5 @@ class DecoderSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The different windows of the layers."""
+        """The distinct windows of the layers."""
         return tuple({layer.window: None for layer in self.layers})

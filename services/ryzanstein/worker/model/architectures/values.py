@@ -1,4 +1,7 @@
-"""Typed access to an untyped config.json. A key that is missing or of another kind is refused by the name that it has there."""
+"""Typed access to an untyped config.json.
+
+A key that is missing or has the wrong type is refused under the name that the file uses.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 MAX_COUNT = 2**31 - 1
-"""Of any whole number: what a count is on the wire, and more than any model has of anything."""
+"""The bound of any whole number: counts on the wire have it, and no model has more of anything."""
 
 ALIASED = frozenset(
     {
@@ -22,15 +25,16 @@ ALIASED = frozenset(
         "num_mtp_layers",
     }
 )
-"""Llama's keys that transformers also understands where an architecture calls them something else."""
+"""Llama's keys that transformers also accepts if an architecture has another name for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A mapping of config.json; `where` leads to it from the top. Null counts as absent, except where null has a meaning.
+    """A mapping of config.json; `where` is the path to it from the top.
 
-    Callers use Llama's names; `renamed` has what the architecture calls them, `defaults` what an absent key means, `fixed`
-    what is so whatever the file says.
+    Null counts as absent, except for keys where null has a meaning. Callers use Llama's names.
+    `renamed` has the architecture's names for them, `defaults` the values of absent keys, and
+    `fixed` the values that apply whatever the file has.
     """
 
     config: Mapping[str, Any]
@@ -40,7 +44,7 @@ class Values:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def name(self, key: str) -> str:
-        """The key as the file has it, with its place."""
+        """Returns the key as in the file, with its path."""
         return self.where + self._key(key)
 
     def _key(self, key: str) -> str:
@@ -49,7 +53,10 @@ class Values:
         return key if known_by_alias else own
 
     def refuse_contradictions(self) -> None:
-        """A key under two names must have one value: which of them transformers takes depends on their order."""
+        """Raises CheckpointError if a key is present under two names with different values.
+
+        Which of them transformers uses depends on their order.
+        """
         for key in ALIASED & self.renamed.keys():
             own = self.renamed[key]
             one, other = self.config.get(own), self.config.get(key)
@@ -72,7 +79,11 @@ class Values:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """Null is not true, whatever absent means: where transformers takes it at all, it takes it for false."""
+        """Returns a boolean.
+
+        Null is not true, even if the default is: if transformers accepts null at all, it means
+        false.
+        """
         value = None if self.optional(key) is None and self.defaults.get(key) else self._get(key, False)
         if not isinstance(value, bool):
             raise self.error(key, f"must be true or false, got {shown(value)}")
@@ -97,14 +108,14 @@ class Values:
         return tuple(value)
 
     def per_layer(self, key: str, num_layers: int) -> list[Any] | None:
-        """A list with an entry for each layer, or None where there is none."""
+        """Returns a list with an entry for each layer, or None if the key is absent."""
         value = self.optional(key)
         if value is not None and (not isinstance(value, list) or len(value) < num_layers):
             raise self.error(key, f"must be a list of {num_layers} entries, got {shown(value)}")
         return value
 
     def optional(self, key: str) -> Any:
-        """The value, where null means that there is none; absent is the default."""
+        """Returns the value; null means that there is none, and an absent key has its default."""
         if key in self.fixed:
             return self.fixed[key]
         return self.config.get(self._key(key), self.defaults.get(key))
@@ -116,12 +127,15 @@ class Values:
         return None if self.optional(key) is None else self.number(key)
 
     def refuse_null(self, key: str) -> None:
-        """For a key that may be absent, but not null: transformers then has nothing, not the default."""
+        """Raises CheckpointError for null in a key that may be absent.
+
+        transformers then uses no value instead of the default.
+        """
         if self.config.get(self._key(key), ...) is None:
             raise self.error(key, "is null")
 
     def error(self, key: str, what: str) -> CheckpointError:
-        """What is wrong with a key, by the name that the file has for it."""
+        """Returns an error about a key, under the name that the file uses."""
         return CheckpointError(f"config.json: {self.name(key)} {what}")
 
     def _get(self, key: str, default: Any) -> Any:
@@ -134,7 +148,7 @@ class Values:
 
 
 def _is_number(value: object) -> bool:
-    """A finite one that a float can hold."""
+    """Returns whether the value is a finite number that a float can hold."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) < 2**1023 and not math.isnan(value)

@@ -1,4 +1,4 @@
-"""What ranks compute together. The backends say how: in one process, over shared memory, over gloo or NCCL."""
+"""Operations that ranks compute together. Backends: one process, shared memory, gloo, NCCL."""
 
 from __future__ import annotations
 
@@ -9,58 +9,66 @@ if TYPE_CHECKING:
 
 
 class CollectiveProgress(Protocol):
-    """Hears of every collective, so that a rank that waits in one can be named."""
+    """An observer of every collective, so that a rank that waits in one can be named."""
 
     def begin(self, op: str) -> None:
-        """The rank enters the collective `op`."""
+        """Reports that the rank enters the collective `op`."""
         ...
 
     def end(self) -> None:
-        """The rank has left it."""
+        """Reports that the rank has left the collective."""
         ...
 
     def rejoined(self) -> None:
-        """All ranks have given up a step and start together again: collectives count from 0."""
+        """Reports that all ranks gave up a step and restart together: collectives count from 0."""
         ...
 
 
 class Collectives(Protocol):
-    """Operations that all ranks call in the same order with tensors of equal shape and dtype.
+    """The operations, which all ranks call in the same order with tensors of equal shape and dtype.
 
-    Each raises CollectiveTimeout when a peer does not arrive before the deadline; the group is unusable from then on.
-    PeerGaveUp: a peer has left the step; `rejoin` before anything else.
+    Each raises CollectiveTimeout if a peer does not arrive before the deadline; the group is
+    unusable from then on. Each raises PeerGaveUp if a peer has left the step; call `rejoin` before
+    anything else.
     """
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sums `x`, which is contiguous, in place over all ranks; every rank gets the same bits. Returns `x`."""
+        """Sums `x`, which must be contiguous, in place over all ranks, and returns it.
+
+        Every rank gets the same bits.
+        """
         ...
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Every rank's `x` in rank order, joined along `dim`."""
+        """Returns every rank's `x` in rank order, joined along `dim`."""
         ...
 
     def gather_to_root(self, x: Tensor, dim: int = -1) -> Tensor | None:
-        """As all_gather, on rank 0 only; None elsewhere."""
+        """Returns the result of all_gather on rank 0, None elsewhere."""
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Overwrites `x`, which is contiguous, with rank 0's. Returns `x`."""
+        """Overwrites `x`, which must be contiguous, with rank 0's, and returns it."""
         ...
 
     def rejoin(self) -> None:
-        """Gives up whatever this rank was in the middle of, and returns when all ranks have done so.
+        """Gives up this rank's current operation, and returns when all ranks have done so.
 
-        Peers that wait in an operation, or come to one later, get PeerGaveUp. CannotRejoin: the backend has no way back.
+        Peers that wait in an operation, or enter one later, get PeerGaveUp. Raises CannotRejoin if
+        the backend does not support this.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of the transport. Peers that still wait run into their deadline."""
+        """Releases the transport. Peers that still wait run into their deadline."""
         ...
 
 
 class CollectiveTimeout(Exception):
-    """A peer did not arrive in time; the message names the operation, this rank and the missing one where it is known."""
+    """A peer did not arrive in time.
+
+    The message names the operation, this rank and, if known, the missing one.
+    """
 
 
 class PeerGaveUp(Exception):
@@ -68,15 +76,18 @@ class PeerGaveUp(Exception):
 
 
 class OutOfStep(Exception):
-    """Another rank is in another operation: one of them has left one out, and nothing that they compute is to be believed."""
+    """Another rank is in a different operation.
+
+    One of the two has skipped an operation, and none of their results can be trusted.
+    """
 
 
 class CannotRejoin(Exception):
-    """A step that one rank has left cannot be left by the others: the group must start again."""
+    """The other ranks cannot leave a step that one rank has left: the group must restart."""
 
 
 class NoProgress:
-    """For callers that watch nothing."""
+    """A CollectiveProgress that does nothing."""
 
     def begin(self, op: str) -> None:
         pass

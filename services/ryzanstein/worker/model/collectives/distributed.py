@@ -1,6 +1,7 @@
-"""Collectives of torch.distributed: NCCL between GPUs, gloo as the portable way between processes.
+"""Collectives of torch.distributed: NCCL between GPUs, gloo as the portable backend for processes.
 
-Process groups are made directly from a store, not by `init_process_group`: that one is a global of the process.
+Process groups are created directly from a store, not by `init_process_group`, whose group is a
+global of the process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from ryzanstein.worker.model.collectives import CannotRejoin, CollectiveProgress
 
 
 class DistributedCollectives:
-    """One rank's end of a torch backend, which is Any here: torch's stubs have no operations for its backends."""
+    """One rank's end of a torch backend.
+
+    The group's type is Any: torch's stubs lack the operations of its backends.
+    """
 
     def __init__(self, group: Any, rank: int, size: int, progress: CollectiveProgress, *, sums_in_order: bool = False) -> None:
         self._group, self._rank, self._size = group, rank, size
@@ -47,7 +51,11 @@ class DistributedCollectives:
         return x
 
     def _sum_in_order(self, x: Tensor) -> Tensor:
-        """In rank order. gloo's ring has an order for each part of a message, so that a row's would depend on the batch."""
+        """Sums `x` over all ranks in rank order.
+
+        gloo's ring sums each part of a message in another order, so that a row's result would
+        depend on the batch.
+        """
         parts = [torch.empty_like(x) for _ in range(self._size)]
         self._wait("all_reduce", self._group.allgather([parts], [x]))
         torch.add(parts[0], parts[1], out=x)
@@ -73,7 +81,10 @@ class DistributedCollectives:
 def gloo_collectives(
     store_path: Path, rank: int, size: int, progress: CollectiveProgress, deadline_s: float
 ) -> DistributedCollectives:
-    """Joins a gloo group whose ranks meet at the file `store_path`. Two ranks have one order of summation anyhow."""
+    """Joins a gloo group whose ranks meet at the file `store_path`.
+
+    With two ranks every order of summation gives the same result.
+    """
     group = dist.ProcessGroupGloo(_meet(store_path, rank, size), rank, size, timedelta(seconds=deadline_s))
     return DistributedCollectives(group, rank, size, progress, sums_in_order=size > 2)
 
@@ -81,7 +92,10 @@ def gloo_collectives(
 def nccl_collectives(
     store_path: Path, rank: int, size: int, progress: CollectiveProgress, deadline_s: float
 ) -> DistributedCollectives:
-    """Joins an NCCL group whose ranks meet at the file `store_path`; the current CUDA device is the rank's."""
+    """Joins an NCCL group whose ranks meet at the file `store_path`.
+
+    The rank uses the current CUDA device.
+    """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=deadline_s)
     group = dist.ProcessGroupNCCL(_meet(store_path, rank, size), rank, size, options)

@@ -1,4 +1,4 @@
-"""Collectives of a single rank: nothing to exchange, and nothing to report."""
+"""Collectives of a single rank: there is nothing to exchange or to report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class LocalCollectives:
-    """A group of one."""
+    """A group of one rank."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

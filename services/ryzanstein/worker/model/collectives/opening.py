@@ -1,4 +1,4 @@
-"""Chooses and opens the backend that a rank was told to use."""
+"""Chooses and opens the backend that a rank is configured to use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ryzanstein.worker.model.collectives.waiting import WaitPolicy
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """Where the ranks of one group meet.
+    """The address at which the ranks of one group meet.
 
-    `backend` is shm, gloo or nccl. shm needs `segment_fd`, a zeroed segment of `segment_bytes(size)` bytes; the other two a
-    `store_path`, a file that all ranks see and that is empty or not there yet.
+    `backend` is shm, gloo or nccl. shm needs `segment_fd`, a zeroed segment of
+    `segment_bytes(size)` bytes. The other two need `store_path`, a file that all ranks can access
+    and that is empty or does not exist yet.
     """
 
     backend: str
@@ -25,7 +26,7 @@ class GroupAddress:
 
 
 def default_backend(device: str) -> str:
-    """NCCL between GPUs; on CPUs shared memory where its store order is given, else gloo."""
+    """Returns nccl for GPUs; for CPUs shm if the machine has its store order, else gloo."""
     if device.startswith("cuda"):
         return "nccl"
     return "shm" if platform.machine() in {"x86_64", "AMD64"} else "gloo"
@@ -34,7 +35,10 @@ def default_backend(device: str) -> str:
 def open_collectives(
     address: GroupAddress, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy | None = None
 ) -> Collectives:
-    """Joins the group; a single rank needs none. Raises ValueError for an unknown backend or an address that lacks its part."""
+    """Joins the group; a single rank needs none.
+
+    Raises ValueError for an unknown backend or an incomplete address.
+    """
     patience = patience or WaitPolicy()
     if size == 1:
         return LocalCollectives()

@@ -1,11 +1,12 @@
 """Collectives over one shared memory segment, for ranks on the CPUs of one machine.
 
-Each rank writes its operand into its own slot and counts up its arrival flag; when all flags have arrived everybody reads
-all slots. Operations use the two slots of a rank in turn, so one barrier is enough: whoever writes slot 0 again has passed
-the barrier of the operation on slot 1 in between, and nobody enters that one before it has read slot 0.
+Each rank writes its operand into its own slot and increments its arrival flag. When all flags have
+arrived, every rank reads all slots. Operations use the two slots of a rank alternately, so one
+barrier is enough: a rank that writes slot 0 again has passed the barrier of the operation on slot 1
+in between, and no rank enters that barrier before it has read slot 0.
 
-Publication relies on x86's total store order: data is seen before the flag that was stored after it. Python has no fence for
-machines with weaker order, so they are refused and use gloo.
+Publication relies on x86's total store order: data becomes visible before the flag that is stored
+after it. Python has no fence for machines with weaker order, so they are refused and use gloo.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from ryzanstein.worker.model.collectives.waiting import WaitPolicy, await_flag
 from ryzanstein.worker.model.segment import FLAG_STRIDE_BYTES, FLAGS_BYTES, SLOT_BYTES, segment_bytes, slot_offset
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
-_SPLIT_BYTES = 64 * 1024  # from here on, with more than two ranks, adding up only one's own part pays for a second barrier
+_SPLIT_BYTES = 64 * 1024  # from here on, with over two ranks, summing parts pays off
 _STRIDE = FLAG_STRIDE_BYTES // 8
 _KINDS = {"all_reduce": 1, "gather": 2, "broadcast": 3}
-_EPOCH = 1 << 40  # arrivals that no group reaches: a flag beyond the next multiple says that its rank has left the step
+# More arrivals than any group has. A flag at or past the next multiple means that its rank left the
+# step.
+_EPOCH = 1 << 40
 
 
 class ShmCollectives:
-    """One rank's end of the segment behind `segment_fd`; the caller keeps ownership of the descriptor."""
+    """One rank's end of the segment behind `segment_fd`. The caller still owns the descriptor."""
 
     def __init__(self, segment_fd: int, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy) -> None:
         if platform.machine() not in _ORDERED_MACHINES:
@@ -79,7 +82,7 @@ class ShmCollectives:
         return x
 
     def rejoin(self) -> None:
-        """Every rank counts on from the next epoch. Nobody reads a slot once all have arrived there."""
+        """Waits for all ranks in the next epoch. After that no rank reads an old slot."""
         self._progress.begin("rejoin")
         self._arrivals = self._epoch_end
         self._epoch_end += _EPOCH
@@ -91,19 +94,23 @@ class ShmCollectives:
         self._progress.rejoined()
 
     def close(self) -> None:
-        """The mapping itself goes with the last tensor that looks into it."""
+        """Releases the flags. The last tensor that refers to the mapping releases the mapping."""
         self._slots.cache_clear()
         self._flags.release()
 
     def _add_up(self, x_N: Tensor) -> None:
-        """Every rank adds up everything, in rank order."""
+        """Sums everything on every rank, in rank order."""
         slots = self._turn(x_N)
         slots[self._rank].copy_(x_N)
         self._barrier("all_reduce", x_N)
         _sum_in_order(slots, x_N)
 
     def _add_up_parts(self, x_N: Tensor) -> None:
-        """Each rank adds up one part and leaves it in its own slot, where nobody else has read that part."""
+        """Sums one part on each rank, then exchanges the sums.
+
+        A sum overwrites the operand in the rank's own slot: no other rank reads that part of the
+        operand.
+        """
         slots = self._turn(x_N)
         slots[self._rank].copy_(x_N)
         self._barrier("all_reduce", x_N)
@@ -129,7 +136,7 @@ class ShmCollectives:
         return None if out_RN is None else torch.cat([row_N.view(x.shape) for row_N in out_RN], dim)
 
     def _turn(self, x_N: Tensor) -> tuple[Tensor, ...]:
-        """Every rank's slot for this operation, as tensors like `x_N`."""
+        """Returns every rank's slot for this operation, as tensors like `x_N`."""
         self._parity ^= 1
         return self._slots(x_N.dtype, x_N.numel(), self._parity)
 
@@ -138,9 +145,11 @@ class ShmCollectives:
         return tuple(torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset) for offset in offsets)
 
     def _barrier(self, op: str, x_N: Tensor) -> None:
-        """Besides its arrival every rank says what it is in, at even and odd arrivals in turn, as with the slots.
+        """Waits until all ranks have arrived, and checks that they are in the same operation.
 
-        Whoever says something else has left an operation out: from there on numbers meet that do not belong together.
+        With its arrival every rank publishes its operation, in alternate places at even and odd
+        arrivals, like the slots. A rank that publishes another operation has skipped one: from then
+        on unrelated numbers would be combined.
         """
         self._arrivals += 1
         mine, said_at = self._rank * _STRIDE, 1 + (self._arrivals & 1)

@@ -1,4 +1,4 @@
-"""How a rank waits for another one: spin briefly, then give the core away, then sleep. Never burns a core for long."""
+"""How a rank waits for another: it spins briefly, then yields the core, then sleeps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 
-_YIELD_S = 0.001  # that long the core is only offered to others; after it the wait is no longer short and sleeping costs little
+_YIELD_S = 0.001  # until then the core is only yielded; from then on sleeping costs little
 _SLEEP_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How a rank waits: `spin_s` without giving the core away, `deadline_s` in all.
+    """A wait policy: `spin_s` seconds without yielding the core, `deadline_s` seconds in all.
 
-    The spin is short because the peer may need this very core: with more ranks than idle cores a long one makes every wait as
-    long as itself. The deadline is the last resort: the agent's watchdog sees a stalled collective in seconds.
+    The spin is short because the peer may need this very core: with more ranks than idle cores, a
+    long spin makes every wait as long as the spin. The deadline is the last resort: the agent's
+    watchdog detects a stalled collective in seconds.
     """
 
     spin_s: float = 0.00001
@@ -25,7 +26,10 @@ class WaitPolicy:
 
 
 def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, waiting: str) -> None:
-    """Returns when `flags[index] >= value`. Raises CollectiveTimeout, which says `waiting`, after the deadline."""
+    """Returns when `flags[index] >= value`.
+
+    Raises CollectiveTimeout, whose message contains `waiting`, after the deadline.
+    """
     started = time.perf_counter()
     while flags[index] < value:
         waited_s = time.perf_counter() - started

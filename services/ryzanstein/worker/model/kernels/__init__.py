@@ -1,1 +1,4 @@
-"""Kernels of our own for what torch can only do in many operators. Optional: without a C compiler the layers use torch."""
+"""Our own kernels for operations that take torch many operators.
+
+They are optional: without a C compiler the layers use torch.
+"""

@@ -1,6 +1,7 @@
-"""Compiles the kernels for this machine's CPU, once: the library is kept in the user's cache folder.
+"""Compiles the kernels for this machine's CPU, once: the library stays in the user's cache folder.
 
-Needs a C compiler, `cc` or what the variable CC names: GCC 12, clang 15 or later. It takes some seconds.
+It needs a C compiler, `cc` or the one in the variable CC: GCC 12, clang 15 or later. It takes some
+seconds.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# Attention is a tenth faster with -O3; products are not, and would take three times as long to compile.
+# Attention is a tenth faster with -O3. Products are not, and would take three times as long to
+# compile.
 _LEVELS = {"rows.c": "-O2", "attention.c": "-O3", "floats.c": "-O2", "int8.c": "-O2", "draw.c": "-O3"}
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _LEVELS)
 _HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "panels.h", "floats.h"))
-# Sums are in the order, and products rounded, as the source says: bits must not be the compiler's choice.
+# Sums keep the source's order, and products its rounding: the compiler must not change any bits.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c11", "-march=native", *_ARITHMETIC, "-fopenmp", "-fPIC")
 _WIDE = "-mprefer-vector-width=512"
@@ -27,11 +29,11 @@ _TIMEOUT_S = 60.0
 
 
 class NotBuilt(Exception):
-    """There is no compiler, it failed, or nothing can be written."""
+    """There is no compiler, it failed, or the library cannot be written."""
 
 
 def library(cache_dir: Path | None = None) -> Path:
-    """The compiled library, from the cache where it has been compiled before. Raises NotBuilt."""
+    """Returns the compiled library, from the cache if it was compiled before. Raises NotBuilt."""
     compiler = _compiler()
     folder = cache_dir or _cache_dir()
     target = folder / f"cpu-{_key(compiler)}.so"
@@ -47,7 +49,7 @@ def library(cache_dir: Path | None = None) -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command, with the options that CC may hold."""
+    """Returns the compiler's command, with the options that CC may contain."""
     named = os.environ.get("CC", "cc")
     try:
         command = shlex.split(named)
@@ -59,7 +61,10 @@ def _compiler() -> list[str]:
 
 
 def _check_ours(path: Path) -> None:
-    """What is loaded runs with our rights: nobody else may have written it, or may put another one in its place."""
+    """Raises NotBuilt if another user owns the path or may write to it.
+
+    The library runs with our rights: no one else may have written it, or may replace it.
+    """
     status = path.stat()
     if status.st_uid != os.getuid():
         raise NotBuilt(f"{path} belongs to another user")
@@ -68,7 +73,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Several ranks may do so at once: each writes a file of its own and renames it."""
+    """Compiles the library. Several ranks may do so at once: each renames a file of its own."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         out, objects = Path(folder) / target.name, [Path(folder) / f"{source.stem}.o" for source in _SOURCES]
         for source, compiled in zip(_SOURCES, objects, strict=True):
@@ -99,13 +104,16 @@ def _run(command: list[str]) -> None:
 
 
 def _complaint(stderr: str) -> str:
-    """The first error of a compiler or linker, or the last line where none says so."""
+    """Returns the first error of a compiler or linker, or the last line if there is none."""
     lines = stderr.strip().splitlines() or ["failed"]
     return next((line for line in lines if "error: " in line or "cannot find" in line), lines[-1])
 
 
 def _key(compiler: list[str]) -> str:
-    """What the library depends on. A cache folder may be shared by machines with different CPUs."""
+    """Returns a hash of all that the library depends on.
+
+    Machines with different CPUs may share a cache folder.
+    """
     parts = (
         *(path.read_text() for path in (*_SOURCES, *_HEADERS)),
         shlex.join(compiler),
@@ -118,7 +126,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """Model and features of the CPU."""
+    """Returns the model and features of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:

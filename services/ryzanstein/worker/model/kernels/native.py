@@ -1,5 +1,6 @@
-"""The functions of the C sources, with tensors for pointers. float32 on CPUs only; callers choose torch's operators for the
-rest.
+"""The functions of the C sources, with tensors for pointers.
+
+They support only float32 on CPUs; callers use torch's operators for the rest.
 
 Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C columns of a slot, B blocks
 of the longest table.
@@ -27,7 +28,7 @@ _RESULTS = {
     "draw_rows": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
-_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # as rows.c counts them
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
 
 
 class _Attention(Structure):
@@ -43,7 +44,7 @@ class _Attention(Structure):
 
 
 class _Draw(Structure):
-    """As draw.c has it."""
+    """The struct Draw of draw.c."""
 
     _fields_ = (
         *((name, c_int64) for name in ("row", "bits", "top_k", "least")),
@@ -78,10 +79,12 @@ _SIGNATURES = {
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """Sequences with new tokens: first row of the step, number of new tokens, block table, and all keys. int64.
+    """The sequences with new tokens, as int64.
 
-    A new token sees itself and the keys before it, at most `window` with itself. `bias_HP` is added to a head's scores by the
-    key's position."""
+    For each: its first row in the step, its number of new tokens, its block table, and its number
+    of keys. A new token sees itself and the keys before it, at most `window` keys including itself.
+    `bias_HP` is added to a head's scores by the key's position.
+    """
 
     rows_S: Tensor
     num_new_S: Tensor
@@ -93,7 +96,7 @@ class PagedKeys:
 
 
 class NativeKernels:
-    """A loaded library. Tensors must be contiguous in their last dimension; nothing of a shape is checked again here."""
+    """A loaded library. Tensors' last dimension must be contiguous; shapes are not checked."""
 
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
@@ -111,7 +114,7 @@ class NativeKernels:
         self._greatest, self._draw_rows = loaded.greatest, loaded.draw_rows
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
-        """x / rms(x) * (offset + weight)."""
+        """Returns x / rms(x) * (offset + weight)."""
         x_TE = x_TE.contiguous()
         out_TE = torch.empty_like(x_TE)
         num_rows, width = x_TE.numel() // len(weight_E), len(weight_E)
@@ -121,7 +124,7 @@ class NativeKernels:
     def rotary_angles(
         self, positions_T: Tensor, frequencies_R: Tensor, interleaved: bool, magnitude: float
     ) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine of every position's angles, times the magnitude, [T, 1, R] each."""
+        """Returns cosine and signed sine of each position's angles, times magnitude, [T, 1, R]."""
         shape = len(positions_T), 1, len(frequencies_R)
         cos_T1R, sin_T1R = torch.empty(shape), torch.empty(shape)
         pointers = positions_T.data_ptr(), frequencies_R.data_ptr(), cos_T1R.data_ptr(), sin_T1R.data_ptr()
@@ -133,8 +136,10 @@ class NativeKernels:
         self._rotate_and_store(*_rotation(x_THD, angles), 0, None, None, 0, False)
 
     def rotate_and_store(self, qk_THD: Tensor, angles: Angles, kv_TC: Tensor, pages_NC: Tensor, slots_T: Tensor) -> None:
-        """Rotates queries and keys in place; then keys and values `kv_TC`, of which the keys are a part of `qk_THD`, are copied
-        into their slots."""
+        """Rotates queries and keys in place, then copies keys and values `kv_TC` into their slots.
+
+        The keys of `kv_TC` are a part of `qk_THD`.
+        """
         self._rotate_and_store(
             *_rotation(qk_THD, angles),
             *(kv_TC.storage_offset() - qk_THD.storage_offset(), pages_NC.data_ptr(), slots_T.data_ptr()),
@@ -142,20 +147,20 @@ class NativeKernels:
         )
 
     def activate(self, x_TE: Tensor, activation: str) -> Tensor:
-        """activation(x) by its name: those of architectures, or sigmoid."""
+        """Returns activation(x). The name is an activation of an architecture, or sigmoid."""
         out_TE = torch.empty_like(x_TE)
         self._activate(x_TE.data_ptr(), out_TE.data_ptr(), *x_TE.shape, _ACTIVATIONS[activation])
         return out_TE
 
     def activate_gate(self, gate_up_T2E: Tensor, activation: str) -> Tensor:
-        """activation(gate) * up."""
+        """Returns activation(gate) * up."""
         num_rows, width = len(gate_up_T2E), gate_up_T2E.shape[1] // 2
         out_TE = gate_up_T2E.new_empty((num_rows, width))
         self._activate_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width, _ACTIVATIONS[activation])
         return out_TE
 
     def quantize_rows(self, x_TE: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Whole numbers in -127..127, of `dtype` float32 or int8, and the scale of each row [T, 1]."""
+        """Returns whole numbers in -127..127, as float32 or int8, and each row's scale [T, 1]."""
         x_TE = x_TE.contiguous()
         num_rows, width = x_TE.shape
         levels_TE, scale_T1 = torch.empty((num_rows, width), dtype=dtype), torch.empty((num_rows, 1))
@@ -163,12 +168,12 @@ class NativeKernels:
         return levels_TE, scale_T1
 
     def float_packed_bytes(self, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
-        """Size of what `float_pack` returns for such a weight."""
+        """Returns the size of the result of `float_pack` for such a weight."""
         packed_bytes: int = self._float_packed_bytes(num_outputs, num_inputs, dtype == torch.float16)
         return packed_bytes
 
     def float_pack(self, weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
-        """A weight of float32 as `float_product` reads it, kept in float32 or float16."""
+        """Returns a float32 weight packed for `float_product`, in float32 or float16."""
         weight_OI = weight_OI.contiguous()
         num_outputs, num_inputs = weight_OI.shape
         packed = torch.empty(self.float_packed_bytes(num_outputs, num_inputs, dtype) // dtype.itemsize, dtype=dtype)
@@ -176,7 +181,7 @@ class NativeKernels:
         return packed
 
     def float_product(self, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int) -> Tensor:
-        """x times a packed weight, plus the bias."""
+        """Returns x times a packed weight, plus the bias."""
         x_TI = x_TI.contiguous()
         num_rows, num_inputs = x_TI.shape
         out_TO = torch.empty((num_rows, num_outputs))
@@ -187,7 +192,7 @@ class NativeKernels:
         return out_TO
 
     def float_product_unpacked(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """x times a weight of float32 as it lies, plus the bias."""
+        """Returns x times an unpacked float32 weight, plus the bias."""
         x_TI = x_TI.contiguous()
         (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
         out_TO = torch.empty((num_rows, num_outputs))
@@ -198,19 +203,22 @@ class NativeKernels:
         return out_TO
 
     def float_product_by_head(self, x_HTI: Tensor, packed_H: Tensor, num_outputs: int) -> Tensor:
-        """Each head's rows times a weight of its own: the rows of `packed_H` are those of `float_pack`, in float32."""
+        """Returns each head's rows times the head's own weight.
+
+        The rows of `packed_H` are results of `float_pack`, in float32.
+        """
         x_HTI = x_HTI.contiguous()
         out_HTO = torch.empty((*x_HTI.shape[:2], num_outputs))
         self._product_by_head(x_HTI.data_ptr(), packed_H.data_ptr(), out_HTO.data_ptr(), *x_HTI.shape, num_outputs)
         return out_HTO
 
     def int8_packed_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """Size of what `int8_pack` returns for such a weight."""
+        """Returns the size of the result of `int8_pack` for such a weight."""
         packed_bytes: int = self._int8_packed_bytes(num_outputs, num_inputs)
         return packed_bytes
 
     def int8_pack(self, levels_OI: Tensor) -> Tensor:
-        """A weight of whole numbers in -127..127, int8, as `int8_product` reads it."""
+        """Returns a weight of whole numbers in -127..127, int8, packed for `int8_product`."""
         levels_OI = levels_OI.contiguous()
         num_outputs, num_inputs = levels_OI.shape
         packed = torch.empty(self.int8_packed_bytes(num_outputs, num_inputs), dtype=torch.uint8)
@@ -218,7 +226,7 @@ class NativeKernels:
         return packed
 
     def int8_product(self, x_TI: Tensor, packed: Tensor, scale_O: Tensor) -> Tensor:
-        """Quantized rows times a packed weight, in float32. Raises MemoryError."""
+        """Returns quantized rows times a packed weight, in float32. Raises MemoryError."""
         x_TI = x_TI.contiguous()
         (num_rows, num_inputs), num_outputs = x_TI.shape, len(scale_O)
         out_TO = torch.empty((num_rows, num_outputs))
@@ -230,13 +238,16 @@ class NativeKernels:
     def attend(
         self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
     ) -> None:
-        """Fills the sequences' rows of `out_TKGD`. `scoring`: scale and cap of the scores. Raises MemoryError."""
+        """Fills the sequences' rows of `out_TKGD`. Raises MemoryError.
+
+        `scoring` is the scale and the cap of the scores.
+        """
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         if self._attend(byref(arguments)):
             raise MemoryError("no memory for the scores of attention")
 
     def greatest(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
-        """The greatest logit of each row and the lowest token that has it; NaN where the row has one."""
+        """Returns each row's greatest logit, or NaN if it has one, and the lowest token with it."""
         logits_SV = _rowwise(logits_SV)
         num_rows, size = logits_SV.shape
         best_S, token_S = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
@@ -245,7 +256,10 @@ class NativeKernels:
         return best_S, token_S
 
     def draw(self, logits_SV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
-        """A token for each draw, [R]; -1 where the greatest logit of its row is not finite. Raises MemoryError."""
+        """Returns a token for each draw, [R]; -1 if the greatest logit of its row is not finite.
+
+        Raises MemoryError.
+        """
         logits_SV = _rowwise(logits_SV)
         token_R = torch.empty(len(draws_R), dtype=torch.int64)
         arguments = (_Draw * len(draws_R))(*(_Draw(*astuple(draw)) for draw in draws_R))
@@ -256,12 +270,12 @@ class NativeKernels:
 
 
 def _rowwise(x_SV: Tensor) -> Tensor:
-    """With the numbers of a row side by side."""
+    """Returns x with the numbers of each row contiguous."""
     return x_SV if x_SV.stride(1) == 1 else x_SV.contiguous()
 
 
 def _rotation(x_THD: Tensor, angles: Angles) -> tuple[int, ...]:
-    """What is rotated, and by what."""
+    """Returns the arguments that describe what is rotated and by which angles."""
     num_tokens, num_heads, head_dim = x_THD.shape
     apart = x_THD.stride(1) if num_heads > 1 else head_dim
     cos, sin = angles.cos_T1R.data_ptr(), angles.sin_T1R.data_ptr()

@@ -1,4 +1,4 @@
-"""Whether a rank computes with kernels of our own or with torch's operators, and why."""
+"""Decides whether a rank uses our own kernels or torch's operators, and records why."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from ryzanstein.worker.model.refusal import ModelRefused
 
 @dataclass(frozen=True, slots=True)
 class OpenedKernels:
-    """`native` None: torch's operators, for the `reason`."""
+    """The kernels of a rank. `native` None: torch's operators are used, for the `reason`."""
 
     native: NativeKernels | None
     reason: str = ""
 
 
 def open_kernels(options: RunnerOptions) -> OpenedKernels:
-    """Compiles them where needed. Raises ModelRefused where they are demanded and cannot be had."""
+    """Returns the kernels, compiled if needed.
+
+    Raises ModelRefused if they are required but not available.
+    """
     if options.kernels == "torch":
         return OpenedKernels(None, "chosen")
     wanted = f"{options.torch_dtype} on {options.device}".removeprefix("torch.")

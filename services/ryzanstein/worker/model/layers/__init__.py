@@ -1,1 +1,1 @@
-"""The parts of a decoder. Each owns the slicing and loading of its weights, so that a decoder never mentions a rank."""
+"""The parts of a decoder. Each slices and loads its own weights: the decoder handles no ranks."""

@@ -1,4 +1,6 @@
-"""The attention half of a layer: one stacked product, rotation, the cache, attention, one product that awaits its all-reduce.
+"""The attention half of a layer: a stacked product, rotation, cache, attention, an output product.
+
+The caller all-reduces the result.
 
 Legend: T tokens, E hidden size, H query heads of this rank, K its key-value heads, G query heads of one group (H / K),
 D head dimension, N cache slots, C = 2 K D columns of a slot.
@@ -23,7 +25,10 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Attention:
-    """Writes the step's keys and values into the cache, then lets every query look at its sequence, or at its window of it."""
+    """An attention half: stores the step's keys and values, then attends.
+
+    Every query sees its sequence, or the part of it in the layer's window.
+    """
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
@@ -50,7 +55,7 @@ class Attention:
         )
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
-        """This rank's part of a sum over all ranks."""
+        """Returns this rank's part of a sum over all ranks."""
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
         qkv_T = self._qkv(x_TE)
         query_width = num_heads * self._head_dim
@@ -62,7 +67,7 @@ class Attention:
         return self._out(out_TKGD.view(num_tokens, query_width))
 
     def _prepare(self, qkv_T: Tensor) -> None:
-        """Clips and norms in place, as far as the architecture does."""
+        """Clips and normalizes in place, if the architecture does."""
         if self._clip is not None:
             qkv_T.clamp_(-self._clip, self._clip)
         if self._qk_norm is not None:
@@ -70,7 +75,7 @@ class Attention:
             self._qk_norm(qk_THD[:, : self._share.num_heads], qk_THD[:, self._share.num_heads :])
 
     def _rotate_and_store(self, qkv_T: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> None:
-        """Rotates queries and keys in place where the architecture does, and writes keys and values into the cache."""
+        """Rotates queries and keys in place, if the architecture does; stores keys and values."""
         kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
         if self._rotary is not None and self._kernels is not None:
             self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, inputs.slots_T)
@@ -80,6 +85,6 @@ class Attention:
         pages_NC.index_copy_(0, inputs.slots_T, kv_TC.to(pages_NC.dtype))
 
     def _heads(self, qkv_T: Tensor) -> Tensor:
-        """Queries, then keys."""
+        """Returns the heads of queries, then those of keys."""
         num_heads = self._share.num_heads + self._share.num_kv_heads
         return qkv_T[:, : num_heads * self._head_dim].view(len(qkv_T), num_heads, self._head_dim)

@@ -1,4 +1,4 @@
-"""From token ids to what the first layer reads: the vocabulary's vectors, scaled, with learned positions, normed.
+"""Turns token ids into the first layer's input: vectors with scale, learned positions and norm.
 
 Legend: T tokens, E hidden size, P positions.
 """
@@ -17,11 +17,11 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Embedding:
-    """The same on every rank."""
+    """The input of the first layer, the same on every rank."""
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._lookup = VocabParallelEmbedding(shard, tp)
-        # Gemma's root of the width is a number of the model's dtype, not more exact.
+        # Gemma rounds the root of the width to the model's dtype.
         self._scale = torch.tensor(spec.embedding_scale, dtype=shard.weight_WE.dtype).item()
         self._norm = optional_norm(source, "", spec.names.embedding_norm, spec.hidden_size, spec.norm)
         self._offset, self._position_PE = spec.position_offset, None

@@ -1,6 +1,7 @@
-"""A mixture of experts (Shazeer et al. 2017). Whole experts live on one rank each; the sum over ranks brings them together.
+"""A mixture of experts (Shazeer et al. 2017).
 
-Every rank routes every token, which is cheap and needs no exchange, and computes the experts that it has.
+Each expert is on one rank; the sum over ranks combines them. Every rank routes every token, which
+is cheap and needs no exchange, and computes its own experts.
 
 Legend: T tokens, t those of one expert, E hidden size, k experts of a token, W columns of an expert.
 """
@@ -20,13 +21,13 @@ from ryzanstein.worker.model.products.floats import unpacked
 
 
 def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward:
-    """The second half of layer `index`."""
+    """Returns the second half of layer `index`."""
     prefix, experts = spec.names.layer.format(layer=index), spec.layers[index].experts
     return dense_mlp(source, tp, spec, prefix) if experts is None else Mixture(source, tp, spec, prefix, experts)
 
 
 class Mixture:
-    """Routes each token to its experts, and through the shared one where there is one."""
+    """A layer half that routes each token to its experts, and to the shared one if there is one."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
         self._route = ExpertRouter(source, spec, prefix, moe)
@@ -50,7 +51,11 @@ class Mixture:
 
 
 class _Expert:
-    """One whole gated MLP. That of another rank is read into nothing, so that its tensors are checked everywhere."""
+    """One whole gated MLP.
+
+    The tensors of another rank's expert are read into empty tensors, so that every rank checks
+    them.
+    """
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, width: int, *, here: bool) -> None:
         gate, up, down = (prefix + name for name in spec.names.expert_projections)
@@ -65,14 +70,17 @@ class _Expert:
 
 
 def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> FeedForward:
-    """An MLP for every token, split over the ranks as in a dense layer, and gated where the architecture does."""
+    """Returns an MLP for every token, split over the ranks as in a dense layer.
+
+    It is gated if the architecture's is.
+    """
     gate, up, down = (prefix + spec.names.shared_expert + name for name in spec.names.expert_projections)
     mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
     return mlp if spec.names.shared_gate is None else _Gated(source, prefix + spec.names.shared_gate, spec.hidden_size, mlp)
 
 
 class _Gated:
-    """What an MLP makes, times a gate that each rank computes."""
+    """An MLP whose output is multiplied by a gate, which each rank computes."""
 
     def __init__(self, source: WeightSource, name: str, hidden_size: int, mlp: FeedForward) -> None:
         gate_1E = source.new(1, hidden_size)

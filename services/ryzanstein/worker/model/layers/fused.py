@@ -1,4 +1,4 @@
-"""Where a rank's rows lie in a checkpoint's projections: stored one by one, stacked in one tensor, or group by group in one."""
+"""A rank's rows of projections in a checkpoint: separate tensors, stacked in one, or grouped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
 
 
 def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, Rows, Rows]:
-    """Queries, keys and values of this rank's heads."""
+    """Returns the rows of queries, keys and values of this rank's heads."""
     names = (prefix + spec.names.query, prefix + spec.names.key, prefix + spec.names.value)
     if spec.qkv_layout == "grouped":
         return _grouped(names, spec, share)
@@ -23,7 +23,10 @@ def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, Ro
 
 
 def _grouped(names: tuple[str, str, str], spec: DecoderSpec, share: HeadShare) -> tuple[Rows, Rows, Rows]:
-    """For each key-value head its queries, the key, the value; a rank may begin and end inside a group."""
+    """Returns the rows of the grouped layout: for each key-value head its queries, key and value.
+
+    A rank may begin and end inside a group.
+    """
     group = spec.num_heads // spec.num_kv_heads
     stride, total = group + 2, spec.num_kv_heads * (group + 2)
     heads = range(share.first_head, share.first_head + share.num_heads)
@@ -42,7 +45,10 @@ def _rows(name: str, total: int, heads: list[tuple[int, int]], head_dim: int) ->
 
 
 def gate_up_rows(tp: TensorParallel, gate: str, up: str, width: int) -> tuple[Rows, Rows]:
-    """The gates of this rank's columns of an MLP, and its ups. One tensor has all gates before the first up."""
+    """Returns the gate and up rows of this rank's MLP columns.
+
+    If they share one tensor, all gates come before the first up.
+    """
     count = tp.split(width, "MLP columns")
     start = tp.rank * count
     fused = gate == up

@@ -1,12 +1,15 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: keys and values of heads are never made. Queries are brought
-to the latents, attention is multi-query attention over those, and what it finds is brought to the heads' values.
+"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed.
 
-A slot of the cache is one key for all heads: its rotated numbers, then the latent. It is its own value as well, so that any
-kernel with one head dimension serves; of what comes out only the latent's columns are used. Every rank makes and keeps all
-latents; the heads are divided.
+The keys and values of heads are never computed. Queries are projected to the latents, multi-query
+attention runs over the latents, and its output is projected to the heads' values.
 
-Legend: T tokens, E hidden size, H query heads of this rank, R rotated numbers, L numbers of a latent, C = R + L columns of a
-slot, P plain numbers of a head's query or key, D = P + R, V numbers of its value, N cache slots.
+A cache slot is one key for all heads: its rotated numbers, then the latent. It is also its own
+value, so that any kernel with one head dimension works; only the latent's columns of the output are
+used. Every rank computes and stores all latents; the heads are divided.
+
+Legend: T tokens, E hidden size, H query heads of this rank, R rotated numbers, L numbers of a
+latent, C = R + L columns of a slot, P plain numbers of a head's query or key, D = P + R, V numbers
+of its value, N cache slots.
 """
 
 from __future__ import annotations
@@ -29,14 +32,17 @@ from ryzanstein.worker.model.products.floats import ByHead
 
 
 def attention_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Attention | LatentAttention:
-    """The first half of layer `index`."""
+    """Returns the first half of layer `index`."""
     if spec.latent is None:
         return Attention(source, tp, spec, index)
     return LatentAttention(source, tp, spec, spec.latent, index)
 
 
 class LatentAttention:
-    """Writes the step's latents into the cache, then lets every query look at those of its sequence, or of its window."""
+    """An attention half: stores the step's latents, then attends.
+
+    Every query sees the latents of its sequence, or those in the layer's window.
+    """
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, latent: LatentSpec, index: int) -> None:
         layer, prefix = spec.layers[index], spec.names.layer.format(layer=index)
@@ -56,7 +62,7 @@ class LatentAttention:
         )
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
-        """This rank's part of a sum over all ranks."""
+        """Returns this rank's part of a sum over all ranks."""
         pages_NC.index_copy_(0, inputs.slots_T, self._latents(x_TE, angles[0]).to(pages_NC.dtype))
         plain_THP, rotated_THR = self._queries(x_TE, angles[0])
         q_THC = torch.cat([rotated_THR, self._to_latents(plain_THP)], dim=-1)
@@ -67,7 +73,7 @@ class LatentAttention:
 
 
 class _Latents:
-    """What a token leaves in the cache, the same on every rank."""
+    """The projection of a token to its cache slot, the same on every rank."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, prefix: str) -> None:
         names, width = spec.names, latent.rank + latent.rotary_dim
@@ -85,7 +91,7 @@ class _Latents:
 
 
 class _Queries:
-    """The plain and the rotated numbers of this rank's queries, from x or from a latent of their own."""
+    """The projection from x or a query latent to this rank's queries, plain and rotated numbers."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str) -> None:
         self._plain_dim, self._head_dim = latent.plain_dim, latent.plain_dim + latent.rotary_dim
@@ -103,7 +109,7 @@ class _Queries:
 
 
 class _QueryLatents:
-    """What queries are made of, the same on every rank."""
+    """The projection to the latents of queries, the same on every rank."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, rank: int, norm: NormSpec, prefix: str) -> None:
         rows = Rows(prefix + spec.names.query_latent, rank, ((0, rank),))
@@ -117,7 +123,10 @@ class _QueryLatents:
 def _key_value_weights(
     source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str
 ) -> tuple[Tensor, Tensor]:
-    """From a head's query to the latents, and from these to its value: two parts of one stored projection."""
+    """Returns the weights from a head's query to the latents, and from the latents to its value.
+
+    They are two parts of one stored projection.
+    """
     rows = _head_rows(prefix + spec.names.value, spec, share, latent.plain_dim + latent.value_dim)
     weight_OL = source.new(rows.count, latent.rank)
     source.read(f"{rows.name}.weight", (rows.total, latent.rank), weight_OL, start=rows.pieces[0][0])

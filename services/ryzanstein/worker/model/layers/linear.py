@@ -1,6 +1,8 @@
-"""Linear layers over ranks: split by columns (each rank makes some outputs) or by rows (each sees some inputs, one sum).
+"""Linear layers over ranks, split by columns or by rows.
 
-Megatron's pair (Shoeybi et al. 2019): a split by columns followed by one by rows costs a single all-reduce.
+Split by columns, each rank computes some outputs; split by rows, each rank reads some inputs and
+the results are summed. Megatron's pair (Shoeybi et al. 2019), a split by columns followed by a
+split by rows, costs a single all-reduce.
 
 Legend: T tokens, I inputs, O outputs of this rank.
 """
@@ -18,7 +20,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """This rank's rows of one stored projection of `total` rows: pieces (start, count), one after the other."""
+    """This rank's rows of a stored projection of `total` rows: successive pieces (start, count)."""
 
     name: str
     total: int
@@ -30,7 +32,7 @@ class Rows:
 
 
 class ColumnParallelLinear:
-    """One or several projections of the same input, stacked in memory: one matrix product for all of them.
+    """One or more projections of the same input, stacked in memory for a single matrix product.
 
     `transposed` weights are stored as [inputs, outputs].
     """
@@ -68,9 +70,10 @@ def _read_weight(
 
 
 class RowParallelLinear:
-    """A projection of which each rank holds some input columns. What it returns is this rank's part of a sum over all ranks.
+    """A projection of which each rank holds some input columns.
 
-    The bias is added by rank 0 only, so that the sum has it once.
+    It returns this rank's part of a sum over all ranks. Only rank 0 adds the bias, so that the sum
+    has it once.
     """
 
     def __init__(

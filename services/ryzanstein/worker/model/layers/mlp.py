@@ -1,4 +1,6 @@
-"""The MLP of a layer: with a gate, one stacked product, one gate, one product; without, a product, an activation, a product.
+"""The MLP of a layer: a product, a gate or an activation, a product.
+
+With a gate, the first product is stacked.
 
 Legend: T tokens, E hidden size, G columns of this rank.
 """
@@ -29,13 +31,13 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(Protocol):
-    """Works on each token by itself; returns this rank's part of a sum over all ranks."""
+    """A function of each token alone that returns this rank's part of a sum over all ranks."""
 
     def __call__(self, x_TE: Tensor) -> Tensor: ...
 
 
 def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> FeedForward:
-    """The MLP of a layer without experts."""
+    """Returns the MLP of a layer without experts."""
     names = spec.names
     if names.gate is None:
         return PlainMLP(source, tp, spec, prefix)
@@ -43,7 +45,7 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
 
 
 def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
-    """activation(gate) * up, of rows that hold all gates and then all ups."""
+    """Returns the function activation(gate) * up of rows that hold all gates and then all ups."""
     if source.kernels is not None:
         return partial(source.kernels.activate_gate, activation=spec.activation)
     activate = ACTIVATIONS[spec.activation]
@@ -62,7 +64,10 @@ def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020). `names` are those of gate, up and down."""
+    """A gated MLP, down(activation(gate(x)) * up(x)) (Shazeer 2020).
+
+    `names` are the names of gate, up and down.
+    """
 
     def __init__(
         self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, names: tuple[str, str, str], width: int
@@ -81,7 +86,7 @@ class GatedMLP:
 
 
 class PlainMLP:
-    """down(activation(up(x)))."""
+    """A plain MLP, down(activation(up(x)))."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
         width, names = spec.intermediate_size, spec.names

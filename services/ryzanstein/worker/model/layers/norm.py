@@ -13,30 +13,30 @@ from ryzanstein.worker.model.layers.source import WeightSource
 
 
 class Norm(Protocol):
-    """Makes vectors comparable in size; keeps the shape and does not change its input."""
+    """A norm of vectors. It keeps the shape and does not change its input."""
 
     def __call__(self, x_TE: Tensor) -> Tensor: ...
 
 
 def new_norm(source: WeightSource, name: str, size: int, spec: NormSpec) -> Norm:
-    """A norm over the last dimension, of `size` numbers."""
+    """Returns a norm over the last dimension, which has `size` numbers."""
     return (RMSNorm if spec.kind == "rms" else LayerNorm)(source, name, size, spec)
 
 
 def optional_norm(source: WeightSource, prefix: str, name: str | None, size: int, spec: NormSpec) -> Norm:
-    """The norm `prefix` + `name`, or none where `name` is None."""
+    """Returns the norm `prefix` + `name`, or one that does nothing if `name` is None."""
     return Unchanged() if name is None else new_norm(source, prefix + name, size, spec)
 
 
 class Unchanged:
-    """Stands where an architecture has no norm."""
+    """The identity, for architectures without a norm."""
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return x_TE
 
 
 class RMSNorm:
-    """Divides by the root of the mean square, then scales by a weight, or by one more than it."""
+    """A norm that divides by the root mean square, then scales by the weight, or by one plus it."""
 
     def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
         self._eps, self._plus_one, self._kernels = spec.eps, spec.plus_one, source.kernels
@@ -53,7 +53,10 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Subtracts the mean, divides by the deviation; then scale and shift, as far as the architecture has them."""
+    """A norm that subtracts the mean and divides by the deviation.
+
+    Scale and shift follow if the architecture has them.
+    """
 
     def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
         self._eps, self._shape = spec.eps, (size,)

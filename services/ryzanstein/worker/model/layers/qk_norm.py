@@ -19,13 +19,13 @@ from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
 
 
 class QkNorm(Protocol):
-    """Norms queries [T, H, D] and keys [T, K, D] in place."""
+    """A norm of queries [T, H, D] and keys [T, K, D], in place."""
 
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None: ...
 
 
 def new_qk_norm(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> QkNorm | None:
-    """The norm of `spec`, or None where it has none."""
+    """Returns the norm of `spec`, or None if it has none."""
     if spec.qk_norm is None or spec.names.query_norm is None or spec.names.key_norm is None:
         return None
     names = (prefix + spec.names.query_norm, prefix + spec.names.key_norm)
@@ -38,7 +38,7 @@ def new_qk_norm(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, pre
 
 
 class _SharedNorm:
-    """Each head by itself, all with one weight."""
+    """A norm of each head separately, with one weight for all heads."""
 
     def __init__(self, source: WeightSource, names: tuple[str, str], head_dim: int, spec: QkNormSpec) -> None:
         self._query, self._key = (new_norm(source, name, head_dim, spec.norm) for name in names)
@@ -50,7 +50,7 @@ class _SharedNorm:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """This rank's heads of `total`."""
+    """This rank's heads out of `total`."""
 
     total: int
     first: int
@@ -58,13 +58,13 @@ class _Heads:
 
 
 def _heads(spec: DecoderSpec, share: HeadShare) -> tuple[_Heads, _Heads]:
-    """Of queries and of keys."""
+    """Returns this rank's heads of queries and of keys."""
     query = _Heads(spec.num_heads, share.first_head, share.num_heads)
     return query, _Heads(spec.num_kv_heads, share.first_kv_head, share.num_kv_heads)
 
 
 class _HeadNorm:
-    """Each head by itself, with a weight of its own: layer norms without a shift."""
+    """A norm of each head separately, with a weight per head: layer norms without a shift."""
 
     def __init__(self, source: WeightSource, names: tuple[str, str], spec: DecoderSpec, share: HeadShare) -> None:
         self._eps = spec.norm.eps
@@ -85,7 +85,10 @@ def _read_stack(source: WeightSource, name: str, heads: _Heads, head_dim: int) -
 
 
 def _read_list(source: WeightSource, name: str, heads: _Heads, head_dim: int) -> Tensor:
-    """Names of other ranks' heads are read into nothing, so that they count as known."""
+    """Returns weights that are stored head by head.
+
+    Heads of other ranks are read into an empty tensor, so that their names count as known.
+    """
     weight_AD, nothing = source.new(heads.count, head_dim), source.new(0)
     for head in range(heads.total):
         index = head - heads.first
@@ -95,7 +98,10 @@ def _read_list(source: WeightSource, name: str, heads: _Heads, head_dim: int) ->
 
 
 class _WidthNorm:
-    """RMS over all heads of all ranks. Ranks add up their squares: one more all-reduce, of two numbers a token."""
+    """An RMS norm over all heads of all ranks.
+
+    The ranks' squares are summed by one more all-reduce, of two numbers per token.
+    """
 
     def __init__(
         self, source: WeightSource, tp: TensorParallel, names: tuple[str, str], spec: DecoderSpec, share: HeadShare
@@ -107,7 +113,7 @@ class _WidthNorm:
             weight = source.new(heads.count * spec.head_dim)
             source.read(f"{name}.weight", (heads.total * spec.head_dim,), weight, start=heads.first * spec.head_dim)
             self._weights.append(weight.view(heads.count, spec.head_dim))
-        # A key-value head that several ranks hold is in the sum as often.
+        # A key-value head that several ranks hold is counted once per rank in the sum.
         self._counts = [heads.count * tp.size * spec.head_dim for heads in both]
 
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Rotary position embedding (Su et al. 2021): pairs of a query or key are rotated by angles that grow with the position.
+"""Rotary position embedding (Su et al. 2021).
+
+Pairs of a query's or key's numbers are rotated by angles that grow with the position.
 
 Legend: T tokens, H heads, R rotated numbers of a head, P = R / 2 pairs.
 """
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """What a step's tokens are rotated by. The sine is signed so that `rotate` needs no negation."""
+    """The rotation of a step's tokens. The sine is signed so that `rotate` needs no negation."""
 
     cos_T1R: Tensor
     sin_T1R: Tensor
@@ -29,18 +31,22 @@ class Angles:
 
 
 class Rotary:
-    """Angles are computed once a step, for the step's positions; a table for a long context would not be small."""
+    """A rotary embedding that computes angles once per step, for the step's positions.
+
+    A table for a long context would be large.
+    """
 
     def __init__(self, spec: RotarySpec, device: torch.device, kernels: NativeKernels | None = None) -> None:
         self._interleaved, self._kernels = spec.interleaved, kernels
         self._magnitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongScaling) else 1.0
         frequencies_P = inverse_frequencies(spec)
-        # Repeated before it moves: on the meta device `repeat` imports sympy, a second of every start.
+        # Repeated before the move: `repeat` on the meta device imports sympy, which costs a second
+        # at every start.
         repeated_R = frequencies_P.repeat_interleave(2) if spec.interleaved else frequencies_P.repeat(2)
         self._frequencies_R = repeated_R.to(device)
 
     def angles(self, positions_T: Tensor, dtype: torch.dtype) -> Angles:
-        """Cosine and signed sine of every token."""
+        """Returns the cosine and signed sine of every token."""
         if self._kernels is not None:
             found = self._kernels.rotary_angles(positions_T, self._frequencies_R, self._interleaved, self._magnitude)
             return Angles(*found, self._interleaved)
@@ -54,12 +60,15 @@ class Rotary:
 
 
 def new_rotation(kernels: NativeKernels | None) -> Callable[[Tensor, Angles], None]:
-    """`rotate`, by kernels of our own where there are any."""
+    """Returns our own kernel for `rotate` if there is one, else `rotate`."""
     return rotate if kernels is None else kernels.rotate
 
 
 def rotate(x_THD: Tensor, angles: Angles) -> None:
-    """Rotates the first R numbers of each head in place: itself times cosine plus its partner times the signed sine."""
+    """Rotates the first R numbers of each head in place.
+
+    A number becomes itself times the cosine plus its partner times the signed sine.
+    """
     num_rotated = angles.cos_T1R.shape[-1]
     x_THR = x_THD[..., :num_rotated]
     if angles.interleaved:
@@ -70,7 +79,7 @@ def rotate(x_THD: Tensor, angles: Angles) -> None:
 
 
 def inverse_frequencies(spec: RotarySpec) -> Tensor:
-    """Radians per position for each pair of a head, [P] in float32."""
+    """Returns the radians per position for each pair of a head, [P] in float32."""
     exponents = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
     frequencies = 1.0 / (spec.theta**exponents)
     scaling = spec.scaling
@@ -86,19 +95,25 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
 
 
 def _between(frequencies: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Where `kept` is 1 as they are, where it is 0 divided by `factor`."""
+    """Returns the frequencies: unchanged where `kept` is 1, divided by `factor` where it is 0."""
     return kept * frequencies + (1 - kept) * frequencies / factor
 
 
 def _llama3_kept(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Llama 3.1: `turns` of the original context decide; below low_freq_factor divided, above high_freq_factor kept."""
+    """Returns `kept` for Llama 3.1, which depends on a frequency's `turns` in the original context.
+
+    Below low_freq_factor turns a frequency is divided, above high_freq_factor it is kept.
+    """
     turns = scaling.original_context * frequencies / (2 * math.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return ramp.clamp(0, 1)
 
 
 def _yarn_kept(spec: RotarySpec, scaling: YarnScaling) -> Tensor:
-    """YaRN: a ramp over pairs, from where the original context has beta_fast turns to where it has beta_slow."""
+    """Returns `kept` for YaRN: a ramp over pairs.
+
+    It runs from the pair with beta_fast turns in the original context to the pair with beta_slow.
+    """
 
     def pair(turns: float) -> float:
         return spec.dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))

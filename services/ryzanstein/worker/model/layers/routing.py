@@ -1,4 +1,4 @@
-"""Which experts a token runs through, and how much each counts. The same on every rank; always in float32.
+"""Chooses each token's experts and their weights. The same on every rank, always in float32.
 
 Legend: T tokens, E hidden size, X experts, k experts of a token, Y groups of G experts.
 """
@@ -21,7 +21,7 @@ _LEAST = 1e-20  # scores may all underflow
 
 
 class ExpertRouter:
-    """Scores all experts, chooses the best, weighs the chosen."""
+    """A router that scores all experts, chooses the best and weights them."""
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
         self._top_k, self._routing, names = moe.top_k, moe.routing, spec.names
@@ -34,7 +34,7 @@ class ExpertRouter:
             source.read(prefix + names.router_correction, (moe.num_experts,), self._correction_X)
 
     def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of each token's experts [T, k], in the dtype of x, and which experts these are."""
+        """Returns the weights of each token's experts [T, k] in x's dtype, and their indices."""
         scores_TX = self._scores(self._product(x_TE.float()))
         chosen_Tk = self._rated(scores_TX).topk(self._top_k, dim=-1).indices
         weights_Tk = scores_TX.gather(1, chosen_Tk)
@@ -43,19 +43,22 @@ class ExpertRouter:
         return (weights_Tk * self._routing.scale).to(x_TE.dtype), chosen_Tk
 
     def _rated(self, scores_TX: Tensor) -> Tensor:
-        """What experts are chosen by: the greater the better."""
+        """Returns the ratings that experts are chosen by: higher is better."""
         rated_TX = scores_TX if self._correction_X is None else scores_TX + self._correction_X
         groups = self._routing.groups
         return rated_TX if groups is None else _within_groups(rated_TX, groups)
 
 
 def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
-    """Of our own where there are kernels: torch's has other bits at the end of what a thread computes."""
+    """Returns our own sigmoid if there are kernels.
+
+    torch's gives different bits at the end of the range that a thread computes.
+    """
     return torch.sigmoid if kernels is None else partial(kernels.activate, activation="sigmoid")
 
 
 def _within_groups(rated_TX: Tensor, groups: GroupLimit) -> Tensor:
-    """Nothing but experts of the best groups can be chosen."""
+    """Returns the ratings with minus infinity for all experts outside the best groups."""
     rated_TYG = rated_TX.view(len(rated_TX), groups.num_groups, -1)
     sums_TY = rated_TYG.topk(groups.num_rated, dim=-1).values.sum(dim=-1)
     out_TY = torch.ones_like(sums_TY, dtype=torch.bool).scatter_(1, sums_TY.topk(groups.top_k, dim=-1).indices, False)

@@ -1,4 +1,4 @@
-"""Where layers get their weights from. The same construction checks a checkpoint, loads it or lists it, by another source."""
+"""Where layers get their weights. Different sources check, load or list a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from ryzanstein.worker.model.products import Product
 
 
 class WeightSource(Protocol):
-    """Memory for weights, and what to fill it with. `kernels` are what layers may compute with besides torch."""
+    """A source of memory for weights, and of their numbers.
+
+    `kernels` are those that layers may use besides torch.
+    """
 
     kernels: NativeKernels | None
 
     def new(self, *shape: int) -> Tensor:
-        """Zeros for a layer to keep, of the model's dtype and device."""
+        """Returns zeros for a layer to keep, of the model's dtype and device."""
         ...
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         """Fills `out` from the tensor `name`, whose whole shape must be `shape`.
 
-        Along `dim` it takes `start` to `start + out.shape[dim]`; what lies past the end stays zero.
+        Along `dim` it reads `start` to `start + out.shape[dim]`. What is past the end stays zero.
         """
         ...
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
-        """How rows are multiplied by a weight that has been read. `kept`: something else reads the weight as well."""
+        """Returns the product with a weight that has been read. `kept`: it has another reader."""
         ...

@@ -1,7 +1,7 @@
 """The two ends of a decoder, split over the vocabulary: token ids to vectors, vectors to logits.
 
-A vocabulary that does not divide over the ranks is padded: the last shard has rows of zeros that no token reaches and whose
-logits are cut off.
+A vocabulary that does not divide over the ranks is padded: the last shard has rows of zeros that no
+token refers to, and their logits are cut off.
 
 Legend: T tokens, S sampled rows, E hidden size, V vocabulary, W width of this rank's shard.
 """
@@ -19,7 +19,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class VocabularyShard:
-    """This rank's rows of a [V, E] matrix. `num_valid` of its rows are tokens, the rest padding."""
+    """This rank's rows of a [V, E] matrix: `num_valid` rows are tokens, the rest are padding."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int) -> None:
         width = -(-vocab_size // tp.size)
@@ -30,7 +30,7 @@ class VocabularyShard:
 
 
 class VocabParallelEmbedding:
-    """Each rank looks up the tokens of its shard; the sum over ranks has them all."""
+    """An embedding: each rank looks up the tokens of its shard, and an all-reduce combines them."""
 
     def __init__(self, shard: VocabularyShard, tp: TensorParallel) -> None:
         self._shard, self._tp = shard, tp
@@ -45,7 +45,7 @@ class VocabParallelEmbedding:
 
 
 class VocabParallelHead:
-    """Logits, gathered on rank 0 in whole or as far as an argmax needs them."""
+    """A head whose logits are gathered on rank 0, all of them or only what an argmax needs."""
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._first, self._num_valid, self._tp, self._vocab_size = shard.first, shard.num_valid, tp, spec.vocab_size
@@ -57,15 +57,16 @@ class VocabParallelHead:
         self._product = source.product(shard.weight_WE, bias_W, kept=spec.tied_head)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
-        """All logits [S, V] in float32 on rank 0; None elsewhere."""
+        """Returns all logits [S, V] in float32 on rank 0, None elsewhere."""
         local_SW = self._local(x_SE).float()
         gathered = self._tp.collectives.gather_to_root(local_SW)
         return None if gathered is None else gathered[:, : self._vocab_size]
 
     def greedy(self, x_SE: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The greatest logit of each row and its token id, [S] each, on rank 0; the lowest id among equals. None elsewhere.
+        """Returns each row's greatest logit and its token id, [S] each, on rank 0, None elsewhere.
 
-        Ranks exchange one (logit, id) pair a row: float64 holds both exactly.
+        Among equal logits the lowest id wins. Ranks exchange one (logit, id) pair per row: float64
+        holds both exactly.
         """
         local_SW = self._local(x_SE)[:, : self._num_valid]
         if self._tp.size == 1:
@@ -80,7 +81,10 @@ class VocabParallelHead:
         return best_S, ids_S.long()
 
     def _local(self, x_SE: Tensor) -> Tensor:
-        """The logits of this rank's shard. A greedy token needs scale and cap as well: a cap makes equals of great logits."""
+        """Returns the logits of this rank's shard, with scale and cap.
+
+        Greedy sampling needs both too: a cap can make large logits equal.
+        """
         local_SW = self._product(x_SE)
         if self._scale != 1:
             local_SW.mul_(self._scale)

@@ -1,6 +1,7 @@
-"""How rows are multiplied by a weight: as floats, with weights of 16 bits, or as 8-bit integers.
+"""Products of rows and a weight: in floats, with 16-bit weights, or in 8-bit integers.
 
-A layer hands its weight over once, while it is loaded, and gets a `Product`. The layer knows no format, a format no layer.
+A layer passes its weight once, while it is loaded, and gets a `Product`. Layers do not depend on
+formats, and formats do not depend on layers.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -13,6 +14,6 @@ from torch import Tensor
 
 
 class Product(Protocol):
-    """x times one weight, plus the bias where there is one: [T, I] to [T, O]. Does not change x."""
+    """A product of x and a weight, plus the bias if any: [T, I] to [T, O]. It does not change x."""
 
     def __call__(self, x_TI: Tensor) -> Tensor: ...

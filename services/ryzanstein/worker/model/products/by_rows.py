@@ -1,4 +1,4 @@
-"""A product that is kept in two packings, each the faster one for its number of rows.
+"""A product with two packings of its weight, each the faster one for some numbers of rows.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -11,7 +11,10 @@ from ryzanstein.worker.model.products import Product
 
 
 class ByRows:
-    """`few` below `from_rows`, `many` from there on. Both must give the same bits, or a row would depend on its neighbours."""
+    """A product that uses `few` below `from_rows` rows and `many` from there on.
+
+    Both must give the same bits, or a row's result would depend on the other rows.
+    """
 
     def __init__(self, few: Product, many: Product, from_rows: int) -> None:
         self._few, self._many, self._from_rows = few, many, from_rows

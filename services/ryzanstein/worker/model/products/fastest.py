@@ -1,4 +1,6 @@
-"""Which 8-bit kernels multiply a weight of some shape fastest on this machine, by the number of rows: measured once a shape.
+"""Measures which 8-bit kernel is fastest on this machine, by shape and number of rows.
+
+Each shape is measured once.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -30,12 +32,12 @@ _REPEATS = 5
 _PROBE_INPUTS, _LARGEST = 64, 127
 _SMALL, _SMALL_ROWS, _HOPELESS = (256, 256), (16,), 20
 _MAX_OUTPUTS = 4096  # a part is enough to compare on
-_TWICE_BYTES = 4 * 2**20  # weights up to here may be kept in two packings
+_TWICE_BYTES = 4 * 2**20  # weights up to this size may be kept in two packings
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """`few` multiplies less than `from_rows` rows, `many` the others. They may be one."""
+    """A choice of kernels: `few` below `from_rows` rows, else `many`. They may be the same."""
 
     few: KernelType
     many: KernelType
@@ -43,7 +45,7 @@ class KernelChoice:
 
     @property
     def kinds(self) -> tuple[KernelType, ...]:
-        """One for each packing that is kept."""
+        """The kernel types, one for each packing that is kept."""
         return (self.few,) if self.few is self.many else (self.few, self.many)
 
     def of_rows(self, num_rows: int) -> KernelType:
@@ -51,14 +53,17 @@ class KernelChoice:
 
 
 class FastestKernels:
-    """For each shape the choice with the least product of times over some row counts."""
+    """A selection that minimizes, for each shape, the product of times over several row counts."""
 
     def __init__(self, native: NativeKernels | None) -> None:
         self._native, self._types = native, worthwhile(exact_kernels(native), native)
         self._fastest = cache(self._measure)
 
     def of_shape(self, num_outputs: int, num_inputs: int) -> KernelChoice:
-        """Measures when it sees the shape for the first time: nothing else should compute then."""
+        """Returns the choice for a shape.
+
+        The first call for a shape measures: nothing else should compute then.
+        """
         if len(self._types) == 1:
             return KernelChoice(self._types[0], self._types[0])
         return self._fastest(num_outputs, num_inputs)
@@ -76,7 +81,10 @@ class FastestKernels:
 
 
 def exact_kernels(native: NativeKernels | None) -> list[KernelType]:
-    """Our own or else FBGEMM's, and oneDNN's; where none of them is exact, the one that multiplies floats."""
+    """Returns the exact kernels: our own or else FBGEMM's, and oneDNN's.
+
+    If none of them is exact, the result is the kernel that multiplies floats.
+    """
     engines = torch.backends.quantized.supported_engines
     types: list[KernelType] = []
     if native is not None:
@@ -89,9 +97,11 @@ def exact_kernels(native: NativeKernels | None) -> list[KernelType]:
 
 
 def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:
-    """Without VNNI, kernels of torch add products in 16 bits, which the largest ones overflow.
+    """Returns whether a kernel's sums are exact.
 
-    torch warns once, at its first tensor for FBGEMM, that a later torch will not have them: nothing for a log of ours.
+    Without VNNI, torch's kernels add products in 16 bits, which the largest products overflow.
+    torch's one warning, at its first tensor for FBGEMM, that a later torch drops them is
+    suppressed.
     """
     levels_TI = torch.full((1, _PROBE_INPUTS), _LARGEST, dtype=torch.int8)
     with warnings.catch_warnings():
@@ -101,8 +111,11 @@ def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:
 
 
 def worthwhile(types: list[KernelType], native: NativeKernels | None) -> list[KernelType]:
-    """Without those that a small product shows to be hopeless: oneDNN multiplies by a plain loop where it has no kernel for
-    the CPU, thousands of times slower, and to measure every shape with it would take minutes."""
+    """Returns the types without those that are hopelessly slow for a small product.
+
+    oneDNN uses a plain loop if it has no kernel for the CPU. That is thousands of times slower, and
+    measuring every shape with it would take minutes.
+    """
     if len(types) == 1:
         return types
     times = [_seconds(kind, _SMALL, _SMALL_ROWS, native)[0] for kind in types]
@@ -117,14 +130,14 @@ def _choices(types: Sequence[KernelType], *, twice: bool) -> list[KernelChoice]:
 
 
 def _seconds(kind: KernelType, shape: tuple[int, int], rows: Sequence[int], native: NativeKernels | None) -> list[float]:
-    """What a product of that shape takes, by its number of rows."""
+    """Returns the seconds that a product of that shape takes, for each number of rows."""
     num_outputs, num_inputs = shape
     kernel = kind(torch.ones(shape, dtype=torch.int8), torch.ones(num_outputs), native)
     return [_least_seconds(kernel, torch.ones(count, num_inputs)) for count in rows]
 
 
 def _least_seconds(kernel: Kernel, x_TI: torch.Tensor) -> float:
-    """The least of some calls, after one that is not counted."""
+    """Returns the shortest time of several calls, after one that is not counted."""
     kernel(x_TI)
     times = []
     for _ in range(_REPEATS):

@@ -1,4 +1,4 @@
-"""Products of float weights, in the layout that the CPU multiplies fastest with.
+"""Products of float weights, in the layout that is fastest on the CPU.
 
 Legend: T rows, I inputs, O outputs, H heads.
 """
@@ -16,10 +16,11 @@ _COPIED_BYTES = 8 * 2**20
 
 
 def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None, *, kept: bool) -> Product:
-    """Chooses the layout (docs/performance.md has the times). `kept`: the weight stays in memory for another reader.
+    """Returns a product in the best layout (docs/performance.md has the times).
 
-    Packed for kernels of our own where there are any. Else small weights lie by inputs, and large ones are blocked by
-    oneDNN. A large one that is kept stays as it is, or it would be in memory twice.
+    `kept`: the weight stays in memory for another reader. If we have our own kernels, the weight is
+    packed for them. Otherwise small weights are stored by inputs, and oneDNN blocks large ones. A
+    large weight that is kept is not copied, or it would be in memory twice.
     """
     if kept and not copies_kept(weight_OI):
         return unpacked(weight_OI, bias_O, native)
@@ -31,12 +32,12 @@ def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernel
 
 
 def unpacked(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None) -> Product:
-    """A product with a weight as it lies."""
+    """Returns a product with a weight that is not copied."""
     return ByOutputs(weight_OI, bias_O) if native is None else Unpacked(weight_OI, bias_O, native)
 
 
 def copies_kept(weight_OI: Tensor) -> bool:
-    """Whether a product of a kept weight has numbers of its own."""
+    """Returns whether a product of a kept weight copies the weight."""
     return weight_OI.nbytes < _COPIED_BYTES
 
 
@@ -49,7 +50,10 @@ def _can_block(weight_OI: Tensor) -> bool:
 
 
 class Packed:
-    """The weight as our own kernels read it, in float32 or float16. A row's result does not depend on the other rows."""
+    """A product with a weight packed for our own kernels, in float32 or float16.
+
+    A row's result does not depend on the other rows.
+    """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels, dtype: torch.dtype) -> None:
         self._packed, self._bias_O = native.float_pack(weight_OI, dtype), bias_O
@@ -60,7 +64,10 @@ class Packed:
 
 
 class Unpacked:
-    """The weight as checkpoints have it, multiplied by our own kernels. A row's result does not depend on the other rows."""
+    """A product of our own kernels with a weight in the checkpoint's layout.
+
+    A row's result does not depend on the other rows.
+    """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels) -> None:
         self._weight_OI, self._bias_O, self._multiply = weight_OI, bias_O, native.float_product_unpacked
@@ -70,7 +77,7 @@ class Unpacked:
 
 
 class ByHead:
-    """Each head times a weight of its own: [T, H, I] to [T, H, O]."""
+    """A product with a separate weight for each head: [T, H, I] to [T, H, O]."""
 
     def __init__(self, weight_HIO: Tensor, native: NativeKernels | None) -> None:
         self._native, self._num_outputs = native, weight_HIO.shape[2]
@@ -88,7 +95,7 @@ class ByHead:
 
 
 class ByInputs:
-    """The weight as [I, O]."""
+    """A product with a weight stored as [I, O]."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._weight_IO, self._bias_O = weight_OI.t().contiguous(), bias_O
@@ -100,7 +107,7 @@ class ByInputs:
 
 
 class ByOutputs:
-    """The weight as checkpoints have it, [O, I]: nothing is copied."""
+    """A product with a weight in the checkpoint's layout, [O, I]: nothing is copied."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._weight_OI, self._bias_O = weight_OI, bias_O
@@ -110,7 +117,7 @@ class ByOutputs:
 
 
 class Blocked:
-    """The weight in oneDNN's own layout."""
+    """A product with a weight in oneDNN's own layout."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._weight, self._bias_O = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None), bias_O

@@ -1,4 +1,4 @@
-"""The format in which a model's weights are kept for their products, chosen for the whole model.
+"""The format in which weights are stored for their products, chosen for the whole model.
 
 Legend: I inputs, O outputs.
 """
@@ -23,12 +23,15 @@ from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.quantization import Quantization
 
 _HALF_BYTES = 2
-_HALF_INPUTS = 512  # FBGEMM keeps whole blocks of so many
+_HALF_INPUTS = 512  # FBGEMM stores whole blocks of so many inputs
 _INT8_OUTPUT_BYTES = 8  # a scale and a sum of weights
 
 
 class WeightFormat:
-    """Makes products, inside `packing` in threads. Raises ModelRefused where device or dtype cannot have the quantization."""
+    """A factory of products; inside `packing` it packs in threads.
+
+    Raises ModelRefused if the device or the dtype does not support the quantization.
+    """
 
     def __init__(
         self, quantization: Quantization, device: torch.device, dtype: torch.dtype, kernels: NativeKernels | None = None
@@ -43,7 +46,10 @@ class WeightFormat:
             raise ModelRefused("quantization fp16: this torch has no FBGEMM")
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
-        """The caller may forget the weight. `kept`: it does not, for another reader."""
+        """Returns the product with a weight, which the caller may release.
+
+        `kept`: the caller keeps it for another reader.
+        """
         if self._quantization == "none" or not len(weight_OI):  # no outputs: an expert of another rank
             return float_product(weight_OI, bias_O, self._native, kept=kept)
         if self._quantization == "fp16":
@@ -52,13 +58,16 @@ class WeightFormat:
         return self.packing.product(weight_OI.nbytes, partial(self._int8, weight_OI, bias_O, choice))
 
     def added_bytes(self, weight_OI: Tensor, *, kept: bool) -> int:
-        """What memory grows by when a product is made of a weight that has been read; less than 0 where it shrinks."""
+        """Returns by how many bytes memory grows when a weight becomes a product.
+
+        The result is negative if memory shrinks.
+        """
         if not kept:
             return self.packed_bytes(weight_OI) - weight_OI.nbytes
         return self.packed_bytes(weight_OI) if self._quantization != "none" or copies_kept(weight_OI) else 0
 
     def packed_bytes(self, weight_OI: Tensor) -> int:
-        """What a product keeps of such a weight."""
+        """Returns the bytes that a product of such a weight keeps."""
         num_outputs, num_inputs = weight_OI.shape
         if not num_outputs:
             return 0

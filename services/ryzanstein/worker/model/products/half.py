@@ -1,8 +1,8 @@
-"""Products of float32 rows with weights of 16 bits: half the memory to read, sums in float32.
+"""Products of float32 rows with 16-bit weights: half the memory to read, sums in float32.
 
-Our own kernel where there is one, else FBGEMM's. With either, what a row gives does not depend on the other rows. Weights that
-a checkpoint stores in bfloat16 or float16 lose nothing, as long as they are between 2^-14 and 65504 in size; smaller ones are
-rounded to a multiple of 2^-24.
+Our own kernel is used if there is one, else FBGEMM's. With either, a row's result does not depend
+on the other rows. Weights that a checkpoint stores in bfloat16 or float16 lose nothing if their
+absolute value is between 2^-14 and 65504; smaller ones are rounded to a multiple of 2^-24.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = torch.finfo(torch.float16).max
 
 
 def half_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None) -> Product:
-    """Raises ModelRefused for a weight that float16 cannot hold."""
+    """Returns a product with a 16-bit weight. Raises ModelRefused if float16 cannot hold it."""
     least, most = (float(bound) for bound in weight_OI.aminmax())
     largest = max(-least, most)
     if not largest <= _LARGEST:
@@ -30,7 +30,7 @@ def half_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels
 
 
 class FbgemmHalfProduct:
-    """A float16 weight packed by FBGEMM."""
+    """A product with a float16 weight packed by FBGEMM."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)

@@ -1,8 +1,9 @@
-"""Products of 8-bit integers: weights with a scale per output, rows with a scale per row, exact sums of 32 bits.
+"""Products of 8-bit integers: a scale for each output and each row, exact 32-bit sums.
 
-As LLM.int8() without outliers (Dettmers et al. 2022) and ZeroQuant's token-wise activations (Yao et al. 2022). The integer
-sums are exact and the scales are applied in one order, so a row's result depends on no other row, on no thread and on no
-kernel: which one multiplies is a matter of speed alone.
+They work like LLM.int8() without outliers (Dettmers et al. 2022) and ZeroQuant's token-wise
+activations (Yao et al. 2022). The integer sums are exact and the scales are applied in one order,
+so a row's result does not depend on other rows, on threads or on the kernel: the choice of kernel
+affects only speed.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -22,19 +23,19 @@ _EXACT_INPUTS = 2**24 // _LEVELS**2
 
 
 class Kernel(Protocol):
-    """Rows [T, I] times a packed weight: [T, O] in float32, all scales applied."""
+    """A product of rows [T, I] and a packed weight: [T, O] in float32, with all scales applied."""
 
     def __call__(self, x_TI: Tensor) -> Tensor: ...
 
 
 class KernelType(Protocol):
-    """Packs a weight of int8 [O, I], levels of -127..127, with its scales [O]."""
+    """A constructor that packs an int8 weight [O, I], levels of -127..127, with its scales [O]."""
 
     def __call__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> Kernel: ...
 
 
 class NativeKernel:
-    """Our own, which quantizes the rows by itself."""
+    """Our own kernel, which also quantizes the rows."""
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         assert native is not None, "chosen where there is one"
@@ -45,7 +46,10 @@ class NativeKernel:
 
 
 class FbgemmKernel:
-    """FBGEMM, which quantizes with one scale for all rows; told a scale of 1, it leaves whole numbers as they are."""
+    """FBGEMM's kernel, which quantizes with one scale for all rows.
+
+    With a scale of 1 it leaves whole numbers unchanged.
+    """
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
@@ -61,7 +65,7 @@ class FbgemmKernel:
 
 
 class OneDnnKernel:
-    """oneDNN, which has AMX where the CPU has it."""
+    """oneDNN's kernel, which uses AMX if the CPU has it."""
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(levels_OI, None)
@@ -77,9 +81,10 @@ class OneDnnKernel:
 
 
 class FloatsKernel:
-    """Products of whole numbers in float32, whose sums are exact up to 2**24: the inputs in parts that stay below it.
+    """A kernel that multiplies whole numbers in float32, whose sums are exact up to 2**24.
 
-    It runs on every CPU and is slow: each product makes floats of the weight again.
+    The inputs are divided into parts that stay below that. It runs on every CPU and is slow: each
+    product converts the weight to floats again.
     """
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
@@ -99,16 +104,17 @@ def _of_inputs(levels: Tensor) -> list[Tensor]:
 
 
 class RowsQuantizer(Protocol):
-    """Whole numbers in -127..127, held in `dtype`, and the scale of each row [T, 1]: their product is nearly x.
+    """A function that returns whole numbers in -127..127, as `dtype`, and each row's scale [T, 1].
 
-    A row with a NaN or an infinity has such a scale, and so has what is made of it.
+    Their product is approximately x. A row with a NaN or an infinity gets such a scale, and its
+    results are not finite either.
     """
 
     def __call__(self, x_TI: Tensor, dtype: torch.dtype, /) -> tuple[Tensor, Tensor]: ...
 
 
 def rows_quantizer(native: NativeKernels | None) -> RowsQuantizer:
-    """One call of our own, or torch's operators, which give the same bits."""
+    """Returns our own quantizer, one call, or torch's operators, which give the same bits."""
     return quantize_rows if native is None else native.quantize_rows
 
 
@@ -118,7 +124,7 @@ def quantize_rows(x_TI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class Int8Product:
-    """A weight quantized when it is loaded, times rows that are quantized as they come, plus the bias."""
+    """A product of rows, quantized in each call, and a weight quantized at load, plus the bias."""
 
     def __init__(
         self, weight_OI: Tensor, bias_O: Tensor | None, kernel: KernelType, native: NativeKernels | None = None

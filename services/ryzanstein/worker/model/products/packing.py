@@ -1,7 +1,8 @@
-"""Packs weights in threads of its own while the loading thread reads the next ones.
+"""Packs weights in its own threads while the loading thread reads the next weights.
 
-FBGEMM packs with one thread and takes longer than reading does. Products are given out at once and may be used when the packing
-has been left: until then at most one weight for each thread is in memory twice.
+FBGEMM packs with one thread and takes longer than reading. Products are returned at once, but may
+be used only after the `Packing` is left. Until then at most one weight per thread is in memory
+twice.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -23,9 +24,10 @@ _WORTH_BYTES = 2**20
 
 
 class Packing:
-    """A context manager that a model is loaded in. Leaving it waits for what is still packed and raises what failed.
+    """A context manager around the loading of a model.
 
-    Outside of it, on a rank with one thread, and for small weights, a product is packed before it is given out.
+    Its exit waits for pending packing and raises its errors. Outside of it, on a rank with one
+    thread, and for small weights, a product is packed before it is returned.
     """
 
     def __init__(self) -> None:
@@ -53,10 +55,10 @@ class Packing:
         self._pool.shutdown(cancel_futures=True)
         self._pool = None
         self._pending.clear()
-        torch.set_num_threads(self._num_threads)  # what the pool's threads set is also the default of later threads
+        torch.set_num_threads(self._num_threads)  # the pool set the default of later threads too
 
     def product(self, weight_bytes: int, pack: Callable[[], Product]) -> Product:
-        """What `pack` returns. Raises what an earlier one raised."""
+        """Returns the product of `pack`, now or later. Raises what an earlier `pack` raised."""
         if self._pool is None or weight_bytes < _WORTH_BYTES:
             return pack()
         if len(self._pending) == self._max_pending:
@@ -76,14 +78,22 @@ class Packing:
 
 
 def _give_back_freed() -> None:
-    """To the system what packing has freed: glibc would keep it, up to a quarter of the 8-bit weights. Elsewhere nothing."""
+    """Returns memory that packing freed to the system.
+
+    glibc would keep it, up to a quarter of the 8-bit weights. With other C libraries this does
+    nothing.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class _PackedLater:
-    """The weight's memory is given back by the loading thread, which also takes it: not by the one that packed it."""
+    """A product that is packed in another thread.
+
+    The loading thread, which allocated the weight's memory, also frees it; the packing thread does
+    not.
+    """
 
     def __init__(self, pack: Callable[[], Product]) -> None:
         self._pack: Callable[[], Product] | None = pack

@@ -1,1 +1,4 @@
-"""Chat templates: the text of a conversation, and what of it is the template's own. They run in their own process."""
+"""Chat templates: a conversation's text, and which parts of it are the template's own.
+
+They run in their own process.
+"""

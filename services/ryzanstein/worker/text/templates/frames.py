@@ -1,4 +1,7 @@
-"""What an agent and its template process say to each other, and how it is framed: four bytes of length, then MessagePack."""
+"""The messages between an agent and its template process, and their framing.
+
+A frame is four bytes of length, then MessagePack.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ from ryzanstein.worker.text.templates.rendering import Outcome, Said, TemplateSo
 
 LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 256 * 2**20
-"""More is nothing that either of them says."""
+"""Neither side sends more."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """`template` is there when it is another one than before. Without messages it is only compiled."""
+    """A job: messages to render.
+
+    `template` is present when it differs from the one before. Without messages it is only compiled.
+    """
 
     template: TemplateSource | None
     messages: list[Said] | None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The process takes jobs; or it has compiled a template."""
+    """The process is ready for jobs, or has compiled a template."""
 
 
 Answer = Ready | Outcome

@@ -1,7 +1,8 @@
-"""The agent's end of its template process: starts it, asks it, and ends it when a template does not come to an end.
+"""The agent's side of its template process: starts it, sends it jobs, kills it if a template hangs.
 
-One job at a time; the others wait their turn, so many and no more. The process holds nothing that is not in the next job: when
-it ends, whoever was asked in that moment is asked once more of the next one.
+One job runs at a time; the others wait their turn, up to a bound. The process holds no state that
+is not in the next job. When it ends, the job that was running is sent once more, to the next
+process.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ log = structlog.get_logger(__name__)
 _COMMAND = (sys.executable, "-m", "ryzanstein.worker.text.templates.program")
 _START_S = 60.0
 _PATIENCE = 10
-"""Seconds of waiting for a second of computing: cores are shared."""
+"""Seconds of waiting per second of computing, because cores are shared."""
 _TRIES = 2
 
 
 class TemplateProcessLost(Exception):
-    """It has ended, or does not answer. The message says how."""
+    """The process has ended, or does not answer. The message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateBounds:
-    """Of one job: processor seconds, and bytes that it may take; of all: how many wait."""
+    """The bounds of one job (processor seconds, bytes of memory) and of all (how many wait)."""
 
     cpu_s: float
     memory_bytes: int
@@ -50,7 +51,7 @@ class TemplateBounds:
 
 @dataclass(slots=True)
 class _Asked:
-    """A job and who waits for its answer."""
+    """A job and the future of its answer."""
 
     template: TemplateSource
     messages: Sequence[Message] | None
@@ -60,7 +61,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Child:
-    """A process that takes jobs. It knows `template`."""
+    """A process that takes jobs. `template` is the one that it knows."""
 
     process: WatchedProcess
     reader: asyncio.StreamReader
@@ -68,7 +69,7 @@ class _Child:
     template: TemplateSource | None = field(default=None)
 
     async def ask(self, template: TemplateSource, messages: Sequence[Message] | None) -> Answer:
-        """EOFError, ConnectionError: it has ended."""
+        """Sends a job and returns the answer. EOFError, ConnectionError: the process has ended."""
         known = template is self.template
         self.template = template
         self.writer.write(framed(Job(None if known else template, None if messages is None else said(messages))))
@@ -82,16 +83,17 @@ class _Child:
         return answer
 
     async def ended(self) -> int:
-        """Kills it where it runs; how it ended."""
+        """Kills the process if it runs; returns its exit code."""
         self.writer.close()
         await end([self.process], 0.0)
         return self.process.exited.result()
 
 
 class TemplateProcess:
-    """A `ChatRenderer`. `run` keeps the process; until it runs, and between two processes, jobs wait.
+    """A `ChatRenderer` that renders in a process. `run` keeps the process running.
 
-    `on_limit` hears of each bound that a template broke.
+    Until it runs, and between two processes, jobs wait. `on_limit` is called for each bound that a
+    template broke.
     """
 
     def __init__(self, bounds: TemplateBounds, on_limit: Callable[[RenderLimit], None]) -> None:
@@ -112,7 +114,11 @@ class TemplateProcess:
         return rendered(answer)
 
     async def run(self) -> None:
-        """Until cancelled. TemplateProcessLost: it ended and should be started again, after a pause if that happens often."""
+        """Runs a template process until cancelled.
+
+        Raises TemplateProcessLost when the process ended. Start it again then, after a pause if
+        that happens often.
+        """
         async with self._started() as child:
             log.info("template process ready", pid=child.process.pid)
             while True:
@@ -138,14 +144,18 @@ class TemplateProcess:
             self._more.clear()
             await self._more.wait()
         asked = self._waiting[0]
-        if not asked.answer.done():  # who asked may have left
+        if not asked.answer.done():  # the caller may have left
             answer = await self._answer(child, asked)
             if not asked.answer.done():
                 asked.answer.set_result(answer)
         self._waiting.popleft()
 
     async def _answer(self, child: _Child, asked: _Asked) -> Answer:
-        """TemplateProcessLost when it is the process's first end over this job: it stays the next one then."""
+        """Returns the answer to a job.
+
+        Raises TemplateProcessLost when the process ended or was too late. If this was the first end
+        over this job, the job stays the next one.
+        """
         asked.tries += 1
         try:
             async with asyncio.timeout(_PATIENCE * self._bounds.cpu_s):
@@ -171,7 +181,7 @@ class TemplateProcess:
             await child.ended()
 
     async def _spawn(self) -> _Child:
-        """OSError: there are no processes or descriptors left."""
+        """Starts a process. OSError: there are no processes or descriptors left."""
         ours, popen = self._program()
         process = WatchedProcess(popen.pid, os.pidfd_open(popen.pid))
         process.over.add_done_callback(lambda _: process.ended(popen.wait()))
@@ -180,7 +190,10 @@ class TemplateProcess:
         return _Child(process, reader, writer)
 
     def _program(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """In a session of its own: a terminal's Ctrl-C is the agent's business."""
+        """Starts the program in a session of its own.
+
+        A terminal's Ctrl-C is handled by the agent alone.
+        """
         ours, theirs = socket.socketpair()
         fd, bounds = str(theirs.fileno()), self._bounds
         arguments = ("--fd", fd, "--memory-bytes", str(bounds.memory_bytes), "--cpu-s", str(bounds.cpu_s))
@@ -196,7 +209,10 @@ class TemplateProcess:
 
 
 def _limit_of(code: int, tries: int) -> RenderLimit | None:
-    """The bound that was broken; None: something else ended the process, and the job is tried once more."""
+    """Returns the bound that was broken, or None.
+
+    None: something else ended the process, and the job is tried once more.
+    """
     if code == -signal.SIGXCPU:
         return RenderLimit.TIME
     return RenderLimit.PROCESS if tries >= _TRIES else None

@@ -1,7 +1,8 @@
-"""`python -m ryzanstein.worker.text.templates.program`: renders chat templates for the agent that started it.
+"""`python -m ryzanstein.worker.text.templates.program`: renders chat templates for its agent.
 
-A template is a program from a stranger. Here it has as much time, memory and text as it gets and not the agent's; what is too
-much ends this process at worst, and the agent starts another. Ends with the agent.
+A template is an untrusted program. Here it has its own limits of time, memory and text, not the
+agent's. What exceeds them at worst ends this process, and the agent starts another. The process
+ends with the agent.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _FAILED = 70
 
 
 class _TimeIsUp(BaseException):
-    """No `except Exception` of a template's stops it."""
+    """Raised when time is up. No `except Exception` of a template catches it."""
 
 
 class Program:
-    """Answers one job after the other."""
+    """A loop that answers one job after the other."""
 
     def __init__(self, stream: BufferedRWPair[Any, Any], cpu_s: float) -> None:
         self._stream, self._cpu_s = stream, cpu_s
@@ -46,7 +47,7 @@ class Program:
         signal.signal(signal.SIGPROF, _time_is_up)
 
     def run(self) -> None:
-        """Until the agent closes its end."""
+        """Runs until the agent closes its end."""
         self._say(Ready())
         while header := self._stream.read(LENGTH.size):
             job = msgspec.msgpack.decode(self._stream.read(*LENGTH.unpack(header)), type=Job)
@@ -61,7 +62,11 @@ class Program:
         return self._renderer.render(self._template, job.messages)
 
     def _within_time(self, answer: Callable[[], Answer]) -> Answer:
-        """A timer interrupts Python; where it cannot, in one long operation, the kernel ends the process soon after."""
+        """Runs a job within its time.
+
+        A timer interrupts Python. Where it cannot, in one long operation, the kernel ends the
+        process soon after.
+        """
         used = resource.getrusage(resource.RUSAGE_SELF)
         soon = math.ceil(used.ru_utime + used.ru_stime + self._cpu_s) + _DEAF_S
         resource.setrlimit(resource.RLIMIT_CPU, (soon, resource.RLIM_INFINITY))
@@ -84,7 +89,10 @@ def _time_is_up(number: int, frame: FrameType | None) -> None:
 
 
 def _bound_memory(memory_bytes: int) -> None:
-    """Beyond what Python itself has taken. Where memory ends all the same, the kernel takes this process first."""
+    """Limits memory beyond what Python itself has taken.
+
+    If the machine runs out of memory all the same, the kernel kills this process first.
+    """
     own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + memory_bytes, own_bytes + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -93,7 +101,7 @@ def _bound_memory(memory_bytes: int) -> None:
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Runs the process; returns its exit code."""
     parser = argparse.ArgumentParser(description="Renders chat templates; the agent starts it.")
     for name in ("--parent", "--fd", "--memory-bytes"):
         parser.add_argument(name, type=int, required=True)
@@ -105,7 +113,7 @@ def main() -> int:
     with socket.socket(fileno=arguments.fd) as agent, agent.makefile("rwb") as stream, suppress(BrokenPipeError):
         try:
             Program(stream, arguments.cpu_s).run()
-        except Exception:  # no memory to read a job with, or a bug: the agent logs the code, and no stack gets into its log
+        except Exception:  # no memory to read a job, or a bug: the agent logs the code, and no stack gets into its log
             return _FAILED
     return 0
 

@@ -1,4 +1,4 @@
-"""Runs one template after the other in this process, with whatever bounds the process has."""
+"""Runs one template after the other in this process, within whatever bounds the process has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AMBIGUOUS = "they have the text of control tokens, and it changes that: whose th
 
 
 class Renderer:
-    """Keeps the last template compiled."""
+    """A renderer that keeps the last template compiled."""
 
     def __init__(self) -> None:
         self._source: TemplateSource | None = None
@@ -34,7 +34,7 @@ class Renderer:
         self._control = ControlTexts((), 0)
 
     def check(self, source: TemplateSource) -> Limited | TemplateUnreadable | None:
-        """Compiles a template. None: it can be rendered."""
+        """Compiles a template. Returns None if it can be rendered, else what is wrong."""
         try:
             self._compile(source)
         except TemplateSyntaxError as error:
@@ -43,7 +43,7 @@ class Renderer:
             return Limited(RenderLimit.DEPTH)
         except MemoryError:
             return Limited(RenderLimit.MEMORY)
-        except Exception as error:  # constants are computed already now
+        except Exception as error:  # constants are already computed now
             return TemplateUnreadable(f"{type(error).__name__}: {error}")
         return None
 
@@ -71,12 +71,12 @@ class Renderer:
             return Limited(RenderLimit.MEMORY)
         except Ambiguous:
             return RenderRefused(AMBIGUOUS)
-        except Exception as error:  # a template is a program: whatever it stumbles over, it is over these messages
+        except Exception as error:  # a template is a program: whatever fails in it, fails on these messages
             return RenderRefused(str(error))
 
 
 class LocalRenderer:
-    """A `ChatRenderer` without a process of its own, for whoever trusts the template."""
+    """A `ChatRenderer` without its own process, for callers that trust the template."""
 
     def __init__(self) -> None:
         self._renderer = Renderer()

@@ -1,4 +1,4 @@
-"""What is asked of whoever renders chat templates, and what comes back: the seam between an agent and its template process."""
+"""The interface between an agent and its template process: what is rendered, what is returned."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ Said = tuple[str, str]
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
-    """A model's template. `variables` are what it sees besides the messages: the names of special tokens.
+    """A model's template.
 
-    `control` are the texts of the tokens that only the template may write; the first `num_special` of them are those that the
-    tokenizer calls special, about which templates do not ask. `max_chars` bounds what it makes.
+    `variables` are what it sees besides the messages: the names of special tokens. `control` are
+    the texts of the tokens that only the template may write; the first `num_special` of them are
+    those that the tokenizer calls special, which templates do not look for. `max_chars` bounds its
+    output.
     """
 
     source: str
@@ -34,8 +36,11 @@ class TemplateSource(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
-    """A conversation's text. `control` has the template's own control tokens in order: offset in `text`, index in
-    `TemplateSource.control`. `forged`: the text has more of them, which stand in the messages."""
+    """A conversation's text.
+
+    `control` has the template's own control tokens in order: offset in `text`, index in
+    `TemplateSource.control`. `forged`: the text has more of them, which come from the messages.
+    """
 
     text: str
     control: list[tuple[int, int]]
@@ -53,19 +58,19 @@ class RenderLimit(StrEnum):
 
 
 class Limited(msgspec.Struct, frozen=True, tag=True):
-    """The template did not come to an end within its bounds."""
+    """A template that did not end within its bounds."""
 
     limit: RenderLimit
 
 
 class RenderRefused(msgspec.Struct, frozen=True, tag=True):
-    """The template does not take these messages, or what it does with them fails."""
+    """A template that does not accept these messages, or fails on them."""
 
     message: str
 
 
 class TemplateUnreadable(msgspec.Struct, frozen=True, tag=True):
-    """The source is not a template."""
+    """A source that is not a template."""
 
     message: str
 
@@ -74,15 +79,20 @@ Outcome = Rendered | Limited | RenderRefused | TemplateUnreadable
 
 
 class ChatRenderer(Protocol):
-    """Runs templates for an agent."""
+    """A renderer of templates for an agent."""
 
     async def check(self, template: TemplateSource) -> None:
-        """Makes a template ready. FAILED_PRECONDITION with reason MODEL_INVALID: it is not one."""
+        """Prepares a template.
+
+        FAILED_PRECONDITION with reason MODEL_INVALID: it is not a template.
+        """
         ...
 
     async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
-        """The conversation up to where the assistant speaks next. Errors as of `rendered`; RESOURCE_EXHAUSTED when too many
-        wait."""
+        """Returns the conversation up to where the assistant speaks next.
+
+        Raises the errors of `rendered`, and RESOURCE_EXHAUSTED when too many wait.
+        """
         ...
 
 
@@ -91,8 +101,11 @@ def said(messages: Sequence[Message]) -> list[Said]:
 
 
 def rendered(outcome: Outcome) -> Rendered:
-    """INVALID_ARGUMENT: the template refuses the messages: some demand that roles alternate, or know no system role.
-    FAILED_PRECONDITION: it breaks a bound, or is none."""
+    """Returns the rendered conversation, or raises the error of another outcome.
+
+    INVALID_ARGUMENT: the template refuses the messages: some demand that roles alternate, or know
+    no system role. FAILED_PRECONDITION: it breaks a bound, or is not a template.
+    """
     match outcome:
         case Rendered():
             return outcome
@@ -105,7 +118,10 @@ def rendered(outcome: Outcome) -> Rendered:
 
 
 def limited(limit: RenderLimit) -> RyzansteinError:
-    """Another node has the same template: nobody else is asked."""
+    """Returns the error for a broken bound.
+
+    Other nodes have the same template, so no other node is tried.
+    """
     return RyzansteinError(_MEANING[limit], Code.FAILED_PRECONDITION, TEMPLATE_LIMIT, {"limit": limit.value})
 
 

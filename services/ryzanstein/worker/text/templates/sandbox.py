@@ -1,7 +1,9 @@
-"""A chat template: a Jinja program that comes with a model and turns a conversation into the text that it was trained on.
+"""Compiles and runs a chat template in a sandbox.
 
-It runs sandboxed, with the functions that templates in the Hugging Face layout expect. The sandbox bounds what it can reach,
-not what it takes: that is up to the process that it runs in. Knows nothing of tokens.
+A chat template is a Jinja program that comes with a model and turns a conversation into the text
+that the model was trained on. It runs with the functions that templates in the Hugging Face layout
+expect. The sandbox bounds what it can reach, not what it consumes: the process that it runs in does
+that. This module knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ class OutputTooLong(Exception):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what an assistant said, for training. Here it is only its contents."""
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's text, for training.
+
+    Here it is replaced by its contents.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -34,7 +39,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled template: constants in it are computed already here, whatever that takes.
+    """A compiled template. Compiling already computes its constants, whatever that takes.
 
     Raises jinja2.TemplateSyntaxError when `source` is not a template.
     """
@@ -48,11 +53,17 @@ class ChatTemplate:
         self._moment = datetime.now()
 
     def tick(self) -> None:
-        """Until the next one it is the same time, however often the template is run."""
+        """Sets the time that the template sees, which is constant until the next call.
+
+        It stays the same however often the template is run.
+        """
         self._moment = datetime.now()
 
     def text(self, messages: Sequence[Said]) -> str:
-        """The conversation up to where the assistant speaks next. Any exception: a template is a program. OutputTooLong."""
+        """Returns the conversation up to where the assistant speaks next.
+
+        Raises OutputTooLong, or any exception: a template is a program.
+        """
         plain = [{"role": role, "content": content} for role, content in messages]
         parts: list[str] = []
         num_chars = 0
@@ -70,7 +81,10 @@ class ChatTemplate:
 
 
 def parse(source: str) -> None:
-    """Whether it is a template, without running any of it. Raises jinja2.TemplateSyntaxError, RecursionError."""
+    """Checks that `source` is a template, without running any of it.
+
+    Raises jinja2.TemplateSyntaxError or RecursionError.
+    """
     _environment().parse(source)
 
 
@@ -94,5 +108,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML; models were trained without."""
+    """Returns JSON. Jinja's own filter escapes for HTML; models were trained without that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,1 +1,4 @@
-"""What a user could run instead, measured on the same checkpoint and prompts: `ryzanstein bench engine --peers`."""
+"""Alternatives that a user could run: `ryzanstein bench engine --peers`.
+
+They are measured on the same checkpoint and prompts.
+"""

@@ -1,4 +1,4 @@
-"""The peers as data: the environment each lives in, what is installed there, and the ways it is run."""
+"""The peers as data: the environment of each, what is installed there, and the ways it is run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment. `requirements` are what pip installs; `unneeded` it then removes: companions of torch that no
-    language model uses, whose builds from the package index may not fit the torch beside them."""
+    """A virtual environment.
+
+    `requirements` are what pip installs, and `unneeded` what it then removes.
+
+    The latter are companions of torch that no language model uses, and whose builds from the
+    package index may not fit the installed torch.
+    """
 
     requirements: tuple[str, ...]
     unneeded: tuple[str, ...] = ()
@@ -26,7 +31,10 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a checkpoint is converted: a command in which {python}, {bin}, {model} and {out} are filled in."""
+    """How a checkpoint is converted.
+
+    The command has the placeholders {python}, {bin}, {model} and {out}.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -41,8 +49,11 @@ _CTRANSLATE2_INT8 = Format("ctranslate2-int8", ("{python}", "-m", "runners.write
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to run a peer: `engine`, `quantization` and `tp` name its rows in the results; `runner` is a module of
-    `runners`. A `format` of None: it reads the checkpoint as it is."""
+    """One way to run a peer.
+
+    `engine`, `quantization` and `tp` name its rows in the results; `runner` is a module of
+    `runners`. If `format` is None, it reads the checkpoint as it is.
+    """
 
     engine: str
     environment: str

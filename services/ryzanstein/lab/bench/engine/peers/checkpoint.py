@@ -1,4 +1,7 @@
-"""Which checkpoint is meant: a directory, the embedded model, or a preset of `ryzanstein synthesize`, made once and kept."""
+"""The chosen checkpoint: a directory, the embedded model, or a preset of `ryzanstein synthesize`.
+
+A preset is made once and kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ _DEMO = "demo"
 
 
 def checkpoint(name: str, cache_dir: Path) -> Path:
-    """INVALID_ARGUMENT for what is neither a name nor a directory; FAILED_PRECONDITION when it cannot be written."""
+    """Returns the directory of a checkpoint.
+
+    Raises INVALID_ARGUMENT for what is neither a name nor a directory, and FAILED_PRECONDITION if
+    it cannot be written.
+    """
     if name == _DEMO:
         return Path(next(iter(ryzanstein.demo.__path__)))
     if name in PRESETS:
@@ -27,8 +34,11 @@ def checkpoint(name: str, cache_dir: Path) -> Path:
 
 
 def _synthesized(preset: str, models_dir: Path) -> Path:
-    """In a directory named after the shape's numbers too, so that another shape of that name is another directory. Another
-    process writes it: this one holds no tensors beside what it measures."""
+    """Returns the directory of a preset, which it creates once.
+
+    Its name contains a hash of the shape's numbers, so that another shape of that name gets another
+    directory. A separate process writes it, so this one holds no tensors besides what it measures.
+    """
     path = models_dir / f"{preset}-{zlib.crc32(repr(PRESETS[preset]).encode()):08x}"
     if path.exists():
         return path

@@ -1,6 +1,7 @@
-"""Rounds in which every contender has a turn of its own: started, warmed up, measured at every batch size, ended.
+"""Rounds in which every contender has its own turn: started, warmed up, measured, ended.
 
-The order moves on by one each round. All get the same prompts; those of a round are new to everybody.
+It is measured at every batch size. The order moves on by one each round. All get the same prompts,
+and those of a round are new to all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _ENOUGH_S, _MOST_REPEATS = 2.0, 9
 
 @dataclass(frozen=True, slots=True)
 class PeerOutcome:
-    """`timings` by contender and batch, then by round; one that failed may lack some."""
+    """The results.
+
+    `timings` is by contender and batch, then by round; one that failed may lack some.
+    """
 
     timings: dict[tuple[Label, int], dict[int, Timing]] = field(default_factory=dict)
     failed: dict[Label, str] = field(default_factory=dict)
@@ -32,7 +36,7 @@ class PeerOutcome:
 
 
 class PeerComparison:
-    """`run` once."""
+    """A comparison of contenders. `run` it once."""
 
     def __init__(self, contenders: Sequence[Contender], workload: Workload, vocab_size: int, people: Console) -> None:
         self._contenders = contenders
@@ -42,7 +46,7 @@ class PeerComparison:
         self._outcome = PeerOutcome()
 
     async def run(self) -> PeerOutcome:
-        """A contender that fails is out from then on; the others go on."""
+        """Runs all rounds. A contender that fails is left out from then on; the others continue."""
         for number in range(self._workload.rounds):
             for contender in self._order(number):
                 if contender.label not in self._outcome.failed:
@@ -66,13 +70,19 @@ class PeerComparison:
             self._people.print(f"  failed: {error}", markup=False)
 
     async def _warm_up(self, running: Running, batch: int) -> None:
-        """Buffers, caches and compiled shapes; of long prompts only the beginning."""
+        """Warms up buffers, caches and compiled shapes.
+
+        Of long prompts only the beginning is used.
+        """
         prompt_tokens = max(1, min(self._workload.prompt_tokens, _WARM_UP_TOKENS // batch))
         new_tokens = min(self._workload.new_tokens, _WARM_UP_NEW_TOKENS)
         await running.generate(prompts("warm-up", batch, prompt_tokens, self._vocab_size), new_tokens)
 
     async def _measure(self, running: Running, label: Label, batch: int, number: int) -> None:
-        """Small models answer in a tenth of a second, and no two times alike: it is repeated, and the median one counts."""
+        """Measures a batch for a while and records the median run.
+
+        Small models answer in a tenth of a second, with times that vary.
+        """
         began, timings = time.monotonic(), list[Timing]()
         while not timings or (time.monotonic() - began < _ENOUGH_S and len(timings) < _MOST_REPEATS):
             batch_prompts = prompts(f"round {number}.{len(timings)}", batch, self._workload.prompt_tokens, self._vocab_size)

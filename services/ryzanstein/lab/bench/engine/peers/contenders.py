@@ -1,4 +1,4 @@
-"""Who is compared: our own ranks and the peers, each started for its turn and ended after it."""
+"""The contenders: our own ranks and the peers, each started for its turn and ended after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = "ryzanstein"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Label:
-    """What names a contender in the results."""
+    """The name of a contender in the results."""
 
     engine: str
     quantization: str
@@ -43,7 +43,10 @@ class Running(Protocol):
 
 
 class Contender(Protocol):
-    """Starts for a turn; what it raises then and in its turn is PeerFailed, a RyzansteinError or an OSError."""
+    """A participant that starts for a turn.
+
+    What it raises then and during the turn is PeerFailed, a RyzansteinError or an OSError.
+    """
 
     @property
     def label(self) -> Label: ...
@@ -77,7 +80,10 @@ class _OwnRanks:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The peers and what they are given. `settings` fits each but for its model, quantization and number of ranks."""
+    """The peers and their settings.
+
+    `settings` fits each peer except for its model, quantization and number of ranks.
+    """
 
     peers: tuple[Peer, ...]
     peers_dir: Path
@@ -119,7 +125,10 @@ def label_of(peer: Peer) -> Label:
 
 
 def choose_peers(names: str) -> tuple[Peer, ...]:
-    """All without a name, else those of these engines, with commas between. INVALID_ARGUMENT for one that is not known."""
+    """Returns all peers without names, otherwise those of the comma-separated engines.
+
+    Raises INVALID_ARGUMENT for an unknown one.
+    """
     known = dict.fromkeys(peer.engine for peer in PEERS)
     wanted = names.split(",") if names else list(known)
     if not set(wanted) <= known.keys():
@@ -128,7 +137,7 @@ def choose_peers(names: str) -> tuple[Peer, ...]:
 
 
 def present_peers(site: Site) -> tuple[list[PeerContender], dict[Label, str]]:
-    """Those that can be run here, and for each of the others why not."""
+    """Returns the peers that can run here, and for each of the others why not."""
     contenders, absent = [], {}
     for peer in site.peers:
         if why := _why_absent(peer, site):

@@ -1,4 +1,7 @@
-"""Checkpoints in the peers' formats: converted once with the peer's own tools, kept beside the peers."""
+"""Checkpoints in the peers' formats.
+
+They are converted once with the peer's own tools and kept with the peers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _TIMEOUT_S = 3600.0
 
 
 def checkpoint_key(model: Path) -> str:
-    """Changes when the files do: of the small ones the content, of the weights name, size and time of change."""
+    """Returns a key that changes when the files do.
+
+    It covers the content of the JSON files, and of all others name, size and modification time.
+    """
     digest = hashlib.sha256()
     for path in sorted(path for path in model.iterdir() if path.is_file()):
         status = path.stat()
@@ -28,7 +34,10 @@ def checkpoint_key(model: Path) -> str:
 
 
 async def converted(model: Path, wanted: Format, peers_dir: Path, environment: str, variables: Mapping[str, str]) -> Path:
-    """The checkpoint in this format, converted if it is not there yet. PeerFailed with the tool's last word."""
+    """Returns the checkpoint in this format, converted if it is missing.
+
+    Raises PeerFailed with the last line of the tool's output.
+    """
     path = peers_dir / "models" / checkpoint_key(model) / wanted.name
     if path.exists():
         return path

@@ -1,4 +1,4 @@
-"""Where a peer's own Python is, what its processes see of this one's surroundings, and how it gets installed."""
+"""A peer's own Python, the environment of its processes, and how it is installed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ _FOREIGN = ("PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
 
 
 def python_of(peers_dir: Path, environment: str) -> Path:
-    """It need not exist."""
+    """Returns the path, which need not exist."""
     return peers_dir / environment / "bin" / "python"
 
 
 def process_environment(threads: int) -> Mapping[str, str]:
-    """Runners are found, nothing is looked up on a network, and each process starts with as many threads as it may use."""
+    """Returns the environment of a peer's processes.
+
+    Runners are found, no network is used for look-ups, and each process starts with as many threads
+    as it may use.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     return kept | {
         "PYTHONPATH": str(Path(__file__).parent),
@@ -33,7 +37,10 @@ def process_environment(threads: int) -> Mapping[str, str]:
 
 
 def choose_environments(names: Sequence[str]) -> Mapping[str, Environment]:
-    """All without a name. INVALID_ARGUMENT for one that is not known."""
+    """Returns the named environments, all without names.
+
+    Raises INVALID_ARGUMENT for an unknown one.
+    """
     for name in names:
         if name not in ENVIRONMENTS:
             raise errors.invalid("names", f"must be of {', '.join(ENVIRONMENTS)}", name)
@@ -41,7 +48,10 @@ def choose_environments(names: Sequence[str]) -> Mapping[str, Environment]:
 
 
 def install(peers_dir: Path, name: str, environment: Environment) -> None:
-    """Makes the virtual environment and installs into it; pip's output is passed on. FAILED_PRECONDITION when it fails."""
+    """Creates the virtual environment and installs into it; pip's output is passed on.
+
+    Raises FAILED_PRECONDITION if it fails.
+    """
     python = str(python_of(peers_dir, name))
     commands = [
         [sys.executable, "-m", "venv", str(peers_dir / name)],

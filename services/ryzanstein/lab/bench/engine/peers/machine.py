@@ -1,4 +1,4 @@
-"""What the figures depend on: the processor, the cores that may be used, and which fast instructions it has."""
+"""What the figures depend on: the processor, its fast instructions, and the usable cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class PeerMachine:
 
     @classmethod
     def read(cls) -> Self:
-        """From /proc/cpuinfo; a processor whose file has other names is known by platform alone."""
+        """Returns the machine's facts from /proc/cpuinfo.
+
+        A processor whose file has other field names is known by platform alone.
+        """
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         present = set(facts.get("flags", "").split())

@@ -1,6 +1,7 @@
-"""A peer while it runs: a process of its own environment that answers batches, and its memory.
+"""A running peer: a process of a separate environment that answers batches, and its memory.
 
-It is started for its turn and ended after it with all processes that it started: nothing idle computes beside the next one.
+It is started for its turn and ended after it with all processes that it started, so that nothing
+computes during the next turn.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ _ERROR = re.compile(r"\b[A-Z]\w*Error: .{1,200}")
 
 
 class PeerFailed(Exception):
-    """The peer ended, said that it failed, or took too long; the message is its own last word where it had one."""
+    """The peer ended, reported a failure, or timed out.
+
+    The message is the peer's last output if it had one.
+    """
 
 
 class PeerProcess:
-    """As an async context manager it starts the command, waits until the model is loaded, and ends it. `timeout_s` bounds
-    loading and each batch."""
+    """A peer's process.
+
+    As an async context manager it starts the command, waits until the model is loaded, and ends it.
+    `timeout_s` bounds loading and each batch.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         self._command = command
@@ -65,7 +72,7 @@ class PeerProcess:
         return self._process.pid
 
     async def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
-        """One batch. PeerFailed when there is no answer in time."""
+        """Runs one batch. Raises PeerFailed if there is no answer in time."""
         processes = tree(self._process.pid)
         for pid in processes:
             reset_peak_rss(pid)
@@ -90,13 +97,13 @@ class PeerProcess:
         return answer
 
     def _with_cause(self, error: str) -> str:
-        """Of a peer that itself has processes, one of which failed: what that one wrote as its error."""
+        """Adds the error that a child process of the peer wrote, if one failed."""
         errors = _ERROR.findall(self._tail.decode(errors="replace"))
         cause = next((found for found in reversed(errors) if not error.startswith(found)), "")
         return f"{error} ({cause})" if cause else error
 
     async def _last_words(self) -> str:
-        """Of a process that closed its output: how it ended, and what it wrote last."""
+        """Returns how a process that closed its output ended, and what it wrote last."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await asyncio.gather(self._process.wait(), self._reading)
@@ -110,8 +117,11 @@ class PeerProcess:
             self._tail = (self._tail + piece)[-_TAIL_BYTES:]
 
     async def _end(self, grace_s: float) -> None:
-        """The end of its input asks it to end, the end of its output tells that it has. Then, or after the grace, all that is
-        left of its session is killed."""
+        """Ends the process and kills what is left of its session.
+
+        Closing its input requests the end, and the end of its output confirms it. The kill follows
+        then, or after the grace.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

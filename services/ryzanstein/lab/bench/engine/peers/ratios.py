@@ -1,4 +1,7 @@
-"""How much faster one contender is than another: the ratio of each round that both were in, then their median."""
+"""How much faster one contender is than another.
+
+This is the median of the ratios of all rounds that both were in.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PeerRatio:
-    """Ours over the peer's; above 1 ours is faster, in throughput and to the first tokens alike."""
+    """Ours over the peer's. Above 1 ours is faster, for throughput and first tokens alike."""
 
     own: Label
     peer: Label
@@ -38,7 +41,10 @@ class PeerRatio:
 
 
 def ratios(timings: Timings) -> list[PeerRatio]:
-    """Of each of our configurations over each peer, at each batch size that both have a round of."""
+    """Returns the ratio of each of our configurations to each peer.
+
+    There is one for each batch size that both have a round of.
+    """
     own = [(label, batch) for label, batch in timings if label.engine == OWN]
     peers = [(label, batch) for label, batch in timings if label.engine != OWN]
     pairs = [((ours, batch), (peer, batch)) for ours, batch in own for peer, size in peers if size == batch]
@@ -59,8 +65,10 @@ def _ratio(timings: Timings, own: tuple[Label, int], peer: tuple[Label, int]) ->
 
 
 def first_tokens_equal(timings: Timings) -> dict[tuple[Label, int], float]:
-    """The share of prompts whose first token is that of our own full precision: near 1 where a peer computes the same model.
-    Empty when our full precision did not run."""
+    """Returns the share of prompts whose first token equals that of our own full precision.
+
+    It is near 1 if a peer computes the same model. It is empty if our full precision did not run.
+    """
     reference = next((label for label, _ in sorted(timings) if label.engine == OWN and label.quantization == "none"), None)
     if reference is None:
         return {}

@@ -19,7 +19,10 @@ from ryzanstein.lab.bench.engine.peers.timing import Timing
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """`threads` of each contender, all its ranks together; `absent` says why a peer was not run."""
+    """The report.
+
+    `threads` is per contender, for all its ranks; `absent` says why a peer was not run.
+    """
 
     model: str
     machine: PeerMachine
@@ -29,7 +32,7 @@ class PeerReport:
     absent: Mapping[Label, str]
 
     def document(self) -> dict[str, Any]:
-        """SI units. Rows have medians over the rounds, and every round."""
+        """Returns the document in SI units. Rows have medians over the rounds, and every round."""
         equal = first_tokens_equal(self.outcome.timings)
         rows = self.outcome.timings.items()
         return {
@@ -55,13 +58,13 @@ class PeerReport:
         }
 
     def tables(self) -> list[Table]:
-        """Speeds, ratios, and who did not run."""
+        """Returns the tables: speeds, ratios, and the contenders that did not run."""
         shown = [self._speeds(), self._ratios("tokens/s"), self._ratios("first tokens")]
         missing = {"absent": self.absent, "failed": self.outcome.failed}
         return shown + [_missing(title, labels) for title, labels in missing.items() if labels]
 
     def _speeds(self) -> Table:
-        """A row for each contender, in each column what it did at that batch size."""
+        """Returns a table with a row for each contender and a column for each batch size."""
         workload = self.workload
         given = f"{workload.prompt_tokens} tokens in, {workload.new_tokens} out, {self.threads} threads"
         title = f"{given}: tokens/s, first tokens, memory"
@@ -72,7 +75,7 @@ class PeerReport:
         return table
 
     def _ratios(self, what: Literal["tokens/s", "first tokens"]) -> Table:
-        """Above 1 ours is faster."""
+        """Returns the table of ratios. Above 1 ours is faster."""
         title = f"{what}, ours over the peer's: median (least to most) of the rounds"
         table = _table(title, ("ours", "peer"), self.workload.batches)
         cells = {(ratio.own, ratio.peer, ratio.batch): ratio for ratio in ratios(self.outcome.timings)}
@@ -87,7 +90,7 @@ def _figures(timing: Timing) -> dict[str, Any]:
 
 
 def _medians(timings: Sequence[Timing]) -> dict[str, Any]:
-    """The peak is the highest of any round."""
+    """Returns medians; the peak is the highest of any round."""
     return {
         "total_tokens_per_s": statistics.median(timing.total_tokens_per_s for timing in timings),
         "decode_tokens_per_s": statistics.median(timing.decode_tokens_per_s for timing in timings),

@@ -1,4 +1,4 @@
-"""One comparison from beginning to end: who takes part, what each is given, and the report."""
+"""One comparison from beginning to end: the contenders, their settings, and the report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.ranks.messages import RankSpec
 
 _FLOAT32_BYTES = 4
-_SPARE_TOKENS = 16  # room that some peers ask for beyond prompt and answer
+_SPARE_TOKENS = 16  # room that some peers need beyond prompt and answer
 
 
 def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
-    """What a peer needs to know but for its own model, quantization and ranks. MODEL_INVALID for one that we do not serve."""
+    """Returns a peer's settings except for its own model, quantization and ranks.
+
+    Raises MODEL_INVALID for a model that we do not serve.
+    """
     try:
         spec = read_spec(model)
     except CheckpointError as error:
@@ -45,7 +48,7 @@ def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
 
 
 def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_size: int, people: Console) -> PeerReport:
-    """Ours and those of the peers that are installed, round by round."""
+    """Compares our configurations and the installed peers, round by round."""
     peers, absent = present_peers(site)
     for label, why in absent.items():
         people.print(f"absent: {label}: {why}", markup=False)

@@ -12,7 +12,12 @@ from ryzanstein.lab.bench.engine.flight import Round
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`ttft_s` is until every prompt has its first token, decode is all that comes after; memory of all its processes."""
+    """The times of a batch.
+
+    `ttft_s` is until every prompt has its first token; decode is all after it.
+
+    The memory is that of all its processes.
+    """
 
     total_tokens_per_s: float
     decode_tokens_per_s: float
@@ -22,7 +27,7 @@ class Timing:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], peak_rss_bytes: int) -> Self:
-        """From a runner's answer."""
+        """Returns the timing of a runner's answer."""
         decode_s = max(answer["total_s"] - answer["ttft_s"], 1e-9)
         return cls(
             answer["num_tokens"] / answer["total_s"],
@@ -34,14 +39,17 @@ class Timing:
 
     @classmethod
     def of_round(cls, done: Round) -> Self:
-        """From our own ranks."""
+        """Returns the timing of our own ranks."""
         return cls(
             done.total_tokens_per_s, done.decode_tokens_per_s, done.ttft_s, done.peak_rss_bytes, tuple(done.first_tokens)
         )
 
     @classmethod
     def median(cls, timings: Sequence[Self]) -> Self:
-        """Of several of one contender: the one with the median speed, the most memory, the first tokens of the first."""
+        """Returns the median of several timings of one contender.
+
+        It has the median speed, the most memory, and the first tokens of the first.
+        """
         ordered = sorted(timings, key=lambda timing: timing.total_tokens_per_s)
         return replace(
             ordered[(len(ordered) - 1) // 2],
@@ -51,6 +59,9 @@ class Timing:
 
 
 def prompts(seed: str, batch: int, prompt_tokens: int, vocab_size: int) -> list[list[int]]:
-    """The same for the same arguments; no two share more than a few first tokens."""
+    """Returns the same prompts for the same arguments.
+
+    No two of them share more than a few first tokens.
+    """
     ids = random.Random(f"{seed} {batch}")
     return [ids.choices(range(vocab_size), k=prompt_tokens) for _ in range(batch)]

@@ -1,1 +1,4 @@
-"""One module for each peer, run with the Python of the peer's own environment; none knows the rest of the project."""
+"""One module per peer, run with the Python of the peer's environment.
+
+None imports the rest of the project.
+"""

@@ -1,6 +1,7 @@
 """CTranslate2's Generator, int8.
 
-It takes tokens as text. It does not say when the first ones of a batch are there, so a run for them alone goes before.
+It takes tokens as text. It does not report when a batch has its first tokens, so a run for them
+alone comes first.
 """
 
 from __future__ import annotations

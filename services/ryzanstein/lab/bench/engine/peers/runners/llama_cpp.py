@@ -1,4 +1,4 @@
-"""llama.cpp through its C interface, one sequence for each prompt, greedy by the largest logit."""
+"""llama.cpp through its C interface: one sequence per prompt, greedy by the largest logit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from .protocol import RunnerAnswer, Settings, finished, serve
 
 _BATCH_TOKENS = 2048
-_PROBE = [[0, 0, 0]]  # more than one row: that takes another path than a single one
+_PROBE = [[0, 0, 0]]  # more than one row, which takes another code path than a single one
 
 
 class LlamaCpp:
@@ -46,7 +46,10 @@ class LlamaCpp:
 
 
 def _survives(attempt: Callable[[], object]) -> bool:
-    """Tried in a process of its own: native code that this processor cannot run ends a process, it raises nothing."""
+    """Tries something in a separate process. Returns whether the process survived.
+
+    Native code that this processor cannot run ends a process without an exception.
+    """
     pid = os.fork()
     if pid == 0:
         attempt()
@@ -56,7 +59,10 @@ def _survives(attempt: Callable[[], object]) -> bool:
 
 
 class Model:
-    """The weights. `repack`: in llama.cpp's layouts for particular instructions, as it does unless told not to."""
+    """The weights.
+
+    `repack`: in llama.cpp's layouts for particular instructions, which is its default.
+    """
 
     def __init__(self, path: str, *, repack: bool) -> None:
         llama_cpp.llama_backend_init()
@@ -74,7 +80,10 @@ class Model:
 
 
 class Context:
-    """The sequences of one batch: made for it before the clock starts, with a cache of its size."""
+    """The sequences of one batch.
+
+    It is created before the clock starts, with a cache of the batch's size.
+    """
 
     def __init__(self, model: Model, settings: Settings, num_sequences: int) -> None:
         parameters = llama_cpp.llama_context_default_params()
@@ -93,7 +102,10 @@ class Context:
         llama_cpp.llama_free(self._context)
 
     def prefill(self, prompts: list[list[int]]) -> list[int]:
-        """The first token of each. Prompts go in whole, as many at once as fit; one that is longer, in pieces."""
+        """Returns the first token of each prompt.
+
+        Prompts are processed whole, as many at once as fit; a longer one is split.
+        """
         at_once = max(1, _BATCH_TOKENS // len(prompts[0]))
         first: list[int] = []
         for start in range(0, len(prompts), at_once):
@@ -114,7 +126,7 @@ class Context:
         return [self._largest(row) for row in range(len(latest))]
 
     def _run(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Rows of token id, position, sequence and whether its logits are wanted."""
+        """Runs rows of token id, position, sequence and whether its logits are needed."""
         batch = self._batch
         for row, (token_id, position, sequence, wanted) in enumerate(rows):
             batch.token[row], batch.pos[row], batch.logits[row] = token_id, position, int(wanted)

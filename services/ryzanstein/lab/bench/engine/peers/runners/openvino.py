@@ -1,6 +1,7 @@
 """OpenVINO GenAI's continuous batching.
 
-Without quantization float32 is pinned; with int8 weights it computes in the precision that it prefers on the CPU at hand.
+Without quantization, float32 is pinned; with int8 weights it computes in its preferred precision
+for the CPU.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _scheduling(settings: Settings) -> Any:
 
 
 def _read(handle: Any) -> list[int]:
-    """What has come since it was last read."""
+    """Returns what arrived since the last read."""
     token_ids: list[int] = []
     while handle.can_read():
         for output in handle.read().values():

@@ -1,7 +1,10 @@
-"""How a runner talks: its settings as the one argument, then a line of JSON for each request and each answer.
+"""The protocol of a runner.
 
-The first line of answers says that the model is loaded: versions of the packages named, and other facts. Loading is not timed.
-Standard output carries only answers; what a peer prints goes to standard error.
+Its one argument is its settings. Each request and each answer is a line of JSON.
+
+The first answer line reports that the model is loaded: versions of the named packages, and other
+facts. Loading is not timed. Standard output carries only answers; what a peer prints goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ from typing import Any, Protocol, TextIO
 
 @dataclass(frozen=True)
 class Settings:
-    """`model` is a directory or file in the peer's format. `threads` of all ranks together, on `cores`. A sequence has at most
-    `max_tokens`, prompt and answer; the keys and values of `max_batch` of them in float32 are `cache_bytes`."""
+    """The settings of a runner.
+
+    `model` is a directory or file in the peer's format. `threads` is for all ranks together, on
+    `cores`. A sequence has at most `max_tokens`, prompt and answer; the keys and values of
+    `max_batch` of them in float32 are `cache_bytes`.
+    """
 
     model: str
     quantization: str
@@ -32,7 +39,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class RunnerAnswer:
-    """`ttft_s` is until every prompt has its first token, `num_decoded` the tokens that came after that."""
+    """The result of a batch.
+
+    `ttft_s` is until every prompt has its first token; `num_decoded` is the number of tokens after
+    that.
+    """
 
     ttft_s: float
     total_s: float
@@ -42,7 +53,10 @@ class RunnerAnswer:
 
 
 class Generator(Protocol):
-    """A loaded model. Greedy; every answer has exactly `new_tokens`. `facts` is what a reader of the figures should know."""
+    """A loaded model. It is greedy; every answer has exactly `new_tokens`.
+
+    `facts` is what a reader of the figures should know.
+    """
 
     @property
     def facts(self) -> Mapping[str, str]: ...
@@ -53,7 +67,7 @@ class Generator(Protocol):
 def finished(
     answers: Sequence[Sequence[int]], new_tokens: int, ttft_s: float, total_s: float, num_at_first: int
 ) -> RunnerAnswer:
-    """Raises ValueError where an answer is shorter or longer than was asked for."""
+    """Returns the answer. Raises ValueError if an answer is shorter or longer than requested."""
     lengths = {len(answer) for answer in answers}
     if lengths != {new_tokens}:
         raise ValueError(f"answers of {sorted(lengths)} tokens, {new_tokens} were asked for")
@@ -62,7 +76,10 @@ def finished(
 
 
 def serve(load: Callable[[Settings], Generator], packages: Sequence[str]) -> None:
-    """Loads, then answers until standard input ends. An exception is the last answer, as {"error": ...}, with exit code 1."""
+    """Loads, then answers until standard input ends.
+
+    An exception is the last answer, as {"error": ...}, with exit code 1.
+    """
     answers = _claim_standard_output()
     try:
         generator = load(Settings(**json.loads(sys.argv[1])))
@@ -76,7 +93,10 @@ def serve(load: Callable[[Settings], Generator], packages: Sequence[str]) -> Non
 
 
 def _claim_standard_output() -> TextIO:
-    """Answers keep the pipe; what anybody prints, native code included, goes to standard error."""
+    """Reserves the pipe for answers.
+
+    All other output, including native code's, goes to standard error.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

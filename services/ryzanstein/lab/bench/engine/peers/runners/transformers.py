@@ -1,4 +1,4 @@
-"""transformers `generate` in float32, the model as its own classes load it."""
+"""transformers `generate` in float32, with the model as its own classes load it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .protocol import RunnerAnswer, Settings, finished, serve
 
 
 class FirstToken(StoppingCriteria):
-    """Stops nothing: `generate` asks it after every token, so it sees when the first ones are there."""
+    """A criterion that stops nothing.
+
+    `generate` calls it after every token, so it sees the first ones.
+    """
 
     def __init__(self) -> None:
         self.at_s = 0.0

@@ -1,6 +1,6 @@
-"""vLLM's CPU build in float32, compiled as is its default.
+"""vLLM's CPU build in float32, compiled as by default.
 
-It is driven step by step, as its own `LLM.generate` does; each rank is bound to cores of its own.
+It is driven step by step, as its own `LLM.generate` does; each rank is bound to separate cores.
 """
 
 from __future__ import annotations

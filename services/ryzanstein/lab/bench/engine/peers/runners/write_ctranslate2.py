@@ -1,7 +1,8 @@
-"""Writes a checkpoint in CTranslate2's format, int8: `python -m runners.write_ctranslate2 MODEL_DIR OUT`.
+"""Writes a checkpoint in CTranslate2's format, int8.
 
-CTranslate2's own converter does it. Special tokens that the tokenizer has not got it writes as null, which its loader refuses:
-the first entry stands in for them, for nothing here looks at them.
+`python -m runners.write_ctranslate2 MODEL_DIR OUT` uses CTranslate2's own converter. The converter
+writes special tokens that the tokenizer lacks as null, which its loader refuses. The first entry
+replaces them, because nothing here uses them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Writes a Llama checkpoint as llama.cpp's Q8_0: `python -m runners.write_gguf MODEL_DIR FILE`.
 
-Matrices are quantized and norms stay float32, as llama.cpp's own converter does with `--outtype q8_0`. There is no vocabulary
-in the file: prompts are token ids. Tensors are read, written and dropped one after the other.
+Matrices are quantized and norms stay float32, as llama.cpp's own converter does with
+`--outtype q8_0`. The file has no vocabulary: prompts are token ids. Tensors are read, written and
+dropped one after another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 
 def write(model_dir: Path, path: Path) -> None:
-    """Raises ValueError for what is not Llama with plain rotary positions: other tables would be needed."""
+    """Writes the file. Raises ValueError for what is not Llama with plain rotary positions.
+
+    Other models would need other tables.
+    """
     config = json.loads((model_dir / "config.json").read_text())
     _check(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
@@ -76,7 +80,10 @@ def _tensors(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _interleaved(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
-    """Rows of queries and keys in llama.cpp's order: a rotary pair is two neighbours, not number i of each half."""
+    """Returns rows of queries and keys in llama.cpp's order.
+
+    A rotary pair is two neighbours, not number i of each half.
+    """
     heads = {"q_proj": config["num_attention_heads"], "k_proj": _num_kv_heads(config)}
     for projection, num_heads in heads.items():
         if name.endswith(f"{projection}.weight"):
