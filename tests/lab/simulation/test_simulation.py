@@ -17,12 +17,12 @@ _PLANTED = """
 from ryzanstein.lab.simulation import clock
 clock.install()
 from ryzanstein.router.core.admission import Admission
-from ryzanstein.lab.simulation.checks import Failure
+from ryzanstein.lab.simulation.checks import BrokenPromise
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate
 Admission.enter = Admission._taken
 outcome = simulate(plan(8))
-assert any(violation.failure is Failure.BOUND for violation in outcome.violations), outcome.violations
+assert any(violation.failure is BrokenPromise.BOUND for violation in outcome.violations), outcome.violations
 """
 
 

@@ -1,6 +1,6 @@
 """From log lines and readings to figures.
 
-When a fault was detected, when streams continued, when a node served again.
+They show when a fault was detected, when streams continued, and when a node served again.
 """
 
 from __future__ import annotations

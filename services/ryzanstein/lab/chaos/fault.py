@@ -18,7 +18,7 @@ from ryzanstein.lab.chaos.stage import Stage
 class Scope(Enum):
     """The streams that a strike hits.
 
-    Those of the victim node, those of its router, the aimed one, or all.
+    They are those of the victim node, those of its router, the aimed one, or all.
     """
 
     NODE = "node"

@@ -1,6 +1,6 @@
 """A TCP proxy that delays or swallows data.
 
-`python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
+Run it as `python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
 
 It is a separate process, so that a busy laboratory does not lengthen the delay. Commands arrive on
 standard input, one per line: `delay SECONDS` (each way), `blackhole` (read and discard), `pass` (no

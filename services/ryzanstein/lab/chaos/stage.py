@@ -171,7 +171,8 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
         for child in planned.children:
             stack.callback(child.kill)
             child.start()
-        # Runs in this thread, which lives as long as the processes should; nothing else runs yet.
+        # Started in this thread, which lives as long as the processes should; nothing else runs
+        # yet.
         cluster = stack.enter_context(LocalCluster(planned.spec))
         load = ClientLoad(_routers(cluster), _questions(layout), num_clients, seed)
         logs = LogReader({name: service.log_path for name, service in cluster.services.items()})

@@ -1,6 +1,7 @@
 """One run of one fault.
 
-Raise the load, strike in the middle of a stream, watch, lift the fault, mend, judge all answers.
+It raises the load, strikes in the middle of a stream, watches, lifts the fault, mends, and judges
+all answers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Trials:
     async def run(self, fault: Fault, run: int) -> Observation:
         """Runs a fault once.
 
-        Raises LaboratoryError if no stream of the chosen kind gets far enough to be struck.
+        Raises LaboratoryError, for example if no stream of the chosen kind gets far enough to be
+        struck.
         """
         stage, rng = self._stage, random.Random(f"{self._seed}/{fault.name}/{run}")
         await self._prepare(fault)

@@ -203,7 +203,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         """Closes a dropped generator in the process that used it.
 
-        Not in the process that dropped the last reference.
+        It is not closed in the process that dropped the last reference.
         """
         owner = self._generators.pop(id(agen), None)
         if owner is None or owner.runs:

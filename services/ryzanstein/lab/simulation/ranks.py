@@ -114,7 +114,7 @@ class SimulatedRanks:
         self._servers: list[SimulatedForkServer] = []
 
     def new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> SimulatedForkServer:
-        """Creates a `source.NewRankServer`'s server."""
+        """Creates a fork server. This method is a `source.NewRankServer`."""
         self._servers = [server for server in self._servers if not server.is_over]
         server = SimulatedForkServer(self._new_crew, self.profile, next(self._pids), self._context)
         self._servers.append(server)

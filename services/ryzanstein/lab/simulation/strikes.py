@@ -108,7 +108,7 @@ class Strikes:
 
     async def _freeze_unblamed(self, fault: PlannedFault, service: Service) -> None:
         if (process := service.process) is not None:
-            self._checks.struck(JOURNAL, fault.lasts_s)  # requests to the journal may time out during the freeze
+            self._checks.struck(JOURNAL, fault.lasts_s)  # after it, the router finds its journal requests timed out
             process.freeze()
             await asyncio.sleep(fault.lasts_s)
             process.thaw()

@@ -1,4 +1,7 @@
-"""One answer as the load generator reads it: every token counted and checked, and delays timed."""
+"""One answer as the load generator reads it: every token is counted and checked.
+
+The first token and the delays are timed.
+"""
 
 from __future__ import annotations
 

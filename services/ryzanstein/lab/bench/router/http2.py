@@ -41,7 +41,10 @@ def _literals(*headers: tuple[str, str]) -> bytes:
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection with many streams. `transport` may be paused to read slowly."""
+    """One connection with many streams.
+
+    `open` them one at a time or many at once; `transport` may be paused to read slowly.
+    """
 
     def __init__(self, authority: str, window_bytes: int = WINDOW_BYTES) -> None:
         self.transport: asyncio.Transport
