@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 TICK_S = 0.05
-"""The interval of the clock's checks: a working node's beat interval. This much lateness counts as none."""
+"""The interval of the clock's checks, a working node's beat. This much lateness counts as none."""
 PAUSE_S = 0.25
 """A loop this late was paused. Less lateness is a busy machine, which has no backlog to read."""
 _CATCH_UP_S = 0.5  # until the backlog has been read, if the loop is on time meanwhile
@@ -30,8 +30,8 @@ _Result = TypeVar("_Result")
 class AwakeClock:
     """A clock that ticks from its creation, in a running loop, until `close`.
 
-    At each tick it calls `on_lag` with the loop's lateness. After each pause it calls `on_pause`
-    with its length. Neither may block or raise.
+    At each tick it calls `on_lag` with the loop's lateness, and `on_pause` too when a pause is
+    over. Neither may block or raise.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class TaskEndedError(Exception):
 
 
 class Stop:
-    """The policy of a task that the process needs: its end stops it, see `Background.until`."""
+    """The policy of an essential task: its end stops the process, see `Background.until`."""
 
 
 STOP = Stop()

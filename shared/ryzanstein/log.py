@@ -1,6 +1,7 @@
 """JSON logs on standard error, one event per line, with the request's ids if they are known.
 
-Bind with `structlog.contextvars.bound_contextvars(request_id=..., generation_id=..., attempt=..., node_id=..., rank=...)`.
+Bind with `structlog.contextvars.bound_contextvars(request_id=..., generation_id=..., attempt=...,
+node_id=..., rank=...)`.
 """
 
 from __future__ import annotations

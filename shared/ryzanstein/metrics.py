@@ -52,7 +52,7 @@ def new_registry() -> CollectorRegistry:
 
 
 class MetricsServer:
-    """A server of `/metrics` over HTTP, in its own threads: scrapes never wait for the event loop."""
+    """A server of `/metrics` over HTTP, in its own threads: no scrape waits for the event loop."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._server = _server_of(host)((host, port), BoundedHandler.factory(registry))

@@ -54,7 +54,7 @@ class Tracing:
 
 
 def traceparent(span: Span, received: str = "") -> str:
-    """Returns the context to propagate: the span's, or `received` if this service does not trace."""
+    """Returns the context to propagate: the span's, or `received` if the service does not trace."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", received)

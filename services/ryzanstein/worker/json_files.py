@@ -45,7 +45,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
-    """Returns the content of the file, at most `most` bytes."""
+    """Returns the whole file. Raises UnreadableFile when it has more than `most` bytes."""
     with open_regular(path) as file:
         try:
             content = file.read(most + 1)

@@ -1,7 +1,7 @@
 """Causal attention for training on a CPU: plain matrix products in bfloat16, backward included.
 
-At the sizes of the demo model the fused CPU kernel takes three times as long backward, and transformers' own plain
-attention a third more, because it widens the scores to float32.
+At the sizes of the demo model the fused CPU kernel takes three times as long backward, and
+transformers' own plain attention a third more, because it widens the scores to float32.
 """
 
 from typing import Any

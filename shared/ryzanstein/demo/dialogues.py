@@ -1,6 +1,6 @@
-"""Generated dialogues that need what failover can break: facts told turns ago, long counts, exact copies.
+"""Generated dialogues of what failover can break: earlier facts, long counts, exact copies.
 
-A dialogue is a function of its split and seed only. Nothing here knows tokens or tensors.
+A dialogue is a function of its split, its seed and the mix of topics only. Nothing here depends on tokens or tensors.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_COUNT = 200
 
 @dataclass(frozen=True)
 class DialogueTurn:
-    """A user's message, the only right answer, and the kind of turn."""
+    """A user's message, the only right answer, and the kind under which the turn is counted."""
 
     kind: str
     user: str

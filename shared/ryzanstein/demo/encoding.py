@@ -1,7 +1,7 @@
 """Dialogues as token ids, and token ids as padded batches.
 
-Each row of a batch is one dialogue from position 0. Rows are never packed: a row that follows another dialogue would
-see facts of somebody else, and the model could not learn what it was not told.
+Each row of a batch is one dialogue from position 0. Rows are never packed: a dialogue that follows
+another one would see another user's facts, and the model could not learn what it was not told.
 """
 
 from collections.abc import Iterator

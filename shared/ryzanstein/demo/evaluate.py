@@ -1,9 +1,10 @@
-"""Measures a model directory on held-out dialogues: exactly right answers per kind of turn, and perplexity.
+"""Measures a model on held-out dialogues: exactly right answers per kind of turn, and perplexity.
 
     python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--first 0] [--long] [--json]
 
-Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly when the gold token is
-the most likely one at each of its positions, so one forward pass judges all turns of a dialogue.
+Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly
+when the gold token is the most likely one at each of its positions, so one forward pass judges all
+turns of a dialogue.
 """
 
 import argparse
@@ -35,7 +36,7 @@ class EvaluationReport:
     right: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
-    """The question, the right answer and the likeliest tokens in its place, for each wrong answer."""
+    """Question, right answer and likeliest tokens in its place, for each answer that was wrong."""
     loss: float = 0.0
     num_tokens: int = 0
 

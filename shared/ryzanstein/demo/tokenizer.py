@@ -1,7 +1,7 @@
-"""Builds the tokenizer of the demo model: byte-level BPE in which every number up to 200 is one token.
+"""Builds the demo model's tokenizer: byte-level BPE in which every number up to 200 is one token.
 
-Any text comes back exactly as it went in. Merges of digits are fixed rather than learned: with one token per number,
-counting is a step from token to token, and a count of a hundred takes a hundred tokens.
+It reproduces any text exactly. Merges of digits are fixed rather than learned: with one token per
+number, counting is a step from token to token, and a count of a hundred takes a hundred tokens.
 """
 
 import json
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Returns a tokenizer with digit merges, then as many learned merges as the vocabulary can hold."""
+    """Returns a tokenizer with digit merges, then as many learned merges as fit the vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = _number_merges()
     tokens = [*alphabet, *(left + right for left, right in merges)]

@@ -2,8 +2,9 @@
 
     python -m ryzanstein.demo.train [--out DIRECTORY] [--steps 4500] [--processes 2] [--start-from DIRECTORY]
 
-Each process holds the whole model, computes on every n-th row of a batch with one thread, and averages gradients: on few
-shared cores this loses less than one process with many threads, which all wait for the slowest.
+Each process holds the whole model, computes on every n-th row of a batch with one thread, and
+sums gradients: on few shared cores this loses less than one process with many threads, which
+all wait for the slowest.
 """
 
 import argparse
@@ -80,7 +81,7 @@ def make_tokenizer(num_dialogues: int = 4000) -> Tokenizer:
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the directory and replaces each file atomically: a reader never sees a partial file."""
+    """Writes the directory, replacing each file atomically: no reader sees a partial file."""
     with TemporaryDirectory(dir=out) as name:
         directory = Path(name)
         model.generation_config = GenerationConfig.from_model_config(model.config)
@@ -126,7 +127,7 @@ def loss_of(model: nn.Module, batch: TrainingBatch, rank: int, world_size: int) 
 
 
 def optimizers(model: nn.Module, lr: float) -> list[Optimizer]:
-    """Returns Muon (Jordan et al., 2024) for the layers' matrices, AdamW for embedding and norms."""
+    """Returns Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the others."""
     matrices = [weight for name, weight in model.named_parameters() if "_proj" in name]
     others = [weight for name, weight in model.named_parameters() if "_proj" not in name]
     return [

@@ -1,6 +1,7 @@
 """The open vocabulary of the demo dialogues: invented words, some ordinary words, and numbers.
 
-Every word belongs to exactly one split by a checksum of its letters, so a held-out answer was never seen in training.
+No model can memorize the invented words. Each invented word belongs to exactly one split by a
+checksum of its letters, so a held-out answer was never seen in training.
 """
 
 # ruff: noqa: SIM905 - lists of words read best as text
@@ -72,7 +73,7 @@ class Words:
                 return word
 
     def proper(self, ordinary: list[str]) -> str:
-        """Returns a capitalized name, sometimes of two words, sometimes an ordinary one of the list."""
+        """Returns a capitalized name, sometimes of two words, sometimes from the list."""
         first = self._proper_word(ordinary)
         return f"{first} {self._proper_word(ordinary)}" if self._rng.random() < 0.08 else first
 

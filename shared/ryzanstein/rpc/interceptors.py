@@ -93,7 +93,7 @@ def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_i
 
 
 async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
-    """Aborts the call with the error's status. Returns only if the error must propagate unchanged."""
+    """Aborts the call with the error's status. Returns only if the error must propagate as is."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
         _done(method, started, "CANCELLED")
         return

@@ -1,4 +1,4 @@
-"""A well-behaved client: it resumes broken streams and retries when told to, but not for ever.
+"""A well-behaved client: it resumes broken streams and retries when told to, for a bounded time.
 
 If a stream breaks after the answer began, or ends with an error that says when to retry
 (RetryInfo), the client attaches at the first index that it has not seen, at the same router or the

@@ -180,7 +180,7 @@ class SimulatedClient:
 
     @property
     def _room(self) -> int:
-        """Returns how many tokens fit the largest node beside any prompt of this client."""
+        """Returns how many tokens fit the largest node besides any prompt of this client."""
         return max(node.context_length for node in self._cluster.plan.nodes) - _LONGEST_PROMPT
 
     def _interrupts(self) -> bool:

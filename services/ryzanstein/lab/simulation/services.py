@@ -164,10 +164,11 @@ def install() -> None:
         (router, "assembled", _assembled),
         (orchestrator, "MetricsServer", _NoPort),
         (worker, "MetricsServer", _NoPort),
-        (worker, "Node", _KnownNode),
+        (worker, "NodeAgent", _KnownNode),
         (worker, "TemplateProcess", _Templates),
         (TextModel, "load", load),
         (sqlite3, "connect", _connected),
     )
     for where, name, replacement in changes:
+        assert hasattr(where, name), f"{where} has no {name}"
         setattr(where, name, replacement)

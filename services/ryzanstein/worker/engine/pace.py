@@ -73,7 +73,7 @@ class StepPace:
         self._xy = self._xy * _KEEP_STEP + num_prefill * duration_s
 
     def end(self, num_generated: int, num_allowed: int) -> None:
-        """Records that a sequence left its place for good, with the tokens generated and allowed."""
+        """Records that a sequence left its place for good, with tokens generated and allowed."""
         share = num_generated / max(1, num_allowed)
         self._num_ends = self._num_ends * _KEEP_LENGTH + 1
         self._lengths = self._lengths * _KEEP_LENGTH + num_generated

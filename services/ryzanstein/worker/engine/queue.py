@@ -74,7 +74,7 @@ class WaitingLine:
 
     @property
     def num_waiting(self) -> Mapping[int, int]:
-        """Returns the waiting sequences by priority, for every priority ever seen."""
+        """Returns the number of waiting sequences by priority, for every priority ever seen."""
         return {priority: members.num_waiting for priority, members in self._classes.items()}
 
     def open(self, priority: int, tenant: str) -> Account:

@@ -5,9 +5,9 @@ each step into a list of segments once; each layer then only runs them. The quer
 are rows (decode) or a batch over shared keys (prefill): key-value heads are never copied per query
 head.
 
-Legend: T tokens, S sequences, L keys of a sequence, P keys of the longest, n new tokens of one sequence, K key-value heads,
-G query heads of a group, D head dimension, N cache slots, C = 2 K D columns of a slot (K D if the
-keys are also the values).
+Legend: T tokens, S sequences, L keys of a sequence, P keys of the longest, n new tokens of one
+sequence, K key-value heads, G query heads of a group, D head dimension, N cache slots, C = 2 K D
+columns of a slot (K D if the keys are also the values).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The tensors are built once per step and used by every layer.
 
-Legend: T new tokens, S sequences, B blocks of the longest table, L keys of a sequence, P keys of the longest, n new tokens of
-one sequence, R sampled rows.
+Legend: T new tokens, S sequences, B blocks of the longest table, L keys of a sequence, P keys of
+the longest, n new tokens of one sequence, R sampled rows.
 """
 
 from __future__ import annotations

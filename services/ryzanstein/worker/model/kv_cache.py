@@ -4,7 +4,8 @@ A slot holds one token's keys, then its values, side by side: a step writes both
 adjacent blocks are read as one long view. A latent (DeepSeek-V2) is both key and value and is
 stored once.
 
-Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this rank x head dimension).
+Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this
+rank x head dimension).
 """
 
 from __future__ import annotations

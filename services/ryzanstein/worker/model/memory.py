@@ -14,7 +14,7 @@ from torch import Tensor
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _MAPPED_BYTES = 2**20
-_MAX_SPARE = 4  # a layer has large weights of as many shapes
+_MAX_SPARE = 4  # as many shapes as a layer's large weights have
 
 
 class WeightMemory:

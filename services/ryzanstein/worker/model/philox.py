@@ -1,5 +1,6 @@
-"""Philox4x32-10, the counter-based generator of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3").
+"""Philox4x32-10, a counter-based generator of random numbers.
 
+It is from Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3").
 A draw is a pure function of key and counter: a token's draw is the same on any node, in any batch,
 and after any failover.
 

@@ -1,4 +1,7 @@
-"""Why these ranks cannot serve a model; no retry helps. The agent uses it too: no torch here."""
+"""Why these ranks cannot serve a model; no retry helps.
+
+It imports no torch, so that the agent can use it too.
+"""
 
 from __future__ import annotations
 

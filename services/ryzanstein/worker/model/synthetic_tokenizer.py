@@ -19,7 +19,10 @@ _CHAT_TEMPLATE = (
 
 
 def write_tokenizer(model_dir: Path, vocab_size: int, context_length: int) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and generation_config.json. Raises ValueError below 259 entries."""
+    """Writes tokenizer.json, tokenizer_config.json and generation_config.json.
+
+    Raises ValueError below 259 entries.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     num_pairs = vocab_size - len(SPECIAL) - len(alphabet)
     if num_pairs < 0:

@@ -312,7 +312,7 @@ class RankGroup:
                 self._on_slow(slow)
 
     def _on_unwatched(self, watch: asyncio.Task[None]) -> None:
-        """Ends the group when its watchdog fails: unwatched ranks must not serve on.
+        """Reports the group as lost when its watchdog fails: unwatched ranks must not serve on.
 
         The next group has a watchdog again.
         """
@@ -329,7 +329,7 @@ class RankGroup:
         return self._events.pending() or self._taken < self._sent or not self._checks.answered(ranks)
 
     def _on_slow(self, slow: SlowRank) -> None:
-        """Logs a slow rank once; ends the group when the rank stays slow for very long."""
+        """Logs a slow rank once; reports it as lost when it stays slow for very long."""
         if self._named_slow != slow.rank:
             self._named_slow = slow.rank
             log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))

@@ -91,7 +91,7 @@ class Lead:
         self._taken = 0
 
     def run(self) -> Never:
-        """Runs until the agent or another rank is gone, which raises.
+        """Runs until the agent or another rank is gone; raises the error that shows it.
 
         Sleeps while there is no work.
         """
@@ -125,7 +125,7 @@ class Follower:
         self._epoch = 0
 
     def run(self, lead: RankChannel[RankCommand]) -> Never:
-        """Runs until rank 0 is gone, which raises."""
+        """Runs until rank 0 is gone; raises the error that shows it."""
         while True:
             for command in lead.wait():
                 self._obey(command)

@@ -37,7 +37,7 @@ class StepRecorder:
         self._steps_left = 0
 
     def start(self, request: StartProfile) -> None:
-        """Starts a recording, and gives up the current one.
+        """Gives up the current recording and starts the requested one.
 
         The request may be for another rank, or for none.
         """

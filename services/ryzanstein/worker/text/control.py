@@ -2,8 +2,8 @@
 
 The text of messages never becomes a control token. If no message contains a control token's text,
 the rendered conversation is tokenized as it is. Otherwise the template's control tokens are
-respelled in a way that nobody can guess, for a tokenizer that knows them only by that spelling, and
-everything else is plain text.
+respelled in a way that cannot be guessed, for a tokenizer that knows them only by that spelling,
+and everything else is plain text.
 """
 
 from __future__ import annotations

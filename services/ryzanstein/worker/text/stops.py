@@ -73,7 +73,7 @@ class StopScanner:
         return buffer[:certain]
 
     def skip(self, text: str) -> None:
-        """Takes text as `push` does, but returns nothing.
+        """Takes text as `push` does, for text that no reader waits for; returns nothing.
 
         The text is searched as a whole instead of character by character.
         """

@@ -1,4 +1,4 @@
-"""Writes docs/models.md, the list of served models, from the tables that decoders are built from.
+"""Prints docs/models.md, the list of served models, from the tables that decoders are built from.
 
 python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
 """

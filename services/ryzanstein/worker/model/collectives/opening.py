@@ -26,7 +26,7 @@ class GroupAddress:
 
 
 def default_backend(device: str) -> str:
-    """Returns nccl for GPUs; for CPUs shm if the machine has its store order, else gloo."""
+    """Returns nccl for GPUs; for CPUs shm if the machine has the store order for it, else gloo."""
     if device.startswith("cuda"):
         return "nccl"
     return "shm" if platform.machine() in {"x86_64", "AMD64"} else "gloo"

@@ -1,16 +1,16 @@
-/* Attention of new tokens over keys and values that lie in blocks, for float32 on CPUs; the cache may be float16.
+/* Attention of new tokens over keys and values in blocks, for float32 on CPUs; the cache may be float16.
 
-   torch's kernels would have to gather the blocks first. Queries are taken in blocks of rows, keys in chunks; weights are relative
-   to the greatest score so far (Milakov and Gimelshein 2018; Dao et al. 2022).
+   torch's kernels would have to gather the blocks first. Queries are processed in blocks of rows, keys in chunks; weights are
+   relative to the greatest score so far (Milakov and Gimelshein 2018; Dao et al. 2022).
 
-   A row is one query of one head. Its result is one sequence of operations, which depends on its position alone: chunks begin at
-   multiples of their size, within a chunk keys are taken from the first that the row sees to the last. What else is computed
-   beside it (other sequences, other new tokens of its own, as many as a prompt was cut into, one at a time) decides only which
-   registers hold it. NaN and infinity are propagated; a row never touches a value that it does not see.
+   A row is one query of one head. Its result is one sequence of operations that depends only on its position: chunks begin at
+   multiples of their size, and within a chunk keys are processed from the first to the last that the row sees. What is computed
+   beside it (other sequences, other new tokens of its own sequence, however a prompt is divided) decides only which registers
+   hold it. NaN and infinity are propagated; a row never reads a value that it does not see.
 
-   Strides and widths are in floats. Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head dimension,
-   W the same in whole vectors, N slots of the cache, C columns of a slot, B blocks of the longest table, P positions of a bias,
-   R rows of a block of queries: tokens times heads of the group; J keys of a chunk. */
+   Strides and widths are in floats. Legend: T tokens, S sequences, K key-value heads, G query heads of a group, D head
+   dimension, W the same rounded up to whole vectors, N slots of the cache, C columns of a slot, B blocks of the longest table,
+   P positions of a bias, R rows of a block of queries: tokens times heads of the group; J keys of a chunk. */
 
 #include <math.h>
 #include <omp.h>
@@ -21,25 +21,25 @@
 
 enum { CHUNK = 64 };           /* keys: whole vectors of them */
 enum { ROWS = 64 };            /* of a block, as far as a token's heads allow */
-enum { COPIED = 16 };          /* rows of several tokens from which on a copy of a chunk pays: it lies together, converted once */
-enum { LINE = 64 };            /* bytes of a line of the caches */
-enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
+enum { COPIED = 16 };          /* rows of several tokens from which copying a chunk pays off: contiguous, and converted once */
+enum { LINE = 64 };            /* bytes of a cache line */
+enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 
 typedef struct {
     const float *q_T;         /* queries of a token: K x G x D, `q_stride` apart */
     const char *pages_NC;     /* a slot: keys of K heads, and values of K heads from `values` on */
-    const i64 *rows_S;        /* which token of the step is a sequence's first new one */
-    const i64 *num_new_S;     /* new tokens of a sequence, the last of its keys */
-    const i64 *tables_SB, *length_S; /* blocks, and keys */
+    const i64 *rows_S;        /* a sequence's first new token in the step */
+    const i64 *num_new_S;     /* number of a sequence's new tokens, its last keys */
+    const i64 *tables_SB, *length_S; /* block tables, and numbers of keys */
     const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
     float *out_T;             /* as queries, `out_stride` apart */
     i64 q_stride, out_stride, C, values, B, block_size, S, K, G, D, P;
     i64 half;                 /* whether slots hold float16 */
-    i64 window;               /* how many keys a token sees at most, itself included; 0: all */
-    float scale, cap;         /* scores: times scale, and where cap > 0 squeezed between -cap and cap */
+    i64 window;               /* the most keys that a token sees, itself included; 0: all */
+    float scale, cap;         /* scores: times scale, and squashed between -cap and cap if cap > 0 */
 } Attention;
 
-/* What a block of queries is computed in. */
+/* The working memory of a block of queries. */
 typedef struct {
     const char *keys[CHUNK], *values[CHUNK];
     float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
@@ -56,7 +56,7 @@ static i64 block_bytes(i64 R, i64 W) {
     return (bytes + LINE - 1) / LINE * LINE;
 }
 
-/* What is read in vectors comes first, so that none of them crosses a line. */
+/* Arrays that are read in vectors come first, so that no vector crosses a cache line. */
 static void carve(Block *b, char *memory, i64 R, i64 W) {
     b->keys_JW = (float *)memory;
     b->values_JW = b->keys_JW + CHUNK * W;
@@ -67,13 +67,13 @@ static void carve(Block *b, char *memory, i64 R, i64 W) {
     b->greatest_R = (float *)(b->end_R + R), b->total_R = b->greatest_R + R;
 }
 
-/* A sequence's key at a position, of one head. */
+/* Returns a head's key at a position of a sequence. */
 INLINE const char *key_at(const Attention *a, const i64 *table, i64 k, i64 position, i64 item_bytes) {
     i64 slot = table[position / a->block_size] * a->block_size + position % a->block_size;
     return a->pages_NC + (slot * a->C + k * a->D) * item_bytes;
 }
 
-/* Where `count` keys and values lie. Past the last one its address is repeated, for whole vectors of keys. */
+/* Finds the addresses of `count` keys and values. The last one is repeated to fill whole vectors of keys. */
 static void find_keys(const Attention *a, Block *b, const i64 *table, i64 k, i64 first, i64 count, i64 item_bytes) {
     i64 slot_bytes = a->C * item_bytes, block = first / a->block_size, offset = first % a->block_size;
     for (i64 j = 0; j < count; offset = 0, block++) {
@@ -84,8 +84,8 @@ static void find_keys(const Attention *a, Block *b, const i64 *table, i64 k, i64
     for (i64 j = 0; j < count; j++) b->values[j] = b->keys[j] + a->values * item_bytes;
 }
 
-/* Asks for the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not foresee where it
-   goes on; of a large one it does. */
+/* Prefetches the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not predict the next
+   address; for a large one it does. */
 static void prefetch_keys(const Attention *a, const i64 *table, i64 k, i64 first, i64 end, i64 item_bytes) {
     i64 bytes = a->D * item_bytes;
     if (bytes > 4 * LINE) return;
@@ -103,21 +103,21 @@ INLINE Lanes load_part(const char *from, i64 d, i64 D, const int half) {
     return load(part);
 }
 
-/* Copies what `find_keys` has found, as float32 and filled up with zeros to whole vectors. */
+/* Copies what `find_keys` has found, as float32, padded with zeros to whole vectors. */
 INLINE void copy_keys(const Attention *a, Block *b, i64 count, i64 W, const int half) {
     for (i64 j = 0; j < count; j++) {
         const char *key = b->keys[j], *value = b->values[j];
         for (i64 d = 0; d < W; d += LANES) store(b->keys_JW + j * W + d, load_part(key, d, a->D, half));
         b->keys[j] = b->values[j] = (char *)(b->keys_JW + j * W);
-        if (value == key) continue; /* a latent is both */
+        if (value == key) continue; /* a latent is both key and value */
         for (i64 d = 0; d < W; d += LANES) store(b->values_JW + j * W + d, load_part(value, d, a->D, half));
         b->values[j] = (char *)(b->values_JW + j * W);
     }
     for (i64 j = count; j % LANES; j++) b->keys[j] = b->keys[count - 1];
 }
 
-/* Scores of `rows` rows from r on with keys from j on, as many as make a vector of scores: each key is loaded once. A score adds
-   up in each lane, then the lanes, in one order whatever `rows` is. */
+/* Computes a vector of scores, of `rows` rows from r on and keys from j on: each key is loaded once. A score is summed in each
+   lane, then over the lanes, in the same order for any `rows`. */
 INLINE void score_tile(const Attention *a, const Block *b, i64 j, i64 r, i64 W, const int rows, const int half) {
     const int keys = LANES / rows;
     const float *q = b->q_RW + r * W;
@@ -138,7 +138,7 @@ INLINE void score_tile(const Attention *a, const Block *b, i64 j, i64 r, i64 W, 
         memcpy(b->scores_RJ + (r + i) * CHUNK + j, (float *)&scores + i * keys, (size_t)keys * sizeof(float));
 }
 
-/* The keys that one of the rows sees: begin to end, none where that is not less. */
+/* Returns the keys that at least one of the rows sees, begin to end; none if begin >= end. */
 INLINE void union_of(const Block *b, i64 r, int rows, i64 *begin, i64 *end) {
     *begin = b->begin_R[r], *end = b->end_R[r];
     for (int i = 1; i < rows; i++) {
@@ -153,7 +153,7 @@ INLINE void score_rows(const Attention *a, const Block *b, i64 r, i64 W, const i
     for (i64 j = begin / keys * keys; j < end; j += keys) score_tile(a, b, j, r, W, rows, half);
 }
 
-/* Squeezes a row's scores between -cap and cap, and adds the bias of its head. */
+/* Squashes a row's scores between -cap and cap, and adds the bias of its head. */
 static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i64 first) {
     float *scores = b->scores_RJ + r * CHUNK;
     if (a->cap > 0)
@@ -162,8 +162,8 @@ static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i
         for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] += a->bias_HP[head * a->P + first + j];
 }
 
-/* Turns a row's scores into weights relative to the greatest so far, and rescales what was summed up before. Keys that the row does
-   not see weigh nothing in the sum, which is taken of whole vectors. A NaN score makes the sum NaN. */
+/* Turns a row's scores into weights relative to the greatest so far, and rescales the previous sums. Keys that the row does not
+   see have weight 0 in the sum, which is over whole vectors. A NaN score makes the sum NaN. */
 static inline void soften(const Block *b, i64 r, i64 W) {
     i64 begin = b->begin_R[r], end = b->end_R[r], from = begin / LANES * LANES, to = (end + LANES - 1) / LANES * LANES;
     float *scores = b->scores_RJ + r * CHUNK, before = b->greatest_R[r], peak = before;
@@ -205,7 +205,8 @@ INLINE void add_values(const Block *b, i64 begin, i64 end, i64 r, i64 d, i64 W, 
         for (int w = 0; w < width; w++) store(out + i * W + w * LANES, sum[i][w]);
 }
 
-/* Of rows that see different keys each takes what lies before those that all see, then all of them together, then each the rest. */
+/* Adds the values for rows that see different keys: first each row's keys before the common ones, then the common keys for all
+   rows together, then each row's remaining keys. */
 INLINE void add_columns(const Block *b, i64 r, i64 d, i64 W, const int rows, const int width, const int half) {
     i64 begin = b->begin_R[r], end = b->end_R[r];
     for (int i = 1; i < rows; i++) {
@@ -223,7 +224,7 @@ INLINE void add_columns(const Block *b, i64 r, i64 d, i64 W, const int rows, con
         if (b->end_R[r + i] > end) add_values(b, end, b->end_R[r + i], r + i, d, W, 1, width, half);
 }
 
-/* Several vectors at once: what is next to each other is read together. */
+/* Adds several vectors at once, so that adjacent memory is read together. */
 INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int half) {
     const int widest = rows == 1 ? 8 : 4;
     i64 d = 0;
@@ -249,7 +250,7 @@ INLINE void attend_chunk(const Attention *a, const Block *b, i64 R, i64 k, i64 f
     for (; r < R; r++) add_rows(b, r, W, 1, half);
 }
 
-/* The rows' queries, filled up with zeros to whole vectors, and nothing summed up yet. */
+/* Loads the rows' queries, padded with zeros to whole vectors, and resets the sums. */
 static void begin_block(const Attention *a, const Block *b, const Task *task, i64 k, i64 W) {
     const i64 G = a->G, D = a->D, R = task->count * G, row = a->rows_S[task->sequence] + task->token;
     for (i64 r = 0; r < R; r++) {
@@ -290,7 +291,7 @@ static void attend_block(const Attention *a, Block *b, const Task *task, i64 k, 
     end_block(a, b, task, k, W);
 }
 
-/* Cuts new tokens into blocks of at most `tokens`, those that see the most keys first. Returns how many there are. */
+/* Divides new tokens into blocks of at most `tokens`, those that see the most keys first. Returns the number of blocks. */
 static i64 cut(const Attention *a, Task *tasks, i64 tokens) {
     i64 found = 0, blocks = 0;
     for (i64 s = 0; s < a->S; s++) blocks = a->num_new_S[s] > blocks * tokens ? (a->num_new_S[s] + tokens - 1) / tokens : blocks;
@@ -304,11 +305,11 @@ static i64 cut(const Attention *a, Task *tasks, i64 tokens) {
     return found;
 }
 
-/* The new tokens of each sequence look at its keys, themselves included. Nonzero: no memory for the scores. */
+/* Computes the attention of each sequence's new tokens to its keys, themselves included. Nonzero: no memory for the scores. */
 int attend(const Attention *a) {
     const i64 W = (a->D + LANES - 1) / LANES * LANES, tokens = ROWS / a->G > 0 ? ROWS / a->G : 1;
     const i64 num_tasks = cut(a, NULL, tokens);
-    i64 most = 0, work = 0, heads = num_tasks >= 2 * omp_get_max_threads() ? a->K : 1; /* of a thread at once: neighbours in a slot */
+    i64 most = 0, work = 0, heads = num_tasks >= 2 * omp_get_max_threads() ? a->K : 1; /* per thread at once: adjacent in a slot */
     int failed = 0;
     Task *tasks = malloc((size_t)num_tasks * sizeof(Task));
     if (tasks == NULL) return num_tasks > 0;

@@ -1,8 +1,9 @@
-/* The likeliest token of a row of logits, and the draw of one at random: temperature, top-k, top-p, min-p.
+/* The likeliest token of a row of logits, and random draws: temperature, top-k, top-p, min-p.
 
    The weight of a token is a whole number, 2^bits for the likeliest, so that sums are exact in any order. It is computed from
    the logit in float64 by additions and products that are each rounded once: `truncation.py` does the same with torch, bit
-   for bit, and so does every CPU. Nothing of a vocabulary's size is kept: weights are computed again where they are needed.
+   for bit, and so does every CPU. Beside one weight for each token
+   of the row, nothing of a vocabulary's size is kept.
 
    Legend: S rows, R rows drawn among them, V vocabulary. */
 
@@ -13,15 +14,15 @@
 
 enum {
     CHUNK = 512,          /* tokens whose buckets are found at once */
-    GROUP = 128,          /* tokens that are passed over at once */
+    GROUP = 128,          /* tokens that are skipped at once */
     PARTS = 256,          /* sums of weights of a row */
-    BUCKETS = 2048,       /* of equal width in logits; one more is for what is outside their range */
-    COPIES = 2,           /* of the buckets, for tokens in turn: an addition waits for one just before it to the same */
-    SMALL = 1024,         /* tokens of a bucket that are sorted rather than split again */
-    PARALLEL = 32 * 1024, /* logits from which on threads pay for their start */
+    BUCKETS = 2048,       /* of equal width in logits; one more is for logits outside their range */
+    COPIES = 2,           /* of the buckets, for alternate tokens: an addition waits for a preceding one to the same bucket */
+    SMALL = 1024,         /* up to so many tokens a bucket is sorted, not split again */
+    PARALLEL = 32 * 1024, /* logits from which threads pay for their start */
 };
 
-/* How to draw one row: Draw of `draw.py`. */
+/* The draw of one row: Draw of `draw.py`. */
 typedef struct {
     i64 row, bits, top_k, least;
     double rate, top_p, uniform;
@@ -38,12 +39,12 @@ typedef union {
     uint64_t bits;
 } Double;
 
-/* As ROUNDING, of a double. */
+/* ROUNDING for doubles. */
 #define ROUNDING_DOUBLE 6755399441055744.0 /* 1.5 * 2^52 */
 
 INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
-/* The greatest number, NaN where there is one. */
+/* Returns the greatest number, or NaN if there is one. */
 static float greatest_of(const float *x, i64 count) {
     float best = -INFINITY;
     int invalid = 0;
@@ -55,7 +56,7 @@ static float greatest_of(const float *x, i64 count) {
     return invalid ? NAN : best;
 }
 
-/* The greatest logit of each row and the lowest token that has it; NaN and 0 where the row has a NaN. */
+/* Finds the greatest logit of each row and the lowest token that has it; NaN and 0 if the row has a NaN. */
 void greatest(const float *logits_SV, float *best_S, i64 *token_S, i64 S, i64 stride, i64 V) {
 #pragma omp parallel for schedule(static) if (S > 1 && S * V >= PARALLEL)
     for (i64 s = 0; s < S; s++) {
@@ -74,8 +75,8 @@ void greatest(const float *logits_SV, float *best_S, i64 *token_S, i64 S, i64 st
     }
 }
 
-/* 2^f for f in [-0.5, 0.5], 1 for 0: 12 terms of Taylor's series, 1e-14 off. Neighbours are added first: a single chain would take
-   twice as long. */
+/* Returns 2^f for f in [-0.5, 0.5], and 1 for 0: 12 terms of Taylor's series, with an error of 1e-14. Neighbours are added first:
+   a single chain would take twice as long. */
 INLINE double series(double f) {
     const double f2 = f * f, f4 = f2 * f2, f8 = f4 * f4;
     const double p0 = 1.0 + 0.6931471805599453 * f, p1 = 0.24022650695910072 + 0.05550410866482158 * f;
@@ -84,7 +85,7 @@ INLINE double series(double f) {
     return ((p0 + p1 * f2) + (p2 + p3 * f2) * f4) + (p4 + p5 * f2) * f8;
 }
 
-/* Fills in the weights: 2^(bits + (x - best) * rate), rounded to whole numbers. */
+/* Computes the weights, 2^(bits + (x - best) * rate), rounded to whole numbers. */
 static void weigh(const Row *row, i64 bits, double rate) {
     const float *x_V = row->x_V;
     i64 *weight_V = row->weight_V;
@@ -101,7 +102,7 @@ static void weigh(const Row *row, i64 bits, double rate) {
     }
 }
 
-/* The least logit that is at least `low`. */
+/* Returns the least logit that is at least `low`. */
 static float lowest(const Row *row, float low) {
     float found = row->best;
     const float *x_V = row->x_V;
@@ -113,7 +114,7 @@ static float lowest(const Row *row, float low) {
     return found;
 }
 
-/* Whether any of some tokens is as likely as that. */
+/* Returns whether any of the tokens has a logit of at least `floor`. */
 static int reaches(const Row *row, i64 begin, i64 count, float floor) {
     return greatest_of(row->x_V + begin, count) >= floor;
 }
@@ -136,16 +137,16 @@ typedef struct {
     Token first[SMALL];
 } Bucket;
 
-/* The bucket of a logit of the range: its distance from the high end. `low` and `high` are in different ones. */
+/* Returns the bucket of a logit in the range: its distance from the high end. `low` and `high` are in different buckets. */
 INLINE int32_t place(Search range, double x) {
     const double scale = (BUCKETS - 1) / ((double)range.high - range.low), distance = (range.high - x) * scale;
     return (int32_t)(distance < BUCKETS - 1 ? distance : BUCKETS - 1);
 }
 
-/* The number among all copies of some token's bucket. */
+/* Returns the index of a token's bucket among all copies. */
 INLINE int32_t copy_of(i64 i, int32_t bucket) { return bucket + (int32_t)(i % COPIES) * (BUCKETS + 1); }
 
-/* The bucket of each of some tokens. */
+/* Finds the bucket of each of `count` tokens. */
 static void spread(const Row *row, Search range, i64 begin, i64 count, int32_t *bucket) {
     const float *x_V = row->x_V + begin;
 #pragma omp simd
@@ -156,7 +157,7 @@ static void spread(const Row *row, Search range, i64 begin, i64 count, int32_t *
     }
 }
 
-/* The sum of each bucket. Returns the sum of all. */
+/* Computes the sum of each bucket. Returns the sum of all. */
 static i64 sum_buckets(const Row *row, Search range, i64 *sums) {
     i64 copies[COPIES * (BUCKETS + 1)] = {0}, total = 0;
     int32_t bucket[CHUNK];
@@ -178,7 +179,7 @@ static i64 sum_buckets(const Row *row, Search range, i64 *sums) {
     return total;
 }
 
-/* Adds those of some tokens that lie in one bucket: all of them to the range, and each by itself while there is room. */
+/* Adds the tokens of one bucket: all of them to its range and count, and each to `first` while there is room. */
 static void collect_some(const Row *row, Search range, i64 begin, i64 count, int32_t wanted, Bucket *found) {
     const float *x_V = row->x_V + begin;
     int32_t bucket[GROUP];
@@ -199,7 +200,7 @@ static void collect_some(const Row *row, Search range, i64 begin, i64 count, int
         if (bucket[i] == copy_of(i, wanted)) found->first[last++] = (Token){x_V[i], range.counts ? 1 : row->weight_V[begin + i]};
 }
 
-/* What lies in one bucket. Few logits are anywhere near: the others are passed over a group at a time. */
+/* Collects the tokens of one bucket. Few logits are near it: the others are skipped a group at a time. */
 static void collect(const Row *row, Search range, i64 wanted, Bucket *found) {
     const double width = ((double)range.high - range.low) / (BUCKETS - 1);
     const float from = nextafterf((float)(range.high - width * (double)(wanted + 2)), -INFINITY);
@@ -216,7 +217,7 @@ static void collect(const Row *row, Search range, i64 wanted, Bucket *found) {
     }
 }
 
-/* Goes down the buckets to the one that reaches the bound; `needed` is then what is left for it. */
+/* Returns the first bucket, from the high end, that reaches the bound; `needed` becomes what is left for it. */
 static i64 reach(const i64 *sums, i64 *needed) {
     i64 b = 0;
     for (; b < BUCKETS - 1 && sums[b] < *needed; b++) *needed -= sums[b];
@@ -228,7 +229,7 @@ static int descending(const void *a, const void *b) {
     return (left < right) - (left > right);
 }
 
-/* As `reach`, down the tokens of a bucket: the logit of the one that reaches the bound. */
+/* Like `reach`, for the tokens of a bucket: returns the logit of the token that reaches the bound. */
 static float reach_token(Bucket *found, i64 needed) {
     i64 i = 0;
     qsort(found->first, (size_t)found->count, sizeof(Token), descending);
@@ -236,14 +237,14 @@ static float reach_token(Bucket *found, i64 needed) {
     return found->first[i].x;
 }
 
-/* A part of a sum, rounded up, and at least 1. */
+/* Returns a share of a sum, rounded up, and at least 1. */
 static i64 share_of(i64 total, double share) {
     i64 needed = (i64)ceil(share * (double)total);
     return needed < 1 ? 1 : needed;
 }
 
-/* The logit down to which the likeliest tokens are `needed` or, where that is 0, have that share of the weight. Only tokens from
-   `low` on count. */
+/* Returns the logit down to which there are `needed` tokens or, if that is 0, the tokens have the given share of the weight. Only
+   tokens from `low` on count. */
 static float reached(const Row *row, float low, i64 needed, double share) {
     i64 sums[BUCKETS];
     Bucket found;
@@ -260,7 +261,7 @@ static float reached(const Row *row, float low, i64 needed, double share) {
     return range.high;
 }
 
-/* The least logit that may be drawn; smaller ones weigh nothing or are cut. Equals of the last token kept are kept. */
+/* Returns the least logit that may be drawn; smaller ones have weight 0 or are cut. Tokens equal to the last one kept are kept. */
 static float floor_of(const Row *row, const Draw *draw) {
     float floor = (float)fmax(row->best - (double)(draw->bits + 2) / draw->rate, -FLT_MAX);
     if (draw->top_k > 0) floor = reached(row, floor, draw->top_k, 0.0);
@@ -268,7 +269,7 @@ static float floor_of(const Row *row, const Draw *draw) {
     return floor;
 }
 
-/* Makes the weights 0 of some tokens that may not be drawn. Returns the sum of the others. */
+/* Sets the weights of tokens that may not be drawn to 0. Returns the sum of the others. */
 static i64 keep(const Row *row, i64 begin, i64 end, float floor, i64 least) {
     const float *x_V = row->x_V;
     i64 *weight_V = row->weight_V, sum = 0;
@@ -280,7 +281,7 @@ static i64 keep(const Row *row, i64 begin, i64 end, float floor, i64 least) {
     return sum;
 }
 
-/* The token at which the sum of weights, in the order of the vocabulary, exceeds a uniform part of their total. */
+/* Returns the token at which the sum of weights, in vocabulary order, exceeds a uniform part of their total. */
 static i64 drawn(const Row *row, float floor, i64 least, double uniform) {
     const i64 V = row->V, length = (V + PARTS - 1) / PARTS;
     i64 sums[PARTS], total = 0, part = 0;
@@ -299,7 +300,7 @@ static i64 draw_row(Row row, const Draw *draw) {
     return drawn(&row, floor_of(&row, draw), draw->least, draw->uniform);
 }
 
-/* One token for each of R rows; -1 where the row's greatest logit is not finite. Returns whether memory was too short. */
+/* Draws one token for each of R rows; -1 if the row's greatest logit is not finite. Returns whether memory was short. */
 int draw_rows(const float *logits_SV, i64 stride, i64 V, const Draw *draw_R, i64 *token_R, i64 R) {
     int failed = 0;
 #pragma omp parallel if (R > 1 && R * V >= PARALLEL)

@@ -1,13 +1,13 @@
-/* Products of float32 rows with a weight of float32 or float16 that is packed once, or with one of float32 as it lies.
+/* Products of float32 rows with a weight of float32 or float16 that is packed once, or with an unpacked weight of float32.
 
    Legend: T rows, I inputs, O outputs, H heads. */
 
 #include "floats.h"
 
-enum { BLOCK = 1024 };         /* inputs of a tile's panels that the second level of cache holds */
-enum { PARALLEL = 64 * 1024 }; /* products from which on threads pay for their start */
+enum { BLOCK = 1024 };         /* inputs of a tile's panels that fit the L2 cache */
+enum { PARALLEL = 64 * 1024 }; /* products from which threads pay for their start */
 
-/* Bytes of a packed weight. */
+/* Returns the bytes of a packed weight. */
 i64 float_packed_bytes(i64 O, i64 I, int half) { return whole(O, LANES) * I * (half ? 2 : 4); }
 
 void float_pack(const float *weight_OI, char *packed, i64 O, i64 I, int half) {
@@ -33,7 +33,7 @@ void float_product(const float *x_TI, const char *packed, const float *bias_O, f
     else add_share(add_float_tile, &product, T, panels, I, BLOCK);
 }
 
-/* Each head's rows times a weight of its own, which is packed in float32. */
+/* Multiplies each head's rows with the head's own weight, which is packed in float32. */
 void float_product_by_head(const float *x_HTI, const char *packed_H, float *out_HTO, i64 H, i64 T, i64 I, i64 O) {
     i64 packed_bytes = float_packed_bytes(O, I, 0), panels = whole(O, LANES) / LANES;
 #pragma omp parallel for schedule(static) if (H * T * I * O >= PARALLEL)
@@ -43,8 +43,8 @@ void float_product_by_head(const float *x_HTI, const char *packed_H, float *out_
     }
 }
 
-/* Sums of `rows` rows from t on with as many outputs as make a vector of sums. A sum adds up in each lane, then the lanes, in one
-   order whatever `rows` is. Past the last output its weight is repeated. */
+/* Computes a vector of sums: `rows` rows from t on, with as many outputs from o on as fill it. A sum is computed in each lane, then
+   over the lanes, in the same order for any `rows`. The last output's weight is repeated to fill the vector. */
 INLINE void sum_tile(const float *x_TI, const float *weight_OI, Lanes *out, i64 t, i64 o, i64 I, i64 O, const int rows) {
     const int outputs = LANES / rows;
     const float *weight[LANES];
@@ -68,7 +68,7 @@ INLINE void sum_tile(const float *x_TI, const float *weight_OI, Lanes *out, i64 
     *out = sums(sum);
 }
 
-/* Rows `t` to `last` - 1, by `rows`, with a vector of outputs: few weights stay in the first level of cache for all of them. */
+/* Computes rows `t` to `last` - 1, `rows` at a time, for a vector of outputs: their few weights stay in the L1 cache. */
 INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 t, i64 last, i64 first, i64 I,
                      i64 O, const int rows) {
     const int outputs = LANES / rows;
@@ -82,8 +82,8 @@ INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bia
         }
 }
 
-/* out = x weight^T + bias, of a weight as checkpoints have it. Slower than a packed one for many rows; it is for weights that
-   something else reads as well. */
+/* out = x weight^T + bias, with a weight in the checkpoint's layout. Slower than a packed weight for many rows; it is for weights
+   that have another reader. */
 void float_product_unpacked(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 T, i64 I, i64 O) {
 #pragma omp parallel for schedule(static) if (T * I * O >= PARALLEL)
     for (i64 o = 0; o < O; o += LANES) {

@@ -18,7 +18,7 @@ typedef struct {
     i64 I, O;
 } FloatProduct;
 
-/* Adds a tile's sums to the bias, or to what is there already, as of the inputs before `begin`. One function for all tiles: it
+/* Adds a tile's sums to the bias, or to the sums of the inputs before `begin`. One function for all tiles: it
    is not what takes time. */
 static void finish_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, int rows, int panels, Lanes sum[][TILE_SINGLE]) {
     int add = begin > 0;

@@ -1,13 +1,13 @@
-/* Products of rows with a weight of 8-bit integers: rows are quantized as they come, sums are exact.
+/* Products of rows with a weight of 8-bit integers: rows are quantized in each call, sums are exact.
 
-   A weight is packed once (panels.h), in each panel four inputs of all its outputs side by side, so that one instruction adds four
-   products in every lane. Its levels are stored plus 128, since that instruction multiplies unsigned with signed numbers; 128 times
-   the sum of a row's levels is taken off again.
+   A weight is packed once (panels.h). Each panel has four inputs of all its outputs side by side, so that one instruction adds
+   four products in every lane. The levels are stored plus 128, since that instruction multiplies unsigned with signed numbers;
+   128 times the sum of a row's levels is subtracted again.
 
-   Integer sums are the same in any order, and they are scaled in one: a row's result depends neither on the other rows nor on
-   the number of threads, and other kernels that are exact give the same bits.
+   Integer sums are the same in any order, and they are scaled in one order: a row's result depends neither on the other rows nor
+   on the number of threads, and other exact kernels give the same bits.
 
-   Legend: T rows, I inputs, Q inputs by fours, O outputs. */
+   Legend: T rows, I inputs, Q groups of four inputs, O outputs. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 enum { FOUR = 4 };                        /* inputs that are multiplied at once */
 enum { OFFSET = 128 };
-enum { PARALLEL = 128 * 1024 };           /* products from which on threads pay for their start */
+enum { PARALLEL = 128 * 1024 };           /* products from which threads pay for their start */
 
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES), may_alias));
@@ -46,7 +46,7 @@ INLINE Ints add_products(Ints sum, Ints weight, int32_t x) {
 #endif
 }
 
-/* Bytes of a packed weight. */
+/* Returns the bytes of a packed weight. */
 i64 int8_packed_bytes(i64 O, i64 I) { return whole(O, LANES) * whole(I, FOUR); }
 
 /* Packs levels of -127 to 127. */
@@ -66,7 +66,7 @@ typedef struct {
     i64 Q, O;
 } Int8Product;
 
-/* Scales a tile's sums. One function for all tiles: it is not what takes time. */
+/* Scales a tile's sums. One function serves all tiles: it takes little time. */
 static void finish_tile(const Int8Product *p, i64 t, i64 panel, int rows, int panels, Ints sum[][TILE_SINGLE]) {
     for (int n = 0; n < panels; n++) {
         i64 o = (panel + n) * LANES, left = p->O - o; /* the last panel may have fewer outputs than lanes */
@@ -95,21 +95,21 @@ INLINE void add_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
     finish_tile(p, t, panel, rows, panels, sum);
 }
 
-/* Levels of x / scale and their sum. Padding is 0. */
+/* Computes the levels of x / scale and their sum. Padding is 0. */
 static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t *sum, i64 I, i64 Q, float smallest) {
     *scale = row_scale(x_I, I, smallest);
     int32_t total = 0;
 #pragma omp simd reduction(+ : total)
     for (i64 i = 0; i < I; i++) {
         Float level = {x_I[i] / *scale + ROUNDING};
-        levels[i] = (int8_t)(uint8_t)level.bits; /* of NaN 0 */
+        levels[i] = (int8_t)(uint8_t)level.bits; /* 0 for NaN */
         total += levels[i];
     }
     memset(levels + I, 0, (size_t)(Q * FOUR - I));
     *sum = total;
 }
 
-/* out = x weight^T, with a scale for each row and each output. Not 0 where there is no memory for the levels of the rows. */
+/* out = x weight^T, with a scale for each row and each output. Returns nonzero if there is no memory for the levels of the rows. */
 int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O, float *out_TO, i64 T, i64 I, i64 O,
                  float smallest) {
     i64 Q = whole(I, FOUR) / FOUR;

@@ -1,6 +1,6 @@
-/* As many floats as a register holds, the exponential of one, the scale of a row: what the kernels are written with.
+/* The building blocks of the kernels: vectors of as many floats as a register holds, the exponential, the scale of a row.
 
-   Vectors are those of GCC 12 and clang 15, so that one source serves every CPU. */
+   They use the vector extensions of GCC 12 and clang 15, so that one source serves every CPU. */
 
 #ifndef RYZANSTEIN_LANES_H
 #define RYZANSTEIN_LANES_H
@@ -36,11 +36,11 @@ typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES), aligned(2), ma
 INLINE Lanes load(const float *from) { return *(const Lanes *)from; }
 INLINE void store(float *to, Lanes value) { *(Lanes *)to = value; }
 
-/* A number in every lane. */
+/* Returns a vector with the same number in every lane. */
 INLINE Lanes all(float x) { return x - (Lanes){0}; }
 
-/* a * b + c, rounded once where the CPU can do so. Nothing is contracted but what says so (-ffp-contract=off): which operations a
-   sum is made of must not be the compiler's choice, as it may differ from one tile or tail of a loop to the next. */
+/* a * b + c, rounded once if the CPU can. No other operations are contracted (-ffp-contract=off): the compiler must not choose the
+   operations of a sum, since its choice may differ from one tile or tail of a loop to the next. */
 INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
 #if LANES == 16
     return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -60,7 +60,7 @@ INLINE float fused_one(float a, float b, float c) {
 #endif
 }
 
-/* The first `count` lanes, which may be more than there are; the others are 0 or stay as they were. */
+/* The first `count` lanes, which may be more than there are; the others are 0 or stay unchanged. */
 INLINE Lanes load_some(const float *from, i64 count) {
     if (count >= LANES) return load(from);
     Lanes value = {0};
@@ -82,12 +82,12 @@ INLINE Lanes widen(const char *from) {
 #endif
 }
 
-/* Number i and those after it of an array of float32 or float16. */
+/* Returns a vector of numbers from i on of an array of float32 or float16. */
 INLINE Lanes load_cached(const char *from, i64 i, const int half) {
     return half ? widen(from + 2 * i) : *(const Lanes *)(from + 4 * i);
 }
 
-/* As load_cached, the other way. */
+/* Stores what load_cached loads. */
 INLINE void store_cached(char *to, i64 i, Lanes value, const int half) {
     if (!half) *(Lanes *)(to + 4 * i) = value;
 #if LANES == 16
@@ -141,7 +141,7 @@ INLINE Lanes sums(Lanes x[LANES]) {
     return fold1(x[0], x[1]);
 }
 
-/* The sum of all lanes. */
+/* Returns the sum of all lanes. */
 INLINE float sum_of(Lanes x) {
     float lane[LANES];
     store(lane, x);

@@ -2,8 +2,8 @@
 
 They support only float32 on CPUs; callers use torch's operators for the rest.
 
-Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C columns of a slot, B blocks
-of the longest table.
+Legend: T tokens, S sequences, E width of a row, H heads, D head dimension, N slots of the cache, C
+columns of a slot, B blocks of the longest table.
 """
 
 from __future__ import annotations

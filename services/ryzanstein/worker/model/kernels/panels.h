@@ -1,8 +1,7 @@
-/* How products with a packed weight are cut into tiles whose sums fit the registers.
+/* Divides products with a packed weight into tiles whose sums fit the registers.
 
    A weight is packed in panels: as many outputs as a register has lanes, all their inputs one after the other. A tile is some
-   rows times some panels. A thread has panels of its own, and multiplies all rows with a few of them while the second level of cache
-   holds these.
+   rows times some panels. A thread has its own panels, and multiplies all rows with a few of them while these are in the L2 cache.
 
    Legend: T rows, I inputs, O outputs. */
 
@@ -20,7 +19,7 @@
 #define TILE_ROWS 3
 #define TILE_PANELS 2
 #endif
-#define TILE_SINGLE (2 * TILE_PANELS) /* panels for a single row: as many sums at once hide what an instruction takes */
+#define TILE_SINGLE (2 * TILE_PANELS) /* panels for a single row: so many sums at once hide the latency of an instruction */
 
 INLINE i64 whole(i64 number, i64 of) { return (number + of - 1) / of * of; }
 
@@ -30,7 +29,7 @@ typedef void AddTile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
 INLINE void add_rows(AddTile *add, const void *product, i64 T, i64 panel, i64 begin, i64 end, const int panels) {
     i64 tiles = (T + TILE_ROWS - 1) / TILE_ROWS;
     for (i64 t = 0, rows; t < T; t += rows, tiles--) {
-        rows = (T - t + tiles - 1) / tiles; /* as even as can be */
+        rows = (T - t + tiles - 1) / tiles; /* as even as possible */
         switch (rows) {
 #if TILE_ROWS == 6
         case 6: add(product, t, panel, begin, end, 6, panels); break;

@@ -1,9 +1,9 @@
-/* Steps between two matrix products that treat each token by itself, for float32 on CPUs: norms, rotation, cache writes, gates,
-   rows of whole numbers.
+/* Operations between two matrix products that treat each token separately, for float32 on CPUs: norms, rotation, cache writes,
+   gates, quantized rows.
 
-   In torch each of them is several operators, and at one to a few tokens a step an operator costs more to start than to run.
+   In torch each of them is several operators, and with one or a few tokens per step an operator costs more to start than to run.
 
-   Every function computes a row by itself and in one order: results depend neither on the other rows of a step nor on the
+   Every function computes each row separately and in one order: results depend neither on the other rows of a step nor on the
    number of threads. Strides and widths are in floats. NaN and infinity are propagated.
 
    Legend: T tokens, E width of a row, H heads, D head dimension, R rotated numbers of a head, N slots of the cache,
@@ -14,9 +14,9 @@
 
 #include "lanes.h"
 
-enum { PARALLEL = 16 * 1024 }; /* floats from which on threads pay for their start */
+enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 
-/* The sum of squares of a row, whatever its address: four sums of whole vectors, so that one need not wait for another. */
+/* Returns the sum of squares of a row, independent of its address: four sums of vectors, so that none waits for another. */
 static inline float squares(const float *x, i64 E) {
     Lanes sum[4] = {{0}};
     i64 e = 0;
@@ -44,7 +44,7 @@ void rms_norm(const float *x_TE, const float *weight_E, float *out_TE, i64 T, i6
     }
 }
 
-/* Cosine and sine, times `magnitude`, of a position's angles: as `rotate` wants them, the sine signed. */
+/* Computes cosine and signed sine of a position's angles, times `magnitude`, for `rotate`. */
 void rotary_angles(const i64 *positions_T, const float *frequencies_R, float *cos_TR, float *sin_TR, i64 T, i64 R,
                    int interleaved, float magnitude) {
 #pragma omp parallel for schedule(static) if (T * R >= PARALLEL)
@@ -95,7 +95,7 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
     }
 }
 
-/* Activations, by the numbers that `native.py` gives them. */
+/* Activations, with the numbers of `native.py`. */
 enum { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, SIGMOID };
 
 INLINE float activated(float x, const int kind) {
@@ -160,7 +160,7 @@ void quantize_to_int8(const float *x_TE, int8_t *levels_TE, float *scale_T, i64 
 #pragma omp simd
         for (i64 e = 0; e < E; e++) {
             Float level = {x_TE[t * E + e] / scale + ROUNDING};
-            levels_TE[t * E + e] = (int8_t)(uint8_t)level.bits; /* of NaN 0 */
+            levels_TE[t * E + e] = (int8_t)(uint8_t)level.bits; /* 0 for NaN */
         }
     }
 }

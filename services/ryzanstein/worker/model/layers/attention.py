@@ -2,8 +2,8 @@
 
 The caller all-reduces the result.
 
-Legend: T tokens, E hidden size, H query heads of this rank, K its key-value heads, G query heads of one group (H / K),
-D head dimension, N cache slots, C = 2 K D columns of a slot.
+Legend: T tokens, E hidden size, H query heads of this rank, K its key-value heads, G query heads of
+one group (H / K), D head dimension, N cache slots, C = 2 K D columns of a slot.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Each expert is on one rank; the sum over ranks combines them. Every rank routes every token, which
 is cheap and needs no exchange, and computes its own experts.
 
-Legend: T tokens, t those of one expert, E hidden size, k experts of a token, W columns of an expert.
+Legend: T tokens, t those of one expert, E hidden size, k experts of a token, W columns of an
+expert.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Expert:
 def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> FeedForward:
     """Returns an MLP for every token, split over the ranks as in a dense layer.
 
-    It is gated if the architecture's is.
+    Its output is gated if the architecture has a gate for it.
     """
     gate, up, down = (prefix + spec.names.shared_expert + name for name in spec.names.expert_projections)
     mlp = GatedMLP(source, tp, spec, (gate, up, down), width)

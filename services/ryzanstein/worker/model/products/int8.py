@@ -106,8 +106,8 @@ def _of_inputs(levels: Tensor) -> list[Tensor]:
 class RowsQuantizer(Protocol):
     """A function that returns whole numbers in -127..127, as `dtype`, and each row's scale [T, 1].
 
-    Their product is approximately x. A row with a NaN or an infinity gets such a scale, and its
-    results are not finite either.
+    Their product is approximately x. The scale of a row with a NaN or an infinity, and its
+    results, are not finite.
     """
 
     def __call__(self, x_TI: Tensor, dtype: torch.dtype, /) -> tuple[Tensor, Tensor]: ...

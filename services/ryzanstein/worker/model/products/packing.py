@@ -58,7 +58,7 @@ class Packing:
         torch.set_num_threads(self._num_threads)  # the pool set the default of later threads too
 
     def product(self, weight_bytes: int, pack: Callable[[], Product]) -> Product:
-        """Returns the product of `pack`, now or later. Raises what an earlier `pack` raised."""
+        """Returns what `pack` makes, now or in a thread. Raises what an earlier `pack` raised."""
         if self._pool is None or weight_bytes < _WORTH_BYTES:
             return pack()
         if len(self._pending) == self._max_pending:
