@@ -71,6 +71,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: i
     finally:
         readiness.cancel()
         log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
+        await router.core.drain()
         await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
 
 

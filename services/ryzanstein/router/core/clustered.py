@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -81,7 +81,24 @@ class ClusteredCore:
         """Makes this router known to other routers at `address`, the host:port of its gRPC face."""
         self._owner = owner = Owner(self._owner.owner_id, address)
         self._recorder.start(owner, self._core.moved)
-        self._lease = self._background.supervise(
+        self._lease = self._keep_lease(owner)
+
+    async def drain(self) -> None:
+        """Tells other routers that this one accepts no calls but still answers.
+
+        Without it a refused connection would mean that the router is gone, and the sessions in
+        which it is still answering would be free.
+        """
+        if self._lease is None:
+            return
+        draining = Owner(self._owner.owner_id, "")
+        self._lease.cancel()
+        self._lease = self._keep_lease(draining)
+        with suppress(JournalUnavailableError):
+            await self._journal.renew(draining)
+
+    def _keep_lease(self, owner: Owner) -> asyncio.Task[None]:
+        return self._background.supervise(
             LEASE_KEEPER,
             partial(keep_lease, self._journal, owner, self._lease_s, self._outage),
             Backoff(longest_s=self._lease_s / 3),
@@ -122,7 +139,7 @@ class ClusteredCore:
         """See `Core.follow`."""
         if self._core.find(generation_id) is not None:
             return self._core.follow(generation_id, from_index, whole=whole)
-        return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id)
+        return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id, whole)
 
     async def cancel(self, generation_id: str, owner_id: str = "") -> None:
         """See `Core.cancel`."""
@@ -154,13 +171,13 @@ class ClusteredCore:
         return await self._core.interrupt(generation_id)
 
     async def _follow_anywhere(
-        self, generation_id: str, reader: PassedReader, owner_id: str
+        self, generation_id: str, reader: PassedReader, owner_id: str, whole: bool
     ) -> AsyncGenerator[GenerationEvent, None]:
         lost: _Lost | None = None
         for _ in range(_MAX_MOVES):
             place = await self._locate(generation_id, lost, owner_id)
             try:
-                async with aclosing(self._events(generation_id, place, reader)) as events:
+                async with aclosing(self._events(generation_id, place, reader, whole)) as events:
                     async for event in events:
                         if reader.wants(event):
                             yield event
@@ -169,11 +186,13 @@ class ClusteredCore:
                 lost = None if place is None else _Lost(place, error.cause)
         raise moved(generation_id)
 
-    def _events(self, generation_id: str, place: Head | None, reader: PassedReader) -> AsyncGenerator[GenerationEvent, None]:
+    def _events(
+        self, generation_id: str, place: Head | None, reader: PassedReader, whole: bool
+    ) -> AsyncGenerator[GenerationEvent, None]:
         if place is None:
-            return self._core.follow(generation_id, reader.from_index)
+            return self._core.follow(generation_id, reader.from_index, whole=whole)
         self._metrics.relayed.inc()
-        return self._peers.attach(place, generation_id, reader.from_index)
+        return self._peers.attach(place, generation_id, reader.from_index, whole=whole)
 
     async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
         """Returns the head of another router's generation, or None when this router has it.

@@ -27,7 +27,7 @@ from ryzanstein.router.core.peers import moved
 from ryzanstein.router.failover.hedges import HedgeBudget, HedgePolicy
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.failover.runner import Runner
-from ryzanstein.router.generations.cursor import follow
+from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation, paused
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, SharedKeys, UnsharedKeys
 from ryzanstein.router.generations.recorder import Recorder, Unrecorded
@@ -225,6 +225,7 @@ class LocalCore:
                 if (task := self._running.get(generation)) is not None:
                     await asyncio.wait({task})
                 await self._cut_offs.wait(generation)
+                await self._turns.claimed.released(generation.request.session_id)
         return True
 
     def _may_interrupt(self, generation: Generation) -> bool:
@@ -236,6 +237,8 @@ class LocalCore:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
         generation = self._generations.get(generation_id)
+        # Before it resumes: a reader that is refused must not make it run.
+        check_from_index(generation, from_index or {})
         if generation.started is not None:
             self._telemetry.reattached.inc()
         if generation.resumable:
@@ -302,8 +305,18 @@ class LocalCore:
 
         Its readers here get GENERATION_MOVED, and this router does not store its turn.
         """
-        self._stop(generation, _Stop.MOVED)
-        self._cut_offs.moved(generation)
+        if generation in self._paused:
+            turn = self._paused.pop(generation)
+            self._unsettle(generation)
+            if turn is not None:
+                turn.release()
+            self._conclude(generation, moved(generation.generation_id), "moved")
+        elif generation.settled:
+            self._keys.passed_on(generation.generation_id)
+            self._generations.drop(generation)
+        else:
+            self._stop(generation, _Stop.MOVED)
+            self._cut_offs.moved(generation)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Counts a prompt's tokens at the least loaded node.
@@ -312,6 +325,9 @@ class LocalCore:
         """
         self._admission.check_size(prompt)
         return await count_prompt_tokens(self._links, self._model(model), prompt)
+
+    async def drain(self) -> None:
+        """Does nothing: no other router knows this core's generations."""
 
     async def close(self) -> None:
         await self._recorder.close()
@@ -374,6 +390,7 @@ class LocalCore:
 
         Raises QUEUE_FULL when it cannot run now. Its re-attach window starts again in either case.
         """
+        generation.last_read_at = time.monotonic()
         self._generations.readers_changed(generation)
         place = self._place_again(generation)
         (self._telemetry.unread.unpaused if generation.paused else self._telemetry.resumed).inc()
@@ -448,7 +465,9 @@ class LocalCore:
                 async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
                     await Runner(generation, self._links, self._policy.runner, self._hedges, self._telemetry).run()
             except TimeoutError:
-                return errors.deadline_exceeded()
+                # The last token may arrive in the same loop iteration as the deadline.
+                if not generation.log.complete:
+                    return errors.deadline_exceeded()
             except RyzansteinError as error:
                 return error
             except Exception:

@@ -30,6 +30,8 @@ from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 from ryzanstein.wire import event_from_wire
 
 OWNER = "x-ryzanstein-owner"
+# The relayed client sees nothing before the end. Routers of an earlier version ignore it.
+WHOLE = "x-ryzanstein-whole"
 MOVED = "GENERATION_MOVED"
 
 UNREACHABLE = "unreachable"
@@ -66,15 +68,16 @@ class Peers:
         self._users: Counter[str] = Counter()
 
     async def attach(
-        self, head: Head, generation_id: str, from_index: Mapping[int, int]
+        self, head: Head, generation_id: str, from_index: Mapping[int, int], *, whole: bool = False
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Yields the events of a generation from its owner.
+        """Yields the events of a generation from its owner. `whole`: see `Core.follow`.
 
         Raises OwnerLostError, or the generation's own error. Closing the iterator cancels the call.
         """
         request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
         async with self._channel(head.owner.address) as channel:
-            call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=((OWNER, head.owner.owner_id),))
+            metadata = ((OWNER, head.owner.owner_id), (WHOLE, str(whole).lower()))
+            call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=metadata)
             try:
                 # The owner sends its metadata at once; the first event may be late.
                 await self._watched(call.initial_metadata(), head.owner, self._answer_s)
@@ -108,7 +111,7 @@ class Peers:
         request = peer.InterruptGenerationRequest(generation_id=generation_id)
         try:
             owner = await self._journal.find(owner_id)
-            if owner is None:
+            if owner is None or not owner.address:
                 return False
             async with self._channel(owner.address) as channel:
                 call: Any = PeerServiceStub(channel).InterruptGeneration(request, metadata=((OWNER, owner_id),))
@@ -128,7 +131,7 @@ class Peers:
         """
         try:
             owner = await self._found(owner_id)
-            if owner is not None:
+            if owner is not None and owner.address:
                 # No generation has an empty id: the owner answers NOT_FOUND, any other process that
                 # it is not the owner.
                 await self.cancel(Head(owner, 0), "")

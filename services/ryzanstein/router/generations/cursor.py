@@ -15,12 +15,20 @@ from ryzanstein.router.generations.generation import Generation
 MAX_DELTA_TOKENS = 512
 
 
+def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> None:
+    """Raises INVALID_ARGUMENT for a choice that the generation does not have."""
+    num_choices = len(generation.log.choices)
+    unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
+    if unknown:
+        raise errors.invalid("from_index", f"the generation has the choices 0 to {num_choices - 1}", unknown[0])
+
+
 async def follow(
     generation: Generation, from_index: Mapping[int, int], *, whole: bool = False
 ) -> AsyncGenerator[GenerationEvent, None]:
     """Yields the events of a generation, see `Core.follow`. Closing it detaches the reader.
 
-    Raises INVALID_ARGUMENT for a choice that the generation does not have.
+    `from_index` has passed `check_from_index`.
     """
     cursor = _Cursor(generation, from_index, whole)
     news = asyncio.Event()
@@ -43,12 +51,8 @@ class _Cursor:
     """The position of one reader."""
 
     def __init__(self, generation: Generation, from_index: Mapping[int, int], whole: bool) -> None:
-        num_choices = len(generation.log.choices)
-        unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
-        if unknown:
-            raise errors.invalid("from_index", f"the generation has the choices 0 to {num_choices - 1}", unknown[0])
         self._generation = generation
-        self._next = [from_index.get(choice, 0) for choice in range(num_choices)]
+        self._next = [from_index.get(choice, 0) for choice in range(len(generation.log.choices))]
         self._begun = False
         self._ends_given = 0
         self._shows = not whole

@@ -51,6 +51,8 @@ class Generation:
         self.said: tuple[Message, ...] = ()
         """The new messages of its session's turn; empty without a session."""
         self.was_read = False
+        self.last_read_at = 0.0
+        """When a reader last came or left, in seconds of `time.monotonic`."""
         self.shown = 0
         """How many tokens of the first choice readers were sent, here or at an earlier router."""
         self.abandoned = False
@@ -140,9 +142,11 @@ class Generation:
     def reader_came(self, news: asyncio.Event) -> None:
         """Adds a reader. `news` is set when there is more to read, until `reader_left`."""
         self.was_read = True
+        self.last_read_at = time.monotonic()
         self._readers[news] = None
         self._observer.readers_changed(self)
 
     def reader_left(self, news: asyncio.Event) -> None:
         self._readers.pop(news, None)
+        self.last_read_at = time.monotonic()
         self._observer.readers_changed(self)

@@ -25,7 +25,8 @@ class JournalUnavailableError(Exception):
 class Owner:
     """A running router.
 
-    `owner_id` changes with each start; `address` is host:port of its gRPC face.
+    `owner_id` changes with each start; `address` is host:port of its gRPC face. In the lease of a
+    router that is draining it is empty.
     """
 
     owner_id: str

@@ -195,7 +195,10 @@ class JournalRecorder:
         """
         waiters, self._waiters = self._waiters, []
         urgent, self._urgent = self._urgent, {}
-        entries = [entry for entry in self._entries.values() if self._due(entry)] if sweep else list(urgent.values())
+        entries = list(urgent.values())
+        if sweep:
+            due = [entry for entry in self._entries.values() if self._due(entry)]
+            entries = [*due, *(entry for entry in self._settled.values() if self._outlives(entry))]
         try:
             if done := await self._write(owner, entries) and (not sweep or await self._remove()):
                 self._outage.mended(RECORDER)
@@ -207,6 +210,12 @@ class JournalRecorder:
 
     def _due(self, entry: _Entry) -> bool:
         return entry.writer.news or not entry.opened or time.monotonic() - entry.written_at > self._pace.retention_s / 3
+
+    def _outlives(self, entry: _Entry) -> bool:
+        """Returns whether a reader came back to an ended generation, so that its entry must live on."""
+        generation, written_at = entry.writer.generation, entry.written_at
+        was_read = generation.num_readers or generation.last_read_at > written_at
+        return bool(was_read) and time.monotonic() - written_at > self._pace.retention_s / 2
 
     async def _write(self, owner: Owner, entries: Sequence[_Entry]) -> bool:
         left = list(reversed(entries))
@@ -263,12 +272,13 @@ class JournalRecorder:
         self._suspect_all()
 
     def _suspect_all(self) -> None:
-        for entry in self._entries.values():
+        for entry in (*self._entries.values(), *self._settled.values()):
             entry.suspect = True
 
     def _conclude(self, entry: _Entry, outcome: AppendOutcome) -> None:
         generation_id = entry.writer.generation.generation_id
-        if self._entries.get(generation_id) is not entry:
+        known = self._settled if generation_id in self._settled else self._entries
+        if known.get(generation_id) is not entry:
             return
         if outcome is AppendOutcome.WRITTEN:
             self._written(generation_id, entry)
@@ -276,8 +286,9 @@ class JournalRecorder:
             # The store has lost it: write everything again.
             entry.opened = False
             entry.writer.rewind()
+            self._entries[generation_id] = known.pop(generation_id)
         else:
-            del self._entries[generation_id]
+            del known[generation_id]
             del self._epochs[generation_id]
             self._metrics.moved.inc()
             self._on_moved(entry.writer.generation)
@@ -286,7 +297,7 @@ class JournalRecorder:
         entry.writer.written()
         entry.opened, entry.suspect, entry.written_at = True, False, time.monotonic()
         if entry.settling:
-            self._settled[generation_id] = self._entries.pop(generation_id)
+            self._settled[generation_id] = self._entries.pop(generation_id, entry)
 
     def _overslept(self, entry: _Entry) -> bool:
         """Returns whether another router may have taken, finished and forgotten the generation.

@@ -76,6 +76,14 @@ class Claimed:
             self._releasing[session_id] = task
             task.add_done_callback(lambda _: self._released(session_id, task))
 
+    async def released(self, session_id: str) -> None:
+        """Returns when the store no longer has a claim that `release` gave back.
+
+        Cancelling the wait does not stop the release.
+        """
+        if (releasing := self._releasing.get(session_id)) is not None:
+            await asyncio.wait({releasing})
+
     async def close(self) -> None:
         if self._renewing is not None:
             self._renewing.cancel()

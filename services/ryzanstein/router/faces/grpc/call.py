@@ -18,7 +18,7 @@ from structlog.contextvars import get_contextvars
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
-from ryzanstein.router.core.peers import OWNER
+from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -40,6 +40,8 @@ class RpcCall:
     owner_id: str = ""
     """In a call from another router: the owner that it addresses."""
     tenant: str = ""
+    whole: bool = False
+    """In a call from another router: its client sees nothing before the end."""
 
     def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
         """Returns the request with this call's context. `key` is the message's own `request_id`.
@@ -83,6 +85,7 @@ class Calls:
                 on_disconnect(metadata),
                 metadata.get(OWNER, ""),
                 metadata.get(TENANT_ID, ""),
+                OWNER in metadata and metadata.get(WHOLE) == "true",
             )
         except RyzansteinError as error:
             code = error.code.name

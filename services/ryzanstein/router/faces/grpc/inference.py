@@ -77,7 +77,8 @@ class InferenceServicer(InferenceServiceServicer):
                 # The relaying router then knows at once that this one is alive.
                 await context.send_initial_metadata(())
             from_index = dict(request.from_index)
-            async with contextlib.aclosing(self._core.follow(request.generation_id, from_index, call.owner_id)) as events:
+            following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole)
+            async with contextlib.aclosing(following) as events:
                 async for event in events:
                     for part in apart(event) if call.owner_id else (event,):
                         yield inference.AttachGenerationResponse(event=event_to_wire(part))
