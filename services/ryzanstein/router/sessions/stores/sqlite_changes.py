@@ -19,6 +19,8 @@ from pathlib import Path
 
 _PLACES = 65_536
 _MARK_BYTES = 8
+# Of 10,000 sessions in use, 1 in 50,000 shares its place with as many others.
+_OURS_PER_PLACE = 4
 
 
 class SqliteChanges:
@@ -33,30 +35,51 @@ class SqliteChanges:
         finally:
             os.close(descriptor)
         self._marks = memoryview(self._map).cast("Q")
-        self._ours: dict[int, int] = {}
+        # By place: this router's last mark, and the sessions that it changed up to then.
+        self._ours: dict[int, tuple[int, tuple[str, ...]]] = {}
 
     def mark(self, session_id: str) -> int:
         """Returns the session's mark. The next change replaces it."""
         return self._marks[_place(session_id)]
 
     def is_ours(self, session_id: str) -> bool:
-        """Returns whether this router made the last change in the session's place."""
-        place = _place(session_id)
-        return self._ours.get(place) == self._marks[place]
+        """Returns whether this router changed the session, and no other router changed it since.
+
+        False also, without need, when another router changed another session in the same place
+        since, or this router four others.
+        """
+        return session_id in self._ours_at(_place(session_id))
 
     @contextlib.contextmanager
     def changing(self, session_id: str) -> Iterator[None]:
         """Marks a session before and after a change.
 
-        A change by another router in between keeps its mark.
+        When another router marks the place in between, nothing in it is this router's afterwards.
+        Nor is it the other router's, whose change may have come first.
         """
         place = _place(session_id)
-        self._ours[place] = self._marks[place] = begun = _fresh()
+        others = [other for other in self._ours_at(place) if other != session_id]
+        ours = (*others[1 - _OURS_PER_PLACE :], session_id)
+        begun = self._take(place, ours)
         try:
             yield
         finally:
             if self._marks[place] == begun:
-                self._ours[place] = self._marks[place] = _fresh()
+                self._take(place, ours)
+            else:
+                self._marks[place] = _fresh()
+
+    def _ours_at(self, place: int) -> tuple[str, ...]:
+        """Returns the sessions that this router changed since another one marked the place."""
+        mark, session_ids = self._ours.get(place, (0, ()))
+        return session_ids if mark == self._marks[place] else ()
+
+    def _take(self, place: int, session_ids: tuple[str, ...]) -> int:
+        """Writes a new mark, under which these sessions are this router's. Returns the mark."""
+        mark = _fresh()
+        self._ours[place] = mark, session_ids
+        self._marks[place] = mark
+        return mark
 
     def close(self) -> None:
         self._marks.release()
