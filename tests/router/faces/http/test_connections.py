@@ -240,6 +240,46 @@ async def test_requests_in_a_row_over_one_connection_are_answered_in_order_and_a
     assert served.refused("malformed") == 1
 
 
+class TestARequestBehindAStream:
+    """The connection's current request is the queued one, but the stream is what runs."""
+
+    @pytest.fixture
+    def stream(self, chat):
+        """A request whose generation is cancelled when its client leaves."""
+        body = json.dumps(chat("one " * 5_000, stream=True)).encode()
+        return HEAD + b"X-Cancel-On-Disconnect: true\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    async def begin(self, served, data):
+        served.core.pause_at = 1
+        reader, writer = await served.connect(data)
+        async with asyncio.timeout(20):
+            await reader.readuntil(b'"one "')
+        return reader, writer
+
+    @pytest.mark.parametrize("before", [0, 1])
+    @pytest.mark.parametrize("behind", [0, 1, 3])
+    async def test_does_not_hide_that_the_client_left(self, serve, stream, eventually, before, behind):
+        served = await serve()
+        _, writer = await self.begin(served, HEALTH * before + stream)
+        writer.write(stream * behind)
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        served.core.resume.set()  # nothing is read behind a queued request: writing shows that the client left
+        await eventually(lambda: served.core.readers == 0, "the stream has ended")
+        assert served.core.cancelled == ["g0"]
+        assert len(served.core.requests) == 1, "what was queued does not begin"
+
+    async def test_does_not_hide_that_the_connection_was_refused(self, serve, stream, eventually):
+        served = await serve()
+        reader, writer = await self.begin(served, stream)
+        writer.write(HEALTH + b"nonsense\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert b"200 OK" not in await reader.read()
+        await eventually(lambda: served.core.cancelled == ["g0"], "the stream has ended")
+        assert served.refused("malformed") == 1
+        writer.close()
+
+
 async def test_a_client_that_never_reads_keeps_no_connection_and_no_traceback_tells_of_it(serve, chat, eventually, capfd):
     """Its socket's buffers are full, so an orderly end would never come."""
     served = await serve(limits=HttpLimits(max_body_bytes=16 * 2**20, write_timeout_s=0.3))

@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ryzanstein.router.faces.http.connections import Connections
 from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
@@ -35,6 +35,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds = connections.bounds
         self._refusal: HttpRefused | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # `self.cycle` is the request that arrived last: the running one, or the last in the queue.
+        self._running: RequestResponseCycle | None = None
         self._in_head = self._in_body = self._over = False
         self._began = False
         self._head_bytes = self._pending_bytes = self._read_bytes = self._num_chunks = 0
@@ -54,6 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._counted.closed(self.transport)
         super().connection_lost(exc)
+        self._disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._over:
@@ -126,6 +129,10 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._rest()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     @property
     def _free(self) -> bool:
         """True while no request of this connection is being answered."""
@@ -183,10 +190,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._counted.on_refused(refusal.reason)
         if self._free or not (self.cycle.response_started or self.pipeline):
             self.transport.write(_answer(refusal.failure))
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disconnect()
         self.transport.close()
+
+    def _disconnect(self) -> None:
+        """Notifies the running request and those queued behind it that the client disconnected.
+
+        uvicorn notifies only the request that arrived last.
+        """
+        running = () if self._running is None else (self._running,)
+        for cycle in (*running, *(cycle for cycle, _ in self.pipeline)):
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _say_goodbye(self) -> None:
         """Refuses a connection that there is no room for.
