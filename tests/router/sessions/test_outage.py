@@ -513,3 +513,24 @@ async def test_an_answer_of_a_session_that_changed_elsewhere_is_not_added_to_wha
     assert await words(other, "s") == ["theirs", "ours"]
     await one.close()
     await other.close()
+
+
+@pytest.mark.parametrize("change", ["create", "delete"])
+async def test_a_change_that_the_store_refuses_makes_no_old_copy_current(tmp_path: Path, change: str) -> None:
+    bounds = SessionBounds()
+    stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
+    one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
+    await one.create("s", "m")
+    if change == "create":
+        await other.append("s", said("theirs"), model="m", node_id="a", generation_id="1")
+    else:
+        await other.delete("s")
+    with pytest.raises(RyzansteinError):
+        await (one.create("s", "m") if change == "create" else one.delete("s"))
+    stores[0].fails = True
+    with pytest.raises(RyzansteinError) as failure:
+        await one.get("s")
+    assert failure.value.reason == "SESSION_STORE_UNAVAILABLE"
+    stores[0].fails = False
+    await one.close()
+    await other.close()

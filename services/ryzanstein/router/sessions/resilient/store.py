@@ -78,6 +78,7 @@ class ResilientSessions:
         checked_id(session_id)
         self._bounds.check(messages)
         kept = tuple(messages)
+        self._forget_changed(session_id)
         if not self._outage.active:
             try:
                 session = await self._bounded(self._store.create(session_id, model, kept, fresh=fresh))
@@ -135,6 +136,7 @@ class ResilientSessions:
             raise
 
     async def delete(self, session_id: str) -> None:
+        self._forget_changed(session_id)
         if not self._outage.active:
             try:
                 await self._bounded(self._store.delete(session_id))
@@ -160,9 +162,7 @@ class ResilientSessions:
         given.
         """
         turn = tuple(messages)
-        if session_id not in self.recent:
-            # Changed elsewhere: this turn does not continue what was known here.
-            self.recent.forget(session_id)
+        self._forget_changed(session_id)
 
         def append(store: SessionStore) -> Awaitable[bool]:
             return store.append(session_id, turn, model=model, node_id=node_id, generation_id=generation_id)
@@ -238,6 +238,14 @@ class ResilientSessions:
                 return await work
         except TimeoutError:
             raise store_unavailable(f"the session store did not answer within {wait_s:g} s") from None
+
+    def _forget_changed(self, session_id: str) -> None:
+        """Forgets a session that another router changed, before this router changes it.
+
+        The change would mark what is known here as current, even if the store refuses it.
+        """
+        if session_id not in self.recent:
+            self.recent.forget(session_id)
 
     def _remembered(self, session_id: str) -> Session | None:
         """Returns what is in memory; None for a session that is known not to exist.
