@@ -64,7 +64,7 @@ async def test_the_first_claim_has_the_key_until_its_generation_is_gone_or_it_is
 
 async def test_a_claim_whose_router_died_before_it_began_anything_ends_by_itself(open_journal: Any, monkeypatch: Any) -> None:
     for module in ("redis", "sqlite"):
-        monkeypatch.setattr(f"ryzanstein.router.journal.{module}.KEY_HOLD_S", 0.05)
+        monkeypatch.setattr(f"ryzanstein.router.journal.stores.{module}.KEY_HOLD_S", 0.05)
     one, other = await open_journal(), await open_journal()
     assert await one.claim_key("k", KeyClaim("a", b"body"), 60) is None
     assert await one.claim_key("begun", KeyClaim("c", b"body"), 60) is None
