@@ -15,7 +15,7 @@ from ryzanstein.lab.bench.engine.peers.runners.protocol import Settings
 
 ECHO = """
 import os, subprocess, sys, time
-from runners.protocol import Answer, serve
+from runners.protocol import RunnerAnswer, serve
 class Echo:
     facts = {"note": "x"}
     def __init__(self, settings):
@@ -29,7 +29,7 @@ class Echo:
         if new_tokens == 3:
             print("Traceback: RuntimeError: no heads of 24", file=sys.stderr, flush=True)
             raise OSError("a process of mine ended")
-        return Answer(0.5, 2.0, len(prompts) * new_tokens, len(prompts) * (new_tokens - 1), [prompt[-1] for prompt in prompts])
+        return RunnerAnswer(0.5, 2.0, len(prompts) * new_tokens, len(prompts) * (new_tokens - 1), [prompt[-1] for prompt in prompts])
 serve(Echo, ["pip"])
 """
 SETTINGS = Settings("", "none", tp=1, threads=1, cores=[0], max_batch=1, max_tokens=9, cache_bytes=1)
