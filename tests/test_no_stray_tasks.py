@@ -18,10 +18,10 @@ STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe
 ALLOWED = {
     "shared/ryzanstein/awake.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/background.py": (3, "the one place; the two futures of `until` are looked at there"),
-    "services/ryzanstein/router/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
-    "services/ryzanstein/router/http/presence.py": (2, "both end with the call, which raises what the work raised"),
-    "services/ryzanstein/router/http/server.py": (1, "`start` and `live` raise what it ended with"),
-    "services/ryzanstein/router/journal/peers.py": (1, "ends with the call, which raises what it ended with"),
+    "services/ryzanstein/router/nodes/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
+    "services/ryzanstein/router/faces/http/presence.py": (2, "both end with the call, which raises what the work raised"),
+    "services/ryzanstein/router/faces/http/server.py": (1, "`start` and `live` raise what it ended with"),
+    "services/ryzanstein/router/core/peers.py": (1, "ends with the call, which raises what it ended with"),
     "services/ryzanstein/worker/ranks/group.py": (1, "its end is the group's, see `_on_unwatched`"),
     "services/ryzanstein/worker/ranks/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
 }

@@ -29,7 +29,8 @@ class Echo:
         if new_tokens == 3:
             print("Traceback: RuntimeError: no heads of 24", file=sys.stderr, flush=True)
             raise OSError("a process of mine ended")
-        return RunnerAnswer(0.5, 2.0, len(prompts) * new_tokens, len(prompts) * (new_tokens - 1), [prompt[-1] for prompt in prompts])
+        last = [prompt[-1] for prompt in prompts]
+        return RunnerAnswer(0.5, 2.0, len(prompts) * new_tokens, len(prompts) * (new_tokens - 1), last)
 serve(Echo, ["pip"])
 """
 SETTINGS = Settings("", "none", tp=1, threads=1, cores=[0], max_batch=1, max_tokens=9, cache_bytes=1)
