@@ -3,7 +3,7 @@
 C-core, torch's profiler, faulthandler and the C library do not use a logger: they write lines to
 descriptor 2. `divert` gives the log its own descriptor and replaces descriptor 2 with a pipe, also
 for child processes. Standard output is replaced too if it is the same file; otherwise it belongs to
-whoever runs this process. A small process, `python -I -S native_lines.py FIELDS`, reads the pipe,
+the caller of this process. A small process, `python -I -S native_lines.py FIELDS`, reads the pipe,
 so that the output of a crash is read too, and no writer waits for an interpreter. It is nobody's
 child process and ends when the last writer has ended. The pipe never blocks: what does not fit is
 lost.

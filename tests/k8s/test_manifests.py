@@ -26,11 +26,13 @@ def selects(selector: Document, labels: dict[str, str]) -> bool:
 
 
 def test_every_document_is_valid_strictly(manifests: list[Document]) -> None:
+    assert {"Deployment", "Service"} <= {document["kind"] for document in manifests}
     for document in manifests:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 def test_the_network_policy_of_the_component_is_valid_strictly(with_pod_monitor: list[Document]) -> None:
+    assert "NetworkPolicy" in {document["kind"] for document in with_pod_monitor}
     for document in with_pod_monitor:
         if document["kind"] != "PodMonitor":  # its schema is a custom resource's
             kubernetes_validate.validate(document, KUBERNETES, strict=True)

@@ -195,7 +195,7 @@ async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(no
     log = generation.log
 
     def complete() -> None:
-        """The last frame, in the loop iteration in which the deadline passes, before the task is told."""
+        """Delivers the last frame after the deadline has cancelled the task, before the task runs."""
         tokens = log.choices[0].tokens
         for index in range(len(tokens), len(tokens) + 3):
             log.append(attempt, 0, index, Token(1000 + index, f"0.{index} "), "a")

@@ -73,6 +73,7 @@ class JournalRecorder:
         self._closed = False
         self._entries: dict[str, _Entry] = {}
         self._settled: dict[str, _Entry] = {}
+        self._next_look = 0.0
         self._epochs: dict[str, int] = {}
         self._urgent: dict[str, _Entry] = {}
         self._removals: dict[str, int] = {}
@@ -198,7 +199,7 @@ class JournalRecorder:
         entries = list(urgent.values())
         if sweep:
             due = [entry for entry in self._entries.values() if self._due(entry)]
-            entries = [*due, *(entry for entry in self._settled.values() if self._outlives(entry))]
+            entries = [*due, *self._outliving()]
         try:
             if done := await self._write(owner, entries) and (not sweep or await self._remove()):
                 self._outage.mended(RECORDER)
@@ -210,6 +211,14 @@ class JournalRecorder:
 
     def _due(self, entry: _Entry) -> bool:
         return entry.writer.news or not entry.opened or time.monotonic() - entry.written_at > self._pace.retention_s / 3
+
+    def _outliving(self) -> list[_Entry]:
+        """Returns the ended generations' entries to prolong. Looks seldom: they may be thousands."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return []
+        self._next_look = now + self._pace.retention_s / 6
+        return [entry for entry in self._settled.values() if self._outlives(entry)]
 
     def _outlives(self, entry: _Entry) -> bool:
         """Returns whether a reader came back to an ended generation, so that its entry must live on."""
