@@ -36,7 +36,7 @@ def on_disconnect(headers: Mapping[str, str]) -> OnDisconnect:
     """
     cancel, detach = _flag(headers, CANCEL_ON_DISCONNECT), _flag(headers, RUN_DETACHED)
     if cancel and detach:
-        raise errors.invalid(RUN_DETACHED, f"contradicts {CANCEL_ON_DISCONNECT}", "true")
+        raise errors.invalid(RUN_DETACHED, f"conflicts with {CANCEL_ON_DISCONNECT}", "true")
     if cancel:
         return OnDisconnect.CANCEL
     if detach or (cancel is False and detach is None):

@@ -34,7 +34,7 @@ def keyed(request: GenerationRequest, key: str, field: str) -> GenerationRequest
     if not key:
         return request
     if len(key) > MAX_KEY_CHARS or not _VISIBLE.fullmatch(key):
-        raise errors.invalid(field, f"has 1 to {MAX_KEY_CHARS} visible ASCII characters", key[:64])
+        raise errors.invalid(field, f"must have 1 to {MAX_KEY_CHARS} visible ASCII characters", key[:64])
     return replace(request, key=RequestKey(_digest(_framed(request.tenant, key)).hex(), _digest(_parts(request))))
 
 
@@ -48,9 +48,7 @@ def key_of_header(value: str | None) -> str:
     quoted = _QUOTED.fullmatch(value.strip())
     key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else value.strip()
     if not key or (quoted is None and '"' in key):
-        raise errors.invalid(
-            HEADER, f"has 1 to {MAX_KEY_CHARS} visible ASCII characters, in quotation marks or without", value[:64]
-        )
+        raise errors.invalid(HEADER, f"must have 1 to {MAX_KEY_CHARS} visible ASCII characters, quoted or unquoted", value[:64])
     return key
 
 

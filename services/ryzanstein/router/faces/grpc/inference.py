@@ -23,6 +23,7 @@ from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
+from ryzanstein.router.faces.grpc.responses import chat_response, complete_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
@@ -44,12 +45,12 @@ class InferenceServicer(InferenceServiceServicer):
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
             asked = call.complete(chat_from_wire(request, self._most), request.request_id)
-            return (await self._answer(asked)).chat_response()
+            return chat_response(await self._answer(asked))
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
             asked = call.complete(complete_from_wire(request, self._most), request.request_id)
-            return (await self._answer(asked)).complete_response()
+            return complete_response(await self._answer(asked))
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
@@ -111,7 +112,7 @@ class InferenceServicer(InferenceServiceServicer):
         if ends_with_call:
             events = ending_with_reader(self._core, generation_id, events)
         async with contextlib.aclosing(events):
-            return await Answer().read(events)
+            return await Answer.read(events)
 
     async def _stream(self, call: RpcCall, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         ends_with_stream = call.on_disconnect is OnDisconnect.CANCEL and request.key is None
@@ -128,5 +129,5 @@ def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:
     if request.WhichOneof("prompt") == "messages":
         return ChatPrompt(messages_from_wire(request.messages.messages, most))
     if not request.text:
-        raise errors.invalid("prompt", "messages or text must be given and not empty")
+        raise errors.invalid("prompt", "messages or text must be given and must not be empty")
     return TextPrompt(request.text)

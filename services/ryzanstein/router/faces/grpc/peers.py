@@ -25,5 +25,5 @@ class PeerServicer(PeerServiceServicer):
         self, request: pb.InterruptGenerationRequest, context: _Context
     ) -> pb.InterruptGenerationResponse:
         with self._calls.call("InterruptGeneration", context) as call:
-            interrupted = await self._core.interrupt(request.generation_id, call.owner_id)
+            interrupted = await self._core.interrupt_for_peer(request.generation_id, call.owner_id)
             return pb.InterruptGenerationResponse(interrupted=interrupted)

@@ -89,7 +89,7 @@ class BodyArrival:
         self._held_bytes += num_bytes
         self._room.taken += num_bytes
         if self._room.taken > self._room.bound:
-            message = f"bodies of more than {self._room.bound} bytes in all are being read"
+            message = f"too many bodies are being read: the bound is {self._room.bound} bytes in total"
             raise HttpRefused(HttpFailure(503, message, None, "too_many_bodies", {"Retry-After": "1"}), MEMORY)
 
     def _give_back(self) -> None:

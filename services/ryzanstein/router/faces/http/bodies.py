@@ -83,13 +83,13 @@ def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
     except msgspec.ValidationError as error:
         raise HttpRefused(_mistake(str(error)), MALFORMED) from None
     except RecursionError:
-        raise HttpRefused(_not_json("it is nested too deeply"), MALFORMED) from None
+        raise HttpRefused(_not_json("nested too deeply"), MALFORMED) from None
     except (msgspec.DecodeError, ValueError) as error:
         raise HttpRefused(_not_json(str(error)), MALFORMED) from None
 
 
 def _excessive(excess: Excess) -> HttpFailure:
-    message = f"{excess.field}: there are at most {excess.bound} {excess.what}"
+    message = f"{excess.field}: a body may have at most {excess.bound} {excess.what}"
     return HttpFailure(400, message, excess.field, "invalid_argument")
 
 
@@ -106,7 +106,7 @@ def _mistake(message: str) -> HttpFailure:
     elif (unknown := _UNKNOWN.fullmatch(said)) is not None:
         path, said = _joined(path, unknown[1])[:128], "is not a field of this request"
     elif (length := _LENGTH.fullmatch(said)) is not None:
-        said = f"has at most {length[1]} entries"
+        said = f"must have at most {length[1]} entries"
     if not path:
         return _NO_OBJECT
     return HttpFailure(400, f"{path}: {said}"[:512], path, "invalid_argument")

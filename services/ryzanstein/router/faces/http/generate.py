@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ryzanstein import errors
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, GenerationRequest, Started, Token, Usage
+from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Token
 from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
@@ -34,28 +33,6 @@ from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 NODE = "X-Ryzanstein-Node"
 
 Events = AsyncGenerator[GenerationEvent, None]
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The events of a generation, collected."""
-
-    started: Started | None = None
-    node_id: str = ""
-    usage: Usage = field(default_factory=Usage)
-    tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
-    reasons: dict[int, FinishReason] = field(default_factory=dict)
-
-    def add(self, event: GenerationEvent) -> None:
-        match event:
-            case Started():
-                self.started, self.node_id = event, event.node_id
-            case Delta():
-                self.tokens[event.choice].extend(event.tokens)
-                self.node_id = event.node_id
-            case Finished():
-                self.reasons[event.choice] = event.reason
-                self.usage = event.usage
 
 
 class GenerationRoutes:
@@ -70,7 +47,7 @@ class GenerationRoutes:
         request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
         generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
-            answer = await while_connected(http.receive, self._collect(generation_id))
+            answer = await while_connected(http.receive, self._read(generation_id))
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
@@ -102,7 +79,7 @@ class GenerationRoutes:
         wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
         events: Events = self._core.follow(generation_id, wanted)
         try:
-            started = await while_connected(http.receive, _first(events))
+            started = await while_connected(http.receive, read_start(events))
         except BaseException:
             await events.aclose()
             raise
@@ -110,12 +87,9 @@ class GenerationRoutes:
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
 
-    async def _collect(self, generation_id: str) -> _Answer:
-        answer = _Answer()
+    async def _read(self, generation_id: str) -> Answer:
         async with aclosing(self._core.follow(generation_id, whole=True)) as events:
-            async for event in events:
-                answer.add(event)
-        return answer
+            return await Answer.read(events)
 
     @asynccontextmanager
     async def _cancelled_if_left(self, request: GenerationRequest, generation_id: str) -> AsyncIterator[None]:
@@ -143,16 +117,7 @@ class GenerationRoutes:
         return seen
 
 
-async def _first(events: Events) -> Started:
-    event = await anext(events, None)
-    if not isinstance(event, Started):
-        raise errors.internal("the generation did not begin with its start")
-    return event
-
-
-def _body(answer: _Answer, dialect: Dialect) -> dict[str, Any]:
-    if answer.started is None:
-        raise errors.internal("the generation ended without a start")
+def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
     return {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,

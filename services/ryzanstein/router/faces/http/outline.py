@@ -72,15 +72,15 @@ class Outline:
         inside = self._quotes % 2
         self._quotes += len(bare.translate(None, _NO_QUOTE))
         if self._quotes > 2 * MAX_TEXTS:
-            return "strings in the whole body, keys included", MAX_TEXTS
+            return "strings, including keys", MAX_TEXTS
         punctuation = b"".join(bare.split(b'"')[inside::2]).translate(None, _NO_PUNCTUATION)
         commas = len(punctuation) - len(punctuation.translate(None, b","))
         self._lists += len(punctuation) - commas
         self._values += commas
         if self._lists > MAX_LISTS:
-            return "objects and arrays in the whole body", MAX_LISTS
+            return "objects and arrays", MAX_LISTS
         if self._values >= MAX_VALUES:
-            return "values in the whole body", MAX_VALUES
+            return "values", MAX_VALUES
         return None
 
 

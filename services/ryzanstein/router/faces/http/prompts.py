@@ -54,7 +54,7 @@ def chat_request(
     if not body.messages:
         raise errors.invalid("messages", "must have at least one message")
     if len(body.messages) > max_messages:
-        raise errors.invalid("messages", f"has at most {max_messages} messages", len(body.messages))
+        raise errors.invalid("messages", f"must have at most {max_messages} messages", len(body.messages))
     prompt = ChatPrompt(tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)))
     sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
     request = _request(body, prompt, sampling, headers, request_id)
@@ -134,7 +134,7 @@ def _only(prompt: Sequence[str | int | list[int]]) -> str | Sequence[int]:
     if kinds == {int}:
         return cast(Sequence[int], prompt)
     if len(kinds) > 1:
-        raise errors.invalid("prompt", "must be a text, a list of token ids, or a list of one of these")
+        raise errors.invalid("prompt", "must be a string, a list of token ids, or a list with one of these")
     if len(prompt) > 1:
         raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompt))
     return cast(str | list[int], prompt[0]) if prompt else []
@@ -143,7 +143,7 @@ def _only(prompt: Sequence[str | int | list[int]]) -> str | Sequence[int]:
 def _max_tokens(body: ChatCompletionRequest) -> int | None:
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
-        raise errors.invalid("max_completion_tokens", f"contradicts max_tokens ({old})", new)
+        raise errors.invalid("max_completion_tokens", f"conflicts with max_tokens ({old})", new)
     return old if new is None else new
 
 
@@ -151,7 +151,7 @@ def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise errors.invalid("top_logprobs", "needs logprobs: true")
+        raise errors.invalid("top_logprobs", "requires logprobs: true")
     return None
 
 
@@ -162,13 +162,13 @@ def _session_id(body: ChatCompletionRequest, headers: Mapping[str, str]) -> str:
     """
     in_header = headers.get("x-session-id", "")
     if body.session_id and in_header and body.session_id != in_header:
-        raise errors.invalid("session_id", "contradicts the header X-Session-Id")
+        raise errors.invalid("session_id", "conflicts with the header X-Session-Id")
     return _name(body.session_id or in_header, "session_id")
 
 
 def _name(value: str, field: str) -> str:
     if len(value) > MAX_NAME_CHARS:
-        raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(value))
+        raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
     return value
 
 

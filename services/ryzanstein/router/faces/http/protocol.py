@@ -22,8 +22,8 @@ _MAX_CHUNKS = 65_536
 _LINGER_S = 5.0  # for the rest of a refused body, so that the client can read the reason
 _GOODBYE_S = 1.0  # for a refused client to read its answer
 
-_NOT_HTTP = HttpFailure(400, "this is not an HTTP/1.1 request", None, "invalid_http")
-_BUSY = HttpFailure(503, "there are too many connections", None, "too_many_connections", {"Retry-After": "1"})
+_NOT_HTTP = HttpFailure(400, "not an HTTP/1.1 request", None, "invalid_http")
+_BUSY = HttpFailure(503, "too many connections", None, "too_many_connections", {"Retry-After": "1"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -109,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_chunks += 1
         if self._num_chunks > _MAX_CHUNKS:
             self._refuse(
-                HttpRefused(HttpFailure(413, f"a body has at most {_MAX_CHUNKS} chunks", "body", "body_too_large"), TOO_LARGE)
+                HttpRefused(HttpFailure(413, f"the body exceeds {_MAX_CHUNKS} chunks", "body", "body_too_large"), TOO_LARGE)
             )
 
     def on_message_complete(self) -> None:
@@ -175,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(self._head_too_large())
 
     def _head_too_large(self) -> HttpRefused:
-        message = f"there are at most {self._bounds.max_head_bytes} bytes and {self._bounds.max_headers} headers before a body"
+        message = f"the headers must have at most {self._bounds.max_head_bytes} bytes and {self._bounds.max_headers} fields"
         return HttpRefused(HttpFailure(431, message, "headers", "headers_too_large"), TOO_LARGE)
 
     def _refuse(self, refusal: HttpRefused) -> None:

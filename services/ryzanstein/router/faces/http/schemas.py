@@ -160,7 +160,7 @@ def refuse_unsupported(body: GenerationOptions) -> None:
     if body.stream_options is not None:
         _refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
         if not body.stream:
-            raise errors.invalid("stream_options", "is only for stream: true")
+            raise errors.invalid("stream_options", "requires stream: true")
 
 
 def refuse_unsupported_in_message(message: ChatMessage, path: str) -> None:

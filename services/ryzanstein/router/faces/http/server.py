@@ -102,7 +102,7 @@ class HttpServer:
         if self._serving is not None:
             await asyncio.shield(self._serving)
             if not self._server.should_exit:
-                raise RuntimeError("the HTTP server ended")
+                raise RuntimeError("the HTTP server ended unexpectedly")
 
     async def stop(self, grace_s: float) -> None:
         """Stops the server.

@@ -149,7 +149,7 @@ class EventStreamResponse(Response):
         except (ClientLeft, OSError):
             await self._left()
         except TimeoutError:
-            log.warning("reader stuck", write_timeout_s=self._write_timeout_s)
+            log.warning("reader too slow, stream aborted", write_timeout_s=self._write_timeout_s)
             await self._left()
             raise
 
