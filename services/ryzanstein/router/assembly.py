@@ -20,8 +20,9 @@ from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.core.clustered import ClusteredCore
-from ryzanstein.router.core.local import CorePolicy, LocalCore
+from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.opening import journalled_core, open_journal
+from ryzanstein.router.core.parts import CoreParts, CorePolicy
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
@@ -30,7 +31,6 @@ from ryzanstein.router.faces.grpc.sessions import SessionServicer
 from ryzanstein.router.failover.hedges import HedgePolicy
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.failover.placement import RunnerPolicy
-from ryzanstein.router.generations.recorder import Unrecorded
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.phi_detector import PhiThresholds
@@ -59,7 +59,7 @@ _ANY_HOST = ("0.0.0.0", "::", "[::]")
 class Router:
     """A router whose links are being established. Its faces use `core` and `sessions`."""
 
-    core: LocalCore | ClusteredCore
+    core: LocalCore
     sessions: SessionStore
     links: Roster
     telemetry: RouterTelemetry
@@ -96,12 +96,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         )
         stack.push_async_callback(claimed.close)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
-        make_core = partial(LocalCore, links, turns, _policy(settings), telemetry, tracing)
-        core: LocalCore | ClusteredCore
-        if journal is None:
-            core = make_core(recorder=Unrecorded())
-        else:
-            core = journalled_core(journal, settings, owner_id, telemetry, make_core)
+        parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
+        core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, telemetry, tracing)
 
@@ -153,7 +149,7 @@ async def _following(
 
 
 def _log_pause(late_s: float) -> None:
-    log.warning("stood still, nobody is blamed for it", late_s=round(late_s, 3))
+    log.warning("stood still, no node is suspected for it", late_s=round(late_s, 3))
 
 
 async def _nobody_is_gone(owner_id: str) -> bool:

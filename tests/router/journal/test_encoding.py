@@ -6,9 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
 from ryzanstein.generation import (
     ChatPrompt,
@@ -26,7 +28,15 @@ from ryzanstein.generation import (
 )
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
-from ryzanstein.router.journal.encoding import BatchWriter, decode_request, encode_request, has_settled, restore
+from ryzanstein.router.journal.encoding import (
+    BatchWriter,
+    decode_request,
+    encode_request,
+    has_settled,
+    restore,
+    with_own_deadline,
+)
+from ryzanstein.router.journal.journal import JournalRecord
 
 CHOICES = 3
 REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))
@@ -197,3 +207,14 @@ def test_a_request_comes_back_as_it_was() -> None:
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         assert decode_request(encode_request(generation, 2)) == (request, 2)
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+def test_a_deadline_is_kept_at_a_router_whose_clock_differs(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    request = GenerationRequest("m", TextPrompt("hello"), SamplingParams(), deadline=clock.unix_s() + 20.0)
+    generation = Generation("g", request, Unobserved())
+    record = JournalRecord(1, encode_request(generation, 0), (BatchWriter(generation).next_batch(),), age_s=5.0)
+    monkeypatch.setattr(clock, "_BEGAN_S", clock._BEGAN_S + ahead_s)
+    taken, _ = decode_request(record.request)
+    assert with_own_deadline(taken, record).deadline == pytest.approx(clock.unix_s() + 15.0, abs=1.0)
+    assert with_own_deadline(taken, replace(record, batches=())).deadline == request.deadline

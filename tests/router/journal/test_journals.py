@@ -184,3 +184,32 @@ async def test_a_redis_that_is_gone_is_an_outage_until_it_is_back(start_redis: A
     await redis.start()
     assert await journal.write(ONE, [Append("a", 0, b"1")]) == [AppendOutcome.WRITTEN]
     await journal.close()
+
+
+async def test_a_record_says_how_long_ago_it_was_written(open_journal: Opener) -> None:
+    one, other = await open_journal(), await open_journal()
+    await one.write(ONE, [opening("a", b"1")])
+    await asyncio.sleep(0.3)
+    first = await other.take("a", 0, OTHER)
+    await asyncio.sleep(0.3)
+    second = await one.take("a", 1, ONE)
+    await one.write(ONE, [Append("a", 2, b"")])
+    third = await other.take("a", 2, OTHER)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert 0.25 < first.age_s < second.age_s - 0.25  # to take it over is not to write to it
+    assert third.age_s < 0.25
+
+
+async def test_a_generation_of_an_earlier_version_can_be_taken(tmp_path: Path) -> None:
+    journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
+    await journal.write(ONE, [opening("a", b"1")])
+    await journal.close()
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("ALTER TABLE generations DROP COLUMN written")
+    journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
+    record = await journal.take("a", 0, OTHER)
+    assert record == JournalRecord(1, b"request of a", (b"1",))
+    assert record.age_s == 0.0
+    await journal.close()

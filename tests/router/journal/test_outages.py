@@ -49,8 +49,8 @@ async def test_a_locked_file_costs_no_request_and_is_caught_up(
     assert client.seen.tokens == {0: whole()}
     known = sum(len(choice.token_ids) for choice in node.submits[-1].generated)
     assert known > 10, "what was generated during the outage is in the journal after it"
-    assert len(first.events("journal out of reach; generations go on in memory")) == 1
-    assert len(first.events("journal back")) == 1
+    assert len(first.events("journal unavailable, generations continue in memory")) == 1
+    assert len(first.events("journal works again")) == 1
 
 
 async def _is(router: Any, name: str, value: float) -> bool:
@@ -97,7 +97,7 @@ async def test_what_cannot_be_looked_up_is_unavailable_and_not_unknown(
     client = new_client()
     await client.ask(first, TOKENS, until_tokens=10)
     await redis.kill()
-    with pytest.raises(Exception, match="the journal cannot be asked"):
+    with pytest.raises(Exception, match="the journal is unavailable"):
         await client.come_back(second)
     await client.come_back(first)
     assert client.seen.tokens == {0: whole()}

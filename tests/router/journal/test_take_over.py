@@ -202,7 +202,7 @@ async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
     client = new_client()
     await client.ask(second, TOKENS, session_id="s")
     assert client.seen.tokens == {0: whole()}
-    assert len(second.events("session claimed by nobody any more")) == 1
+    assert len(second.events("stale session claim replaced")) == 1
 
 
 async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(

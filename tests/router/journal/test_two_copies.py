@@ -144,7 +144,7 @@ async def test_the_claim_of_an_interrupted_generation_is_free_when_its_router_sa
     """With a store that takes its time to release it."""
     settings = {"unread_grace_s": 0.1, "unread_turns": "drop"}
     first, second = await start("first", **settings), await start("second", **settings)
-    store = first.router.core._core._turns.store._store
+    store = first.router.core._turns.store._store
     release = store.release
 
     async def slow(*arguments: Any) -> None:
@@ -189,7 +189,7 @@ async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(no
     router = await start("only", default_deadline_s=1.0)
     node.step_s = 0.05
     client = await Client().ask(router).read(3)
-    core = router.router.core._core
+    core = router.router.core
     generation = core.find(client.generation_id)
     (attempt,) = generation.log.live
     log = generation.log
@@ -202,7 +202,7 @@ async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(no
         log.finish(attempt, 0, FinishReason.STOP)
         generation.end_choice(0)
 
-    task = core._running[generation]
+    task = core._lifecycle._running[generation]
     cancel = task.cancel
 
     class Watched:

@@ -138,7 +138,7 @@ class Admission:
             case ChatPrompt(messages):
                 self._at_most("messages", "messages", len(messages), self._limits.max_messages)
                 chars = sum(len(message.content) for message in messages)
-                self._at_most("messages", "characters in all", chars, self._limits.max_prompt_chars)
+                self._at_most("messages", "characters in total", chars, self._limits.max_prompt_chars)
             case TextPrompt(text):
                 self._at_most("text", "characters", len(text), self._limits.max_prompt_chars)
             case TokenPrompt(token_ids):
@@ -147,7 +147,7 @@ class Admission:
     def _at_most(self, field: str, what: str, count: int, bound: int) -> None:
         if count > bound:
             self._telemetry.refused.labels("too_big").inc()
-            raise errors.invalid(field, f"has at most {bound} {what}", count)
+            raise errors.invalid(field, f"must have at most {bound} {what}", count)
 
     def _below(self, count: int, bound: int) -> None:
         if count >= bound:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
-from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
+from ryzanstein.generation import GenerationEvent
 from ryzanstein.router.core.local import LocalCore
+from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.core.peers import RESTARTED, OwnerLostError, Peers, moved
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.generations.generation import Generation
@@ -28,7 +28,6 @@ from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, Jour
 from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import JournalRecorder
-from ryzanstein.router.nodes.served import ServedModel
 
 log = structlog.get_logger(__name__)
 
@@ -46,41 +45,39 @@ class _Lost:
     cause: str
 
 
-class ClusteredCore:
-    """A `ryzanstein.router.core.core.Core` with a journal.
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the routers of a cluster share, and how this one takes part.
 
-    `start` it when the gRPC face listens.
+    `owner_id` names this router. `recorder` writes to `journal`. A lease lasts for `lease_s`.
     """
 
-    def __init__(
-        self,
-        core: LocalCore,
-        journal: Journal,
-        *,
-        recorder: JournalRecorder,
-        peers: Peers,
-        owner_id: str,
-        lease_s: float,
-        metrics: JournalMetrics,
-        outage: JournalOutage,
-        background: Background,
-    ) -> None:
-        self._core = core
-        self._journal = journal
-        self._recorder = recorder
-        self._lease_s = lease_s
-        self._metrics = metrics
-        self._outage = outage
-        self._background = background
-        self._peers = peers
-        self._owner = Owner(owner_id, "")
+    journal: Journal
+    recorder: JournalRecorder
+    peers: Peers
+    owner_id: str
+    lease_s: float
+    metrics: JournalMetrics
+    outage: JournalOutage
+
+
+class ClusteredCore(LocalCore):
+    """A core with a journal. `start` it when the gRPC face listens."""
+
+    def __init__(self, parts: CoreParts, cluster: Cluster) -> None:
+        super().__init__(replace(parts, recorder=cluster.recorder, others=cluster.peers))
+        self._cluster = cluster
+        self._journal = cluster.journal
+        self._metrics = cluster.metrics
+        self._background = parts.telemetry.background
+        self._owner = Owner(cluster.owner_id, "")
         self._lease: asyncio.Task[None] | None = None
         self._taking: dict[str, asyncio.Task[Generation | None]] = {}
 
     def start(self, address: str) -> None:
         """Makes this router known to other routers at `address`, the host:port of its gRPC face."""
-        self._owner = owner = Owner(self._owner.owner_id, address)
-        self._recorder.start(owner, self._core.moved)
+        self._owner = owner = Owner(self._cluster.owner_id, address)
+        self._cluster.recorder.start(owner, self._lifecycle.moved)
         self._lease = self._keep_lease(owner)
 
     async def drain(self) -> None:
@@ -91,7 +88,7 @@ class ClusteredCore:
         """
         if self._lease is None:
             return
-        draining = Owner(self._owner.owner_id, "")
+        draining = Owner(self._cluster.owner_id, "")
         self._lease.cancel()
         self._lease = self._keep_lease(draining)
         with suppress(JournalUnavailableError):
@@ -100,45 +97,28 @@ class ClusteredCore:
     def _keep_lease(self, owner: Owner) -> asyncio.Task[None]:
         return self._background.supervise(
             LEASE_KEEPER,
-            partial(keep_lease, self._journal, owner, self._lease_s, self._outage),
-            Backoff(longest_s=self._lease_s / 3),
-            on_end=lambda _: self._outage.broke(LEASE_KEEPER),
+            partial(keep_lease, self._journal, owner, self._cluster.lease_s, self._cluster.outage),
+            Backoff(longest_s=self._cluster.lease_s / 3),
+            on_end=lambda _: self._cluster.outage.broke(LEASE_KEEPER),
         )
 
     async def close(self) -> None:
         """Closes the core and gives up the lease. Other routers may continue what still runs."""
-        await self._core.close()
+        await super().close()
         if self._lease is not None:
             self._lease.cancel()
             await asyncio.gather(self._lease, *self._taking.values(), return_exceptions=True)
             try:
                 await self._journal.resign(self._owner)
             except JournalUnavailableError as error:
-                log.warning("lease not given back", error=str(error))
-
-    @property
-    def ready(self) -> bool:
-        return self._core.ready
-
-    @property
-    def running(self) -> int:
-        return self._core.running
-
-    def models(self) -> list[ServedModel]:
-        return self._core.models()
-
-    async def count_tokens(self, model: str, prompt: Prompt) -> int:
-        return await self._core.count_tokens(model, prompt)
-
-    async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
-        return await self._core.submit(request, resumable=resumable)
+                log.warning("lease not released", error=str(error))
 
     def follow(
         self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
-        if self._core.find(generation_id) is not None:
-            return self._core.follow(generation_id, from_index, whole=whole)
+        if self.find(generation_id) is not None:
+            return super().follow(generation_id, from_index, whole=whole)
         return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id, whole)
 
     async def cancel(self, generation_id: str, owner_id: str = "") -> None:
@@ -147,28 +127,24 @@ class ClusteredCore:
         for _ in range(_MAX_MOVES):
             place = await self._locate(generation_id, lost, owner_id)
             if place is None:
-                await self._core.cancel(generation_id)
+                await super().cancel(generation_id)
                 return
             try:
                 self._metrics.relayed.inc()
-                await self._peers.cancel(place, generation_id)
+                await self._cluster.peers.cancel(place, generation_id)
                 return
             except OwnerLostError as error:
                 lost = _Lost(place, error.cause)
         raise moved(generation_id)
 
-    async def leave(self, generation_id: str) -> None:
-        """See `Core.leave`."""
-        await self._core.leave(generation_id)
-
-    async def interrupt(self, generation_id: str, owner_id: str) -> bool:
+    async def interrupt_for_peer(self, generation_id: str, owner_id: str) -> bool:
         """Interrupts a generation for another router that addresses the owner `owner_id`.
 
         See `LocalCore.interrupt`. Raises GENERATION_MOVED when this router is not that owner.
         """
-        if owner_id != self._owner.owner_id:
+        if owner_id != self._cluster.owner_id:
             raise moved(generation_id)
-        return await self._core.interrupt(generation_id)
+        return await self.interrupt(generation_id)
 
     async def _follow_anywhere(
         self, generation_id: str, reader: PassedReader, owner_id: str, whole: bool
@@ -190,9 +166,9 @@ class ClusteredCore:
         self, generation_id: str, place: Head | None, reader: PassedReader, whole: bool
     ) -> AsyncGenerator[GenerationEvent, None]:
         if place is None:
-            return self._core.follow(generation_id, reader.from_index, whole=whole)
+            return super().follow(generation_id, reader.from_index, whole=whole)
         self._metrics.relayed.inc()
-        return self._peers.attach(place, generation_id, reader.from_index, whole=whole)
+        return self._cluster.peers.attach(place, generation_id, reader.from_index, whole=whole)
 
     async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
         """Returns the head of another router's generation, or None when this router has it.
@@ -200,11 +176,11 @@ class ClusteredCore:
         This router may just have taken it over. Raises NOT_FOUND when no router has it. For a
         caller that addresses `owner_id`, any other router raises GENERATION_MOVED.
         """
-        while self._core.find(generation_id) is None:
-            if owner_id not in ("", self._owner.owner_id):
+        while self.find(generation_id) is None:
+            if owner_id not in ("", self._cluster.owner_id):
                 raise moved(generation_id)
             head = await self._head(generation_id)
-            if self._core.find(generation_id) is not None:
+            if self.find(generation_id) is not None:
                 break  # another reader here took it over: the head names this router
             cause = self._why_take(head, lost)
             if owner_id and head.owner.owner_id != owner_id:
@@ -216,7 +192,7 @@ class ClusteredCore:
         return None
 
     async def _head(self, generation_id: str) -> Head:
-        if not generation_id or len(generation_id) > MAX_ID_CHARS or self._recorder.forgetting(generation_id):
+        if not generation_id or len(generation_id) > MAX_ID_CHARS or self._cluster.recorder.forgetting(generation_id):
             raise errors.not_found("generation", generation_id)
         head = await self._asked(generation_id, self._journal.head(generation_id))
         if head is None:
@@ -225,7 +201,7 @@ class ClusteredCore:
 
     def _why_take(self, head: Head, lost: _Lost | None) -> str:
         """Returns why this router should take the generation over, or empty to ask its owner."""
-        if head.owner.owner_id == self._owner.owner_id or head.owner.address == self._owner.address:
+        if head.owner.owner_id == self._cluster.owner_id or head.owner.address == self._owner.address:
             return RESTARTED
         return lost.cause if lost is not None and lost.head == head else ""
 
@@ -247,13 +223,13 @@ class ClusteredCore:
             log.warning("generation not taken over", generation_id=generation_id, error=str(error))
 
     async def _take_over(self, generation_id: str, head: Head, cause: str) -> Generation | None:
-        place = self._core.reserve()
+        place = self.reserve()
         try:
             record = await self._taken(generation_id, head)
             if record is None:
                 place.leave()
                 return None
-            generation = await self._core.adopt(generation_id, record, place)
+            generation = await self.adopt(generation_id, record, place)
         except BaseException:
             place.leave()
             raise
@@ -280,13 +256,13 @@ class ClusteredCore:
         try:
             return await answer
         except JournalUnavailableError as error:
-            self._outage.begin(error)
+            self._cluster.outage.begin(error)
             raise _unavailable(generation_id) from error
         except Exception as error:
-            log.exception("journal cannot be asked", generation_id=generation_id)
+            log.exception("journal request failed", generation_id=generation_id)
             raise _unavailable(generation_id) from error
 
 
 def _unavailable(generation_id: str) -> errors.RyzansteinError:
-    message = f"generation {generation_id[:MAX_ID_CHARS]} is not here, and the journal cannot be asked"
+    message = f"generation {generation_id[:MAX_ID_CHARS]} is not at this router and the journal is unavailable"
     return errors.unavailable("JOURNAL_UNAVAILABLE", message)

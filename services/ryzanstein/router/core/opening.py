@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.core.clustered import ClusteredCore
-from ryzanstein.router.core.local import LocalCore
+from ryzanstein.router.core.clustered import Cluster, ClusteredCore
+from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.core.peers import Peers
 from ryzanstein.router.journal.journal import Journal
 from ryzanstein.router.journal.keys import JournalKeys
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import FlushPace, JournalRecorder
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
-from ryzanstein.router.telemetry import RouterTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +41,22 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
         await journal.close()
 
 
-def journalled_core(
-    opened: OpenJournal,
-    settings: RouterSettings,
-    owner_id: str,
-    telemetry: RouterTelemetry,
-    make_core: Callable[..., LocalCore],
-) -> ClusteredCore:
-    """Returns a core with a journal.
-
-    `make_core` takes the `recorder`, the `keys` and the `others`.
-    """
+def journalled_core(opened: OpenJournal, settings: RouterSettings, owner_id: str, parts: CoreParts) -> ClusteredCore:
+    """Returns a core with a journal."""
+    telemetry, retention_s = parts.telemetry, _retention_s(settings)
     metrics = JournalMetrics(telemetry.registry)
     outage = JournalOutage(metrics)
-    recorder = JournalRecorder(
-        opened.journal, FlushPace(settings.journal_flush_s, _retention_s(settings)), metrics, outage, telemetry.background
-    )
-    return ClusteredCore(
-        make_core(recorder=recorder, keys=JournalKeys(opened.journal, _retention_s(settings), outage), others=opened.peers),
+    pace = FlushPace(settings.journal_flush_s, retention_s)
+    cluster = Cluster(
         opened.journal,
-        recorder=recorder,
-        peers=opened.peers,
-        owner_id=owner_id,
-        lease_s=settings.lease_s,
-        metrics=metrics,
-        outage=outage,
-        background=telemetry.background,
+        JournalRecorder(opened.journal, pace, metrics, outage, telemetry.background),
+        opened.peers,
+        owner_id,
+        settings.lease_s,
+        metrics,
+        outage,
     )
+    return ClusteredCore(replace(parts, keys=JournalKeys(opened.journal, retention_s, outage)), cluster)
 
 
 async def _opened(settings: RouterSettings) -> Journal:

@@ -47,7 +47,7 @@ _Result = TypeVar("_Result")
 
 def moved(generation_id: str) -> RyzansteinError:
     """Returns the error for a generation that another router has, or is about to have."""
-    return errors.unavailable(MOVED, f"generation {generation_id[:64]} goes on at another router; attach again", 0.1)
+    return errors.unavailable(MOVED, f"generation {generation_id[:64]} has moved to another router; attach again", 0.1)
 
 
 @dataclass(eq=False)

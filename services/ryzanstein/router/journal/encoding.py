@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from google.rpc import status_pb2
 
+from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, RequestKey, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
+from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
@@ -32,6 +34,19 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     if request.key is not None:
         journalled.key, journalled.key_body = request.key.name, request.key.body
     return journalled.SerializeToString()
+
+
+def with_own_deadline(request: GenerationRequest, record: JournalRecord) -> GenerationRequest:
+    """Returns the request of a record with its deadline by this host's clock.
+
+    The clock of the router that wrote the record may differ: its last batch says how much time was
+    left, and the store how long ago that was. A batch of an earlier version does not say it; then
+    the clocks must agree.
+    """
+    batch = pb.JournalBatch.FromString(record.batches[-1]) if record.batches else pb.JournalBatch()
+    if not batch.HasField("time_left"):
+        return request
+    return replace(request, deadline=clock.unix_s() + batch.time_left.ToNanoseconds() / 1e9 - record.age_s)
 
 
 def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
@@ -82,6 +97,8 @@ class BatchWriter:
         generation, given = self.generation, self._given
         self._sent = sent = _Position(generation, full=True)
         batch = pb.JournalBatch()
+        if generation.request.deadline is not None:
+            batch.time_left.FromNanoseconds(int(max(0.0, generation.request.deadline - clock.unix_s()) * 1e9))
         if sent.num_tokens != given.num_tokens:
             self._add_runs(batch)
         if sent.num_ends != given.num_ends:

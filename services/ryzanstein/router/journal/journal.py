@@ -8,7 +8,7 @@ journal knows no tokens: requests and batches are bytes (`encoding`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -43,11 +43,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """All that is known of a generation. Batches may overlap, see `JournalBatch`."""
+    """All that is known of a generation. Batches may overlap, see `JournalBatch`.
+
+    `age_s`: the seconds since the last append, by the store's clock.
+    """
 
     epoch: int
     request: bytes
     batches: tuple[bytes, ...]
+    age_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,5 +58,5 @@ class JournalKeys:
 
 
 def _unavailable() -> errors.RyzansteinError:
-    message = "the journal cannot take the idempotency key, and without it the request might be answered twice"
+    message = "the journal is unavailable and cannot store the idempotency key; retry with the same key"
     return errors.unavailable("JOURNAL_UNAVAILABLE", message)

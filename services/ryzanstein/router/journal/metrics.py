@@ -21,17 +21,17 @@ class JournalMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=registry)
 
-        self.taken_over = counter("generations_taken_over", "Generations of other routers that this one went on with", "cause")
-        self.moved = counter("generations_moved", "Generations of this router that another one went on with")
-        self.relayed = counter("generations_relayed", "Readers and cancels passed on to the router that has the generation")
-        self.outages = counter("journal_outages", "Times that the journal's store stopped answering")
+        self.taken_over = counter("generations_taken_over", "Generations taken over from other routers", "cause")
+        self.moved = counter("generations_moved", "Generations taken over by other routers")
+        self.relayed = counter("generations_relayed", "Attach and cancel calls relayed to the generation's owner")
+        self.outages = counter("journal_outages", "Outages of the journal's store")
         self.bytes = counter("journal_bytes", "Bytes appended to the journal")
         self.up = Gauge("ryzanstein_router_journal_up", "1: the journal is written and the lease is kept", registry=registry)
-        self.lag = Gauge("ryzanstein_router_journal_lag_tokens", "Tokens that are not in the journal yet", registry=registry)
+        self.lag = Gauge("ryzanstein_router_journal_lag_tokens", "Tokens not yet written to the journal", registry=registry)
         self.flush = Histogram(
-            "ryzanstein_router_journal_flush_seconds", "Time of a write to the store", registry=registry, buckets=_FLUSH_BUCKETS
+            "ryzanstein_router_journal_flush_seconds", "Duration of store writes", registry=registry, buckets=_FLUSH_BUCKETS
         )
-        self.unwritable = counter("journal_unwritable", "Generations that cannot be put into the journal")
+        self.unwritable = counter("journal_unwritable", "Generations that could not be encoded for the journal")
         self.up.set(1)
 
 
@@ -63,12 +63,12 @@ class JournalOutage:
             self._over.clear()
             self._metrics.outages.inc()
             self._metrics.up.set(0)
-            log.warning("journal out of reach; generations go on in memory", error=str(error))
+            log.warning("journal unavailable, generations continue in memory", error=str(error))
 
     def end(self, user: str) -> None:
         """Records that the store has answered this user."""
         if self._since is not None:
-            log.info("journal back", after_s=round(time.monotonic() - self._since, 3))
+            log.info("journal works again", after_s=round(time.monotonic() - self._since, 3))
             self._since = None
             self._over.set()
         self.mended(user)

@@ -157,7 +157,7 @@ class JournalRecorder:
             try:
                 await self._write(self._owner, list(self._entries.values()))
             except Exception:
-                log.exception("generations not handed over", generations=len(self._entries))
+                log.exception("generations not journalled at shutdown", generations=len(self._entries))
         self._entries.clear()
         self._settled.clear()
 

@@ -1,6 +1,6 @@
 """A journal in Redis, for routers on several hosts.
 
-A generation is a hash (owner, epoch, request) and a list of batches; a lease is a key. Redis
+A generation is a hash (owner, epoch, request, time of the last append) and a list of batches; a lease is a key. Redis
 expires them. Everything that compares an epoch is a script, so it is atomic. A call that exceeds
 its timeout counts as an outage instead of being waited for. Every call is safe to repeat.
 """
@@ -29,7 +29,8 @@ _OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING)
 # ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation
 # KEYS: its hash and its list
 _WRITE = """
-local outcomes = {}
+local outcomes, time = {}, redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + time[2] / 1000)
 for i = 1, #KEYS / 2 do
     local head, rows = KEYS[2 * i - 1], KEYS[2 * i]
     local epoch, batch, request = ARGV[3 * i + 1], ARGV[3 * i + 2], ARGV[3 * i + 3]
@@ -43,6 +44,7 @@ for i = 1, #KEYS / 2 do
             redis.call('DEL', rows)
             redis.call('HSET', head, 'epoch', epoch, 'owner_id', ARGV[2], 'address', ARGV[3], 'request', request)
         end
+        redis.call('HSET', head, 'written_ms', now)
         if batch ~= '' then redis.call('RPUSH', rows, batch) end
         redis.call('PEXPIRE', head, ARGV[1])
         redis.call('PEXPIRE', rows, ARGV[1])
@@ -63,7 +65,9 @@ if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return false end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2] + 1, 'owner_id', ARGV[3], 'address', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[1])
-return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1)}
+local time, written = redis.call('TIME'), redis.call('HGET', KEYS[1], 'written_ms')
+local age_ms = written and math.max(0, time[1] * 1000 + time[2] / 1000 - written) or 0
+return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1), age_ms}
 """
 # ARGV: generation, body, how long a claim holds before its generation is opened, how long it is
 # kept, prefix of the heads. It is not known in advance which head is read, so it cannot be in KEYS,
@@ -125,7 +129,7 @@ class RedisJournal:
     async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         args = (self._retention_ms, epoch, owner.owner_id, owner.address)
         taken = await _asked(self._take_script(self._keys(generation_id), args))
-        return None if taken is None else JournalRecord(epoch + 1, taken[0], tuple(taken[1]))
+        return None if taken is None else JournalRecord(epoch + 1, taken[0], tuple(taken[1]), taken[2] / 1000)
 
     async def claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
         times = (int(1000 * KEY_HOLD_S), int(1000 * max(keep_s, KEY_HOLD_S)))

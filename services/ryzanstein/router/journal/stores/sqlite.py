@@ -55,6 +55,8 @@ CREATE TABLE IF NOT EXISTS keys (
     key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
 ) WITHOUT ROWID
 """
+# Added to the table of an earlier version, whose routers do not set it.
+_WRITTEN = "ALTER TABLE generations ADD COLUMN written REAL"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BUSY_S = 1.0
 _OPEN_S = 5.0
@@ -138,8 +140,8 @@ class SqliteJournal:
             written = [append for append, outcome in zip(appends, outcomes, strict=True) if outcome is AppendOutcome.WRITTEN]
             numbers = sorted({known[append.generation_id][0] for append in written})
             if numbers:
-                update = f"UPDATE generations SET expires = ? WHERE number IN ({','.join('?' * len(numbers))})"
-                db.execute(update, (self._expires, *numbers))
+                update = f"UPDATE generations SET expires = ?, written = ? WHERE number IN ({','.join('?' * len(numbers))})"
+                db.execute(update, (self._expires, time.monotonic(), *numbers))
             values: list[int | bytes] = []
             for append in written:
                 if append.batch:
@@ -188,17 +190,19 @@ class SqliteJournal:
     def _take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
         update = (
             "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
-            " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number"
+            " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number, written"
         )
-        values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, time.monotonic())
+        now = time.monotonic()
+        values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, now)
         with self._transaction() as db:
-            number = db.execute(update, values).fetchone()
-            if number is None:
+            row = db.execute(update, values).fetchone()
+            if row is None:
                 return None
-            (request,) = db.execute("SELECT request FROM requests WHERE number = ?", number).fetchone()
+            number, written = row
+            (request,) = db.execute("SELECT request FROM requests WHERE number = ?", (number,)).fetchone()
             query = "SELECT batch FROM batches WHERE number = ? ORDER BY rowid"
-            batches = tuple(batch for (batch,) in db.execute(query, number))
-        return JournalRecord(epoch + 1, request, batches)
+            batches = tuple(batch for (batch,) in db.execute(query, (number,)))
+        return JournalRecord(epoch + 1, request, batches, 0.0 if written is None else now - written)
 
     def _claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
         now = time.monotonic()
@@ -257,7 +261,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
-        log.warning("journal damaged; begun anew", path=str(path), error=str(error))
+        log.warning("journal corrupt, starting with an empty one", path=str(path), error=str(error))
         for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
             name.unlink(missing_ok=True)
         return _connected(path)
@@ -272,6 +276,8 @@ def _connected(path: Path) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)
         db.execute(_KEYS)
+        if "written" not in {name for _, name, *_ in db.execute("PRAGMA table_info(generations)")}:
+            db.execute(_WRITTEN)
         db.execute("COMMIT")
     except BaseException:
         db.close()
