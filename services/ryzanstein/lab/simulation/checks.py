@@ -166,7 +166,7 @@ class Checks:
         for service in self._cluster.nodes:
             breaker = router.links.breaker(service.name)
             if breaker is not None and breaker.state is BreakerState.OPEN and not self.is_struck(service.name):
-                self.violated(BrokenPromise.BLAME, f"{name} opened the breaker of {service.name}, which is well")
+                self.violated(BrokenPromise.BLAME, f"{name} opened the breaker of {service.name}, which is healthy")
 
     def _look_at_tasks(self, process: Process) -> None:
         for task, error in process.crashes:
@@ -190,7 +190,7 @@ class Checks:
         """Checks after the calm: every service serves, every node is linked, nothing is left."""
         for service in self._cluster.services:
             if not service.alive and service.wanted:
-                self.violated(BrokenPromise.REST, f"{service.name} does not run")
+                self.violated(BrokenPromise.REST, f"{service.name} is not running")
         for service in self._cluster.nodes:
             self._require_at_rest(service)
         for service in self._cluster.routers:
@@ -232,12 +232,11 @@ class Checks:
 
 
 def _left_in(router: Any) -> Iterator[tuple[str, int]]:
-    core = getattr(router.core, "_core", router.core)
+    core = router.core
     yield "generations", len(core._generations._by_id)
     yield "timers of generations", len(core._generations._timers)
     yield "claims", len(core._turns.claimed._held)
-    recorder = getattr(router.core, "_recorder", None)
-    yield "entries of the journal", len(getattr(recorder, "_entries", ()))
+    yield "entries of the journal", len(getattr(core._recorder, "_entries", ()))
 
 
 def _is_waited_for(error: RyzansteinError) -> bool:
@@ -254,8 +253,8 @@ _REACHED = (
     "generation taken over",
     "ranks lost",
     "session store works again",
-    "journal back",
-    "stood still, leases start anew",
+    "journal works again",
+    "stood still, leases restarted",
     "rank slow",
     "view has a gap",
 )

@@ -204,7 +204,7 @@ class SimulatedClient:
         history = () if stored is None else stored[: len(question.history) + 2]
         if len(history) == len(question.history) + 2:
             self.check(conversation, history)
-            self._checks.reach("answered behind a turn that was cut off")
+            self._checks.reach("answered after a turn that was cut off")
             for difference in asking.answer.differences(self.expected(replace(question, history=history))):
                 self._checks.violated(BrokenPromise.CHANGED, difference, key=question.key, sent=asking.sent)
             conversation.history = history
@@ -258,7 +258,7 @@ class SimulatedClient:
                 return
         twice = len(stored) >= 4 and stored[-2] == stored[-4]
         self._checks.violated(
-            BrokenPromise.TURN, "a turn was stored twice" if twice else "the session is not what its client was told",
+            BrokenPromise.TURN, "a turn was stored twice" if twice else "the session differs from its client's answers",
             session=conversation.session_id, known=len(known), stored=len(stored),
         )  # fmt: skip
 
@@ -423,7 +423,7 @@ class _Asking:
         if error.reason == "GENERATION_NOT_FOUND":
             return await self._not_found()
         if error.reason == "JOURNAL_UNAVAILABLE" and not self._checks.is_struck(JOURNAL, _ODD_FOR_S):
-            self._checks.violated(BrokenPromise.RETRY, "JOURNAL_UNAVAILABLE while every disk is well", key=key)
+            self._checks.violated(BrokenPromise.RETRY, "JOURNAL_UNAVAILABLE while every disk works", key=key)
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
@@ -432,7 +432,7 @@ class _Asking:
             self._retry_reason = error.reason
             self._retries += 1
             if error.code is not Code.RESOURCE_EXHAUSTED and self._retries > _MANY_RETRIES and self._checks.somebody_serves:
-                self._checks.violated(BrokenPromise.RETRY, f"{error.reason} said {self._retries} times to try again", key=key)
+                self._checks.violated(BrokenPromise.RETRY, f"{error.reason} asked {self._retries} times for a retry", key=key)
                 return "gave up"
             return await self._again(error.retry_after_s, move=False)
         if error.reason == "SESSION_FULL":
@@ -447,7 +447,7 @@ class _Asking:
         away_s = self._loop.time() - self._connected_at
         if self._retry_reason:
             self._checks.violated(
-                BrokenPromise.RETRY, f"{self._retry_reason} said to try again; then it was not found", key=self.question.key
+                BrokenPromise.RETRY, f"not found after {self._retry_reason} asked for a retry", key=self.question.key
             )
         elif away_s < _WINDOW_S and self._cluster.plan.session_store != "memory":
             self._checks.violated(BrokenPromise.LOST, f"not found {away_s:.1f} s after it was read", key=self.question.key)

@@ -48,12 +48,6 @@ class Service:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
-    @property
-    def up_since(self) -> float:
-        """Returns when it last became able to run; infinite if it cannot run now."""
-        process = self.process
-        return max(process.begun_at, process.thawed_at) if process is not None and process.runs else float("inf")
-
     def start(self) -> Process:
         world = self._world
         self.starts += 1

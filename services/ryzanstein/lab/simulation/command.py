@@ -29,23 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         return _replay(options)
     if options.minutes is None and options.count is None:
-        parser.error("one of --seed, --minutes and --count is needed")
+        parser.error("one of --seed, --minutes and --count is required")
     return _explore(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ryzanstein simulate", description="Simulate whole clusters, one per seed.")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--seed", type=_whole(0, 2**63 - 1), help="replay one")
-    what.add_argument("--minutes", type=_minutes, help="fresh seeds for so many minutes of real time")
-    parser.add_argument("--first", type=_whole(0, 2**62), help="the first of the fresh seeds; default: chosen by chance")
-    parser.add_argument("--count", type=_whole(1, 10**9), help="so many seeds from the first, however long they take")
-    parser.add_argument("--jobs", type=_whole(1, 1024), default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--log", action="store_true", help="with --seed: print everything that happened")
+    what.add_argument("--seed", type=_whole(0, 2**63 - 1), help="replay this seed")
+    what.add_argument("--minutes", type=_minutes, help="run new seeds for this many minutes of real time")
+    parser.add_argument("--first", type=_whole(0, 2**62), help="the first of the new seeds; default: random")
+    parser.add_argument("--count", type=_whole(1, 10**9), help="run this many new seeds, however long they take")
+    parser.add_argument("--jobs", type=_whole(1, 1024), default=os.cpu_count() or 1, help="number of processes")
+    parser.add_argument("--log", action="store_true", help="with --seed: print all events")
     parser.add_argument("--smaller", action="store_true", help="with --seed: leave out faults and clients that do not matter")
-    parser.add_argument("--without-faults", type=_numbers, default="", help="with --seed: faults to leave out, 0,3")
-    parser.add_argument("--without-clients", type=_numbers, default="", help="with --seed: clients to leave out, 0,3")
-    parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--without-faults", type=_numbers, default="", help="with --seed: faults to leave out, e.g. 0,3")
+    parser.add_argument("--without-clients", type=_numbers, default="", help="with --seed: clients to leave out, e.g. 0,3")
+    parser.add_argument("--json", type=Path, help="write the results as JSON to this file")
     return parser
 
 

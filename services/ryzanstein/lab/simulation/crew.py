@@ -140,13 +140,11 @@ class Crew:
             self._exits(rank, 1)
         return rank is not None
 
-    def hang(self, number: int, hung: bool) -> bool:
-        """Keeps the rank from its next collective or the end of its step, until `hung` is False."""
+    def hang(self, number: int) -> bool:
+        """Keeps the rank from its next collective and the end of its step for good."""
         rank = self._living(number)
         if rank is not None:
-            rank.hung, rank.delayed = hung, True
-            if not hung:
-                self._moved(rank)
+            rank.hung = rank.delayed = True
         return rank is not None
 
     def kill_all(self) -> None:

@@ -136,7 +136,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             heapq.heappop(timers)
             self._cancelled_timers -= 1
         if not timers:
-            raise DeadlockError(f"nothing is left to happen at {self._clock.now:.6f} s")
+            raise DeadlockError(f"no event is left at {self._clock.now:.6f} s")
         self._clock.now = max(self._clock.now, timers[0][0])
         while timers and timers[0][0] <= self._clock.now:
             timer = heapq.heappop(timers)[2]

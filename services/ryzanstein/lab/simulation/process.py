@@ -68,8 +68,6 @@ class Process:
         self.exception_handler: Any = None
         self.rewrite: Callable[[Any], Any] | None = None
         """Rewrites the messages that it sends, as a process of another version would send them."""
-        self.begun_at = loop.time()
-        self.thawed_at = 0.0
         self._loop = loop
         self._rng = rng
         self._context = Context()
@@ -86,11 +84,6 @@ class Process:
     @property
     def alive(self) -> bool:
         return self.state is not State.ENDED
-
-    @property
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """Returns the tasks that have not ended, oldest first."""
-        return list(self._tasks)
 
     def start(self, main: Coroutine[Any, Any, None]) -> None:
         task = self._context.run(self._loop.create_task, main)
@@ -115,7 +108,6 @@ class Process:
     def thaw(self) -> None:
         if self.state is State.FROZEN:
             self.state = State.RUNS
-            self.thawed_at = self._loop.time()
             aside, self._aside = self._aside, deque()
             self._loop.resume(aside)
 

@@ -153,14 +153,11 @@ class SimulatedRanks:
         return self.kill(rank, Signals.SIGCONT)
 
     def hang(self, rank: int) -> bool:
-        """Keeps the rank from its next collective and the end of its step, until `unhang`.
+        """Keeps the rank from its next collective and the end of its step for good.
 
         Its process keeps running.
         """
-        return self._crew is not None and self._crew.hang(rank, True)
-
-    def unhang(self, rank: int) -> bool:
-        return self._crew is not None and self._crew.hang(rank, False)
+        return self._crew is not None and self._crew.hang(rank)
 
     def crash(self, rank: int, message: str, *, unsound: bool = False) -> bool:
         """Makes the rank report a crash (RankCrashed) and exit with 1."""

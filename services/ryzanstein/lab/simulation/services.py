@@ -65,8 +65,7 @@ def speaks_in(session_id: str) -> bool:
 
 def turns_of(router: Router) -> Any:
     """Returns the router's turns, which hold the claimed sessions."""
-    core: Any = router.core
-    return getattr(core, "_core", core)._turns
+    return router.core._turns
 
 
 def forget(process: Process) -> None:
