@@ -1,10 +1,11 @@
-"""What session affinity is worth: the measurements behind ADR-003.
+"""Measures the gain of session affinity, for ADR-003.
 
     .venv/bin/python benchmarks/affinity.py [--json]
 
-First arithmetic: how evenly rendezvous hashing spreads sessions, and how many move when a node leaves. Then a real cluster of
-four nodes: conversations of ten turns, once with a session id and once with a new key for every turn (what a load balancer
-without affinity does), interleaved, the same messages in both; prompt tokens found in the cache and time to first token.
+First by calculation: how evenly rendezvous hashing spreads sessions, and how many move when a node leaves. Then on a real
+cluster of four nodes: conversations of ten turns with the same messages, once with a session id and once with a new key for
+every turn (as with a load balancer without affinity), interleaved. Reports the share of prompt tokens found in the cache and
+the time to first token.
 """
 
 from __future__ import annotations

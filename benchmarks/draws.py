@@ -1,9 +1,9 @@
-"""What the draw of a row costs, with the kernel and with torch's operators: milliseconds a row, medians of 50.
+"""Measures the time to sample a row, with the kernel and with torch's operators: milliseconds per row, medians of 50.
 
 .venv/bin/python benchmarks/draws.py [--vocab 131072] [--rows 1] [--threads 1] [--rounds 50] [--no-torch]
 
-A row is normal numbers times 2.5 ("typical"), 0.05 ("flat") or 8 ("peaked"), or these rounded, so that many are equal. `--cpu`
-counts the thread's own time, for machines that have other work.
+A row has normal numbers times 2.5 ("typical"), 0.05 ("flat") or 8 ("peaked"), or these rounded, so that many are equal. `--cpu`
+counts the thread's own CPU time, for machines with other load.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def measure(title: str, kernels: NativeKernels | None, arguments: argparse.Names
     """By cut and distribution, for one row."""
     logits = distributions(arguments.rows, arguments.vocab)
     clock = time.thread_time if arguments.cpu else time.perf_counter
-    table = Table(title, *logits, title=f"ms a row of {arguments.vocab:,}, {arguments.rows} rows, {arguments.threads} threads")
+    table = Table(title, *logits, title=f"ms/row of {arguments.vocab:,}, {arguments.rows} rows, {arguments.threads} threads")
     for name, cut in CUTS.items():
         sampling = SamplingParams(**cut)
         draws_R = [Draw.of(row, sampling, arguments.vocab, 0.4) for row in range(arguments.rows)]

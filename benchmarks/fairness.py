@@ -1,10 +1,10 @@
-"""What tenants of one node get when one of them sends ten times as much: the measurements behind docs/fairness.md.
+"""Measures what tenants of one node get when one of them sends ten times as much, for docs/fairness.md.
 
     .venv/bin/python benchmarks/fairness.py [--json FILE] [--seconds 20]
 
 A real cluster (router, orchestrator, one node). Tenant "heavy" keeps ten times as many requests open as each of the others;
-all of them want more than their share. Shares of generated tokens, Jain's index over them, and time to first token, with
-token-fair scheduling and without. Last one tenant alone: what fairness costs when there is nobody to be fair to.
+all of them request more than their share. Reports shares of generated tokens, Jain's index over them, and time to first token,
+with token-fair scheduling and without; then with a single tenant, for the overhead of fairness.
 """
 
 from __future__ import annotations

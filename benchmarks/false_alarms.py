@@ -1,11 +1,11 @@
-"""How often the router suspects a node that is well, on a machine whose cores are all taken; and how soon one that is not.
+"""Measures how often the router suspects a healthy node on a fully loaded machine, and how soon it suspects a frozen one.
 
     .venv/bin/python benchmarks/false_alarms.py [--seconds 60] [--spinners 4] [--freezes 10] [--json]
 
-A real cluster of two nodes streams without pause beside processes that only spin. Counted from the router's metrics: beats,
-suspicions, backups that overtook (an answer moved though its node was well), links given up; and from the clients: answers
-that failed or differ from the first one. Then a node is frozen (SIGSTOP) while it streams, again and again: the time from the
-signal to the router's suspicion, and the longest pause that a client saw.
+A real cluster of two nodes streams without a pause beside busy processes. Counted from the router's metrics: beats, suspicions,
+backups that overtook (an answer moved although its node was healthy), links given up; at the clients: answers that failed or
+differ from the first one. Then a node is frozen (SIGSTOP) repeatedly while it streams: the time from the signal to the router's
+suspicion, and the longest pause that a client saw.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--spinners", type=int, default=4)
-    parser.add_argument("--freezes", type=int, default=10, help="0: none")
+    parser.add_argument("--freezes", type=int, default=10, help="number of freezes; 0: none")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     spec = ClusterSpec(model=MODEL_DIR, num_nodes=2, tp=1)

@@ -1,10 +1,10 @@
-"""What the journal of generations costs on the token path: memory, SQLite and Redis in turns, over a scripted node.
+"""Measures the overhead of the journal on the token path: memory, SQLite and Redis in turn, over a scripted node.
 
     .venv/bin/python benchmarks/journal.py [--json]
 
-64 streams of 256 tokens each; the node offers more tokens than any router takes, so that the router is what is measured. For
-each store the median over rounds, interleaved: tokens a second, the router's own processor time per token (which counts also
-where the machine has other things to do), and how long a write of the journal takes.
+64 streams of 256 tokens each; the node offers more tokens than any router can take, so the router is the bottleneck. Reports
+for each store, as medians over interleaved rounds: tokens per second, the router's CPU time per token (valid on a machine with
+other load, too), and the duration of a journal write.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ async def measure(rounds: int, seconds: float) -> list[dict[str, float | str]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="What the journal of generations costs.")
+    options = argparse.ArgumentParser(description="Measure the overhead of the journal of generations.")
     options.add_argument("--json", action="store_true", help="print one JSON document")
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--seconds", type=float, default=3.0)

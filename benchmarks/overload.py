@@ -1,8 +1,8 @@
-"""What becomes of a node when more is asked of it than it can do: the measurements behind docs/overload.md.
+"""Measures a node under overload, for docs/overload.md.
 
     .venv/bin/python benchmarks/overload.py [--json FILE] [--seconds 15]
 
-A real cluster (router, orchestrator, one node). First its peak: a closed loop that keeps every place taken. Then open loops,
+A real cluster (router, orchestrator, one node). First its peak: a closed loop that keeps every place busy. Then open loops:
 Poisson arrivals at 0.5, 1, 2 and 3 times the peak's requests, with a latency objective, and 3 times without one.
 Goodput counts tokens of requests whose first token came within the objective.
 """
@@ -89,7 +89,7 @@ def measure(seconds: float) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any], name: str) -> str:
-    refused = ", ".join(f"{reason} {num}" for reason, num in row["refused"].items()) or "nobody"
+    refused = ", ".join(f"{reason} {num}" for reason, num in row["refused"].items()) or "none"
     return (
         f"{name}: offered {row['offered_per_s']:.1f}/s, throughput {row['throughput_of_peak']:.0%}, "
         f"goodput {row['goodput_of_peak']:.0%} of the peak; first token p50 {row['ttft_p50_s'] * 1e3:.0f} ms, "

@@ -1,10 +1,10 @@
-"""Overload of the engine alone, in simulated time: what its decisions are worth, whatever machine this runs on.
+"""Measures overload of the engine alone, in simulated time: the effect of its decisions, independent of the machine.
 
     .venv/bin/python benchmarks/overload_policy.py
 
-The real engine (line, scheduler, predictions, refusals) over ranks that compute nothing: a step takes 10 ms and 0.2 ms for each
-token. Poisson arrivals of 60 simulated seconds at multiples of the capacity; prompts of 8 to 200 tokens; answers that use all
-they may ("regular": 16 to 112 tokens) or end by chance ("irregular": 64 on average, at most 400). Deterministic.
+The real engine (queue, scheduler, predictions, refusals) over ranks that compute nothing: a step takes 10 ms plus 0.2 ms per
+token. Poisson arrivals for 60 simulated seconds at multiples of the capacity; prompts of 8 to 200 tokens; answers that use
+their whole limit ("regular": 16 to 112 tokens) or end at random ("irregular": 64 on average, at most 400). Deterministic.
 """
 
 from __future__ import annotations

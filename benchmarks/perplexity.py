@@ -1,9 +1,9 @@
-"""What the formats of weights cost in quality: the demo model's perplexity on held-out dialogues, by the engine's own runner.
+"""Measures the quality of weight formats: the demo model's perplexity on held-out dialogues, with the engine's own runner.
 
     .venv/bin/python benchmarks/perplexity.py [--dialogues 500] [--first 0] [--quantization none,fp16,int8] [--json]
 
-Dialogues are fed token by token, many at once, as decoding does it. `answers` counts the assistant's tokens only, which the
-demo model is trained on and nearly certain of; `text` counts every token after the first: it was not trained on the others.
+Dialogues are fed token by token, many at once, as in decoding. `answers` counts only the assistant's tokens, on which the demo
+model was trained; `text` counts every token after the first.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def as_table(results: Sequence[Quality]) -> str:
         changes = (one.answers / results[0].answers - 1, one.text / results[0].text - 1)
         cells = (f"{value:.5f} ({change:+.3%})" for value, change in zip((one.answers, one.text), changes, strict=True))
         lines.append(f"| {one.quantization} | {' | '.join(cells)} | {one.right:.2%} |")
-    return "\n".join([*lines, "", f"{results[0].num_answer_tokens} tokens of answers, {results[0].num_tokens} in all"])
+    return "\n".join([*lines, "", f"{results[0].num_answer_tokens} tokens of answers, {results[0].num_tokens} in total"])
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--dialogues", type=int, default=NUM_DIALOGUES)
     parser.add_argument("--first", type=int, default=0, help="seed of the first dialogue")
-    parser.add_argument("--quantization", default="none,fp16,int8", help="several with commas between; compared with the first")
+    parser.add_argument("--quantization", default="none,fp16,int8", help="comma-separated; the first is the baseline")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""One product with every kernel that this machine has, interleaved: microseconds by the number of rows.
+"""Measures a matrix product with every kernel of this machine, interleaved: microseconds by number of rows.
 
 .venv/bin/python benchmarks/products.py [--threads 2] [--shapes 864x288,2560x2048] [--rows 1,8,32,512]
 

@@ -1,16 +1,16 @@
-"""What each routing policy costs and keeps: the simulation behind ADR-003, with the router's own choosers.
+"""Simulates the routing policies with the router's own choosers, for ADR-003.
 
     .venv/bin/python benchmarks/routing.py [--sessions 10000] [--nodes 4 100] [--policy bounded] [--seed 1] [--json]
 
-10,000 conversations within an hour, those of one user beginning alike; users have Zipf-distributed numbers of them. Every turn
-sends the whole history. Nodes have a finite cache each, least recently used out, half again what the conversations that go on
-at one moment need on average. No real time passes: choosers get the simulated clock. A seed gives the same figures anywhere.
+10,000 conversations within an hour; those of one user have the same beginning, and their number per user is Zipf-distributed.
+Every turn sends the whole history. Each node has a finite LRU cache, of 1.5 times the size that concurrent conversations need
+on average. No real time passes: choosers get the simulated clock. A seed gives the same figures on every machine.
 
-One row a cluster, policy, number of routers and kind of key. `imbalance`: fullest node over the mean, of requests over the
-hour. `window`: the mean of what the first router's metric shows after ten minutes. `computed`: of prompt
-tokens that were not found in a cache. `found`: prompt tokens found. `moved`: turns that went to another node than the turn
-before, while no node came or went. `leave`, `join`: of the conversations that went on then, those whose next turn went
-elsewhere; without a map 1/N of them must.
+One row per cluster, policy, number of routers and kind of key. `imbalance`: requests of the fullest node over the mean, over
+the hour. `window`: the mean of the first router's metric after ten minutes. `computed`: the same imbalance of prompt tokens
+that were not found in a cache. `found`: share of prompt tokens found. `moved`: turns that went to another node than the turn
+before, while no node joined or left. `leave`, `join`: the share of conversations in progress whose next turn went to another
+node; without a map, 1/N of them must move.
 """
 
 from __future__ import annotations

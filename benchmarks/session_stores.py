@@ -1,10 +1,10 @@
-"""What a turn costs each session store: claim, read, append; and how many turns a second one router can store.
+"""Measures a turn in each session store (claim, read, append), and how many turns per second one router can store.
 
     .venv/bin/python benchmarks/session_stores.py [--turns 2000] [--json]
 
-The stores as the router opens them. Sessions have 10 to 30 messages of 400 characters; turns/s: 32 sessions at once. SQLite
-lies in a temporary folder; Redis is started for the measurement, once with a write to the disk every second and once for every
-change (`appendfsync everysec`, `always`).
+Stores are opened as the router opens them. Sessions have 10 to 30 messages of 400 characters; turns/s: 32 sessions at once.
+SQLite is in a temporary directory; Redis is started for the measurement, once with an fsync every second and once with an fsync
+for every change (`appendfsync everysec`, `always`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def measure(settings: RouterSettings, turns: int) -> dict[str, float]:
                 await asyncio.gather(*(turn(store, session_id, number, together) for session_id in session_ids))
             elapsed_s += time.perf_counter() - began
     if telemetry.registry.get_sample_value("ryzanstein_router_store_outages_total"):
-        raise SystemExit("the store was too slow at some moment and memory stood in for it: these are not its figures")
+        raise SystemExit("the store had an outage and sessions were kept in memory: the figures are not valid")
     figures = {f"{name}_p50_s": statistics.median(took) for name, took in alone.items()}
     worst = {f"{name}_p99_s": statistics.quantiles(took, n=100)[98] for name, took in alone.items()}
     return figures | worst | {"turns_per_s": rounds * AT_ONCE * TURNS_EACH / elapsed_s}

@@ -124,7 +124,7 @@ def main() -> None:
             time.sleep(IDLE_S)
         with recorded(Path(name), services, busy):
             chat(address)
-    table = Table("service", "modules of a chat", "of them also when idle")
+    table = Table("service", "modules of a chat", "also when idle")
     for service, modules in busy.items():
         table.add_row(service, str(len(modules)), str(len(modules & idle[service])))
     everywhere, resting = set().union(*busy.values()), set().union(*idle.values())

@@ -204,5 +204,5 @@ def test_parts_are_counted_before_any_is_converted() -> None:
     assert caught.value.violations[0].field == "messages"
     with pytest.raises(RyzansteinError, match="at most 16 ids"):
         wire.complete_from_wire(inference.CompleteRequest(token_ids=inference.TokenIds(ids=range(17))), most)
-    with pytest.raises(RyzansteinError, match=r"sampling.stop_token_ids: has at most 64 entries, got 1000000"):
+    with pytest.raises(RyzansteinError, match=r"sampling.stop_token_ids: must have at most 64 entries, got 1000000"):
         wire.sampling_from_wire(inference.SamplingParams(stop_token_ids=range(1_000_000)))

@@ -56,13 +56,13 @@ class Background:
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self._ends = Counter(
             f"ryzanstein_{service}_background_task_ends_total",
-            "Ends of background tasks that nobody asked for.",
+            "Unexpected ends of background tasks.",
             ["task", "outcome"],
             registry=registry,
         )
         self._down = Gauge(
             f"ryzanstein_{service}_background_tasks_down",
-            "Background tasks that ended and wait to be run again.",
+            "Background tasks that ended and wait to be restarted.",
             ["task"],
             registry=registry,
         )
@@ -162,7 +162,7 @@ class Background:
         try:
             task.on_end(error)
         except Exception:
-            log.exception("end of a background task not acted on", task=task.name)
+            log.exception("background task's end handler failed", task=task.name)
 
     def _stop(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -192,7 +192,7 @@ async def _end_of(task: _Supervised) -> Exception | None:
         if current is None or current.cancelling():
             raise
         # Some libraries, such as gRPC, cancel what a task awaits when their own connection breaks.
-        ended = TaskEndedError(f"what {task.name} waited for was cancelled")
+        ended = TaskEndedError(f"{task.name} ended: what it awaited was cancelled")
         ended.__cause__ = cancelled
         return ended
     except Exception as error:

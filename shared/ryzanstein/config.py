@@ -30,12 +30,12 @@ class ServiceSettings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus /metrics; 0: a free port, which is logged")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
-    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="of one gRPC request; a larger one is refused")
+    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     max_request_records: int = Field(
-        16_384, ge=1024, le=2**20, description="fields of one gRPC request, those of its messages included"
+        16_384, ge=1024, le=2**20, description="maximum fields of a gRPC request, including those of nested messages"
     )
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 

@@ -89,9 +89,9 @@ def malformed_message(type_name: str) -> RyzansteinError:
 
 def too_many_records(bound: int, field_name: str) -> RyzansteinError:
     """Returns the error for a message with too many parts. `field_name`: where, if it is known."""
-    description = f"a request has at most {bound} records, which are its fields and those of its messages"
+    description = f"must have at most {bound} records (fields, including those of nested messages)"
     return RyzansteinError(
-        f"{field_name}: {description}" if field_name else description,
+        f"{field_name or 'request'}: {description}",
         Code.INVALID_ARGUMENT,
         "TOO_MANY_RECORDS",
         {"bound": str(bound)},
@@ -126,7 +126,7 @@ def not_found(kind: str, name: str) -> RyzansteinError:
 
 def already_exists(kind: str, name: str) -> RyzansteinError:
     return RyzansteinError(
-        f"{kind} {name[:128]!r} exists",
+        f"{kind} {name[:128]!r} already exists",
         Code.ALREADY_EXISTS,
         f"{kind.upper()}_EXISTS",
         resource=(kind, name[:128]),
@@ -135,7 +135,7 @@ def already_exists(kind: str, name: str) -> RyzansteinError:
 
 def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> RyzansteinError:
     return RyzansteinError(
-        f"{waiting} requests wait, the bound is {bound}",
+        f"queue is full: {waiting} requests, the bound is {bound}",
         Code.RESOURCE_EXHAUSTED,
         "QUEUE_FULL",
         {"waiting": str(waiting), "bound": str(bound)},
@@ -179,7 +179,7 @@ def deadline_unreachable(expected_s: float, left_s: float, retry_after_s: float)
 
 
 def draining(node_id: str) -> RyzansteinError:
-    return RyzansteinError(f"node {node_id} drains", Code.UNAVAILABLE, "DRAINING", {"node_id": node_id}, retry_after_s=1.0)
+    return RyzansteinError(f"node {node_id} is draining", Code.UNAVAILABLE, "DRAINING", {"node_id": node_id}, retry_after_s=1.0)
 
 
 def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
@@ -203,7 +203,7 @@ def attempts_exhausted(attempts: int, cause: str, reason: str = "") -> Ryzanstei
     reason of the last node's own error, if it reported one.
     """
     return RyzansteinError(
-        f"{attempts} attempts in a row failed without a new token, the last one by {reason or cause}",
+        f"{attempts} attempts in a row failed without a new token, last cause: {reason or cause}",
         Code.INTERNAL,
         "ATTEMPTS_EXHAUSTED",
         {"attempts": str(attempts), "cause": cause, **({"reason": reason} if reason else {})},

@@ -109,10 +109,10 @@ class SamplingParams:
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:
             if len(getattr(self, name)) > bound:
-                raise errors.invalid(f"sampling.{name}", f"has at most {bound} entries", len(getattr(self, name)))
+                raise errors.invalid(f"sampling.{name}", f"must have at most {bound} entries", len(getattr(self, name)))
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise errors.invalid("sampling.stop", f"each has 1 to {MAX_STOP_CHARS} characters", len(text))
+                raise errors.invalid("sampling.stop", f"each string must have 1 to {MAX_STOP_CHARS} characters", len(text))
         for _, bias in self.logit_bias:
             if not -100 <= bias <= 100:
                 raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
@@ -158,7 +158,7 @@ def valid_tenant(given: str, user: str) -> str:
     if not given:
         return user
     if len(given) > MAX_NAME_CHARS or not _VISIBLE.fullmatch(given):
-        raise errors.invalid(TENANT_ID, f"has 1 to {MAX_NAME_CHARS} visible ASCII characters", given[:64])
+        raise errors.invalid(TENANT_ID, f"must have 1 to {MAX_NAME_CHARS} visible ASCII characters", given[:64])
     return given
 
 

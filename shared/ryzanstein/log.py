@@ -49,7 +49,7 @@ def setup_service(service: str, level: str = "info", **bound: str | int) -> None
         stream: TextIO = native_lines.divert({"service": service, **bound})
     except OSError as error:
         setup(service, level, **bound)
-        structlog.get_logger(__name__).warning("lines of libraries stand in the log as they are", error=str(error))
+        structlog.get_logger(__name__).warning("library output not captured", error=str(error))
         return
     _configure({"service": service, **bound}, level, stream)
     faulthandler.enable()

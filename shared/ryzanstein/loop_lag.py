@@ -18,12 +18,12 @@ class LoopLag:
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self._lag = Histogram(
             f"ryzanstein_{service}_loop_lag_seconds",
-            "How late this process's event loop is.",
+            "Event loop lag of this process.",
             buckets=BUCKETS,
             registry=registry,
         )
         self._worst = Gauge(
-            f"ryzanstein_{service}_loop_lag_worst_seconds", "The latest that it was since the process began.", registry=registry
+            f"ryzanstein_{service}_loop_lag_worst_seconds", "Largest event loop lag since process start.", registry=registry
         )
         self._worst_s = 0.0
 

@@ -47,7 +47,7 @@ def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
         os.dup2(pipe, 2)
     except (OSError, subprocess.SubprocessError) as error:
         os.close(real)
-        raise OSError(f"lines of libraries are not read: {error}") from error
+        raise OSError(f"cannot capture library output: {error}") from error
     finally:
         os.close(source)
         os.close(pipe)
@@ -103,7 +103,7 @@ class Records:
         if second != self._second:
             dropped, self._second, self._written, self._dropped = self._dropped, second, 0, 0
             if dropped:
-                self._wrap(f"{dropped} more lines in the second before")
+                self._wrap(f"{dropped} lines dropped in the previous second")
         self._written += 1
         self._dropped += self._written > LINES_PER_S
         return self._written <= LINES_PER_S

@@ -77,7 +77,7 @@ _ANY = MostParts()
 
 def _at_most(bound: int, values: Sized, field: str, what: str = "entries") -> None:
     if len(values) > bound:
-        raise errors.invalid(field, f"has at most {bound} {what}", len(values))
+        raise errors.invalid(field, f"must have at most {bound} {what}", len(values))
 
 
 def messages_from_wire(messages: Sequence[inference.Message], most: MostParts = _ANY) -> tuple[Message, ...]:
@@ -99,7 +99,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
         raise errors.invalid(f"sampling.{bad}", "must be a finite number", given[bad])
     if given.get("top_k") == 0:
-        raise errors.invalid("sampling.top_k", "must be at least 1; leave it out for no bound", 0)
+        raise errors.invalid("sampling.top_k", "must be at least 1; omit it for no limit", 0)
     params = SamplingParams(
         **given,
         stop=tuple(wire.stop),
@@ -122,7 +122,7 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
 def name_from_wire(value: str, field: str) -> str:
     """Returns a session id, user or model name of at most 128 characters."""
     if len(value) > MAX_NAME_CHARS:
-        raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(value))
+        raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
     return value
 
 
@@ -149,7 +149,7 @@ def complete_from_wire(complete: inference.CompleteRequest, most: MostParts = _A
     else:
         prompt = TextPrompt(complete.text)
         if not complete.text:
-            raise errors.invalid("prompt", "text or token_ids must be given and not empty")
+            raise errors.invalid("prompt", "text or token_ids must be given and must not be empty")
     return GenerationRequest(
         model=name_from_wire(complete.model, "model"),
         prompt=prompt,

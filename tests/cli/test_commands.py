@@ -240,7 +240,7 @@ def test_a_service_that_dies_is_started_again_on_its_ports(up: Up) -> None:
     while not serves(node) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert serves(node)
-    assert "node-0 was ended by signal 9 (Killed); starting it again" in up.log.read_text()
+    assert "node-0 was killed by signal 9 (Killed); restarting" in up.log.read_text()
 
 
 def test_the_demo_keeps_its_promises() -> None:
@@ -320,7 +320,7 @@ def test_what_up_writes_is_for_its_owner_alone(up: Up) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--grpc-port", "9000", "--http-port", "9001", "--routers", "2"), "port 9001 is also wanted by --grpc-port"),
+        (("--grpc-port", "9000", "--http-port", "9001", "--routers", "2"), "port 9001 is also used by --grpc-port"),
         (("--grpc-port", "65535", "--routers", "2"), "port 65536 of router 1 is above 65535"),
     ],
 )
@@ -350,7 +350,7 @@ def test_the_last_ready_node_is_drained_only_when_asked_twice_and_then_chat_says
         asked_at = time.monotonic()
     assert time.monotonic() - asked_at < 12, "it waited for a node, as for one that is away"
     assert done.returncode == 1
-    assert "all its nodes drain (node-0, node-1) (UNAVAILABLE, NO_NODES)" in done.stderr
+    assert "all its nodes are draining (node-0, node-1) (UNAVAILABLE, NO_NODES)" in done.stderr
     assert run("undrain", "node-1", *up.orchestrator).returncode == 0
     while run("chat", "Hello!", *up.router).returncode != 0 and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -32,7 +32,7 @@ def test_a_smooth_failover_breaks_no_promise() -> None:
 
 def test_every_broken_promise_is_named() -> None:
     cases = {
-        "the answer went on on another node": replace(SMOOTH, continued_on="node-0"),
+        "the answer continued on another node": replace(SMOOTH, continued_on="node-0"),
         "the answer is identical to the undisturbed one": replace(SMOOTH, identical=False),
         "tokens lost: 0": replace(SMOOTH, lost=1),
         "tokens repeated: 0": replace(SMOOTH, repeated=2),
@@ -40,8 +40,8 @@ def test_every_broken_promise_is_named() -> None:
     }
     for name, failover in cases.items():
         assert broken(failover, AFTERWARDS) == [name]
-    assert broken(SMOOTH, [ChatAnswer(asked_at=0.0, node_ids=["node-0"])]) == ["the conversation goes on elsewhere"]
+    assert broken(SMOOTH, [ChatAnswer(asked_at=0.0, node_ids=["node-0"])]) == ["the conversation continues on another node"]
 
 
 def test_a_demo_in_which_nobody_was_killed_proves_nothing() -> None:
-    assert "the answer went on on another node" in broken(replace(SMOOTH, killed_node=""), AFTERWARDS)
+    assert "the answer continued on another node" in broken(replace(SMOOTH, killed_node=""), AFTERWARDS)

@@ -56,7 +56,7 @@ def test_a_service_that_ends_is_started_again_after_longer_and_longer_pauses(ser
         service.signal(signal.SIGKILL)
         assert service.wait_ended(10)
         (line,) = kept.look(now)
-        assert line.startswith("orchestrator was ended by signal 9 (Killed); starting it again in ")
+        assert line.startswith("orchestrator was killed by signal 9 (Killed); restarting in ")
         for waited in range(1, 100):
             assert list(kept.look(now + waited / 10)) == [], "said once"
             if service.running:
@@ -83,7 +83,7 @@ def test_a_service_that_ends_by_itself_is_never_given_up(tmp_path: Path) -> None
         now += 1.0
         lines += kept.look(now)
     service.kill()
-    assert lines[0].startswith("odd ended by itself with exit code 2; starting it again in ")
+    assert lines[0].startswith("odd ended with exit code 2; restarting in ")
     assert lines[7].endswith(f"(8 times in a row, see {tmp_path / 'odd.log'})")
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_even_be_started_is_tried_again(service: ServiceProcess, tmp
     service.log_path.mkdir()
     assert len(list(kept.look(0.0))) == 1
     (line,) = kept.look(1.0)
-    assert line.startswith("orchestrator cannot be started: ")
+    assert line.startswith("orchestrator failed to start: ")
     service.log_path.rmdir()
     assert list(kept.look(2.0)) == []
     assert service.running

@@ -57,7 +57,7 @@ def test_suspicion_breaker_and_a_missing_link_are_reported_of_the_router() -> No
     assert problems(view(link=bad)) == [
         "router-0 has no link to node-0: silence",
         "router-0 suspects node-0: silence",
-        "router-0 keeps the breaker of node-0 half-open",
+        "the breaker of node-0 at router-0 is half-open",
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
 
 def test_a_linked_node_without_a_lease_is_a_problem_only_when_the_orchestrator_could_say_so() -> None:
     stranger = NodeStatus(READY, (IDLE,), member=False)
-    assert problems(view(stranger)) == ["node-0 is linked but no member: it has no lease at the orchestrator"]
+    assert problems(view(stranger)) == ["node-0 is linked but not a member: it has no lease at the orchestrator"]
     unknown = problems(view(stranger, errors={"orchestrator": "UNAVAILABLE: refused"}))
     assert unknown == ["orchestrator does not answer: UNAVAILABLE: refused"]
 

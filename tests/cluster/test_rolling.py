@@ -77,7 +77,7 @@ def test_a_node_that_was_asked_itself_is_drained_and_taken_back(pair: Any) -> No
     first = nodes(pair)[0]
     address = pair.cluster.services[first].grpc_address
     assert asyncio.run(drain_node(address, 5.0)) == 0
-    assert pair.status(first).beat.reason == "drains: an operator asked"
+    assert pair.status(first).beat.reason == "draining: requested by an operator"
     pair.cluster.wait_nodes(1, 10)
     assert asyncio.run(undrain_node(address)) == ""
     pair.wait_at_least(2)

@@ -53,7 +53,7 @@ def test_a_rank_takes_the_memory_of_its_slice(loaded: Callable[[str], list[dict[
     assert sum(halves) == whole + norms_bytes
 
 
-@pytest.mark.parametrize(("tp", "why"), [("0", "tp: must be at least 1"), ("two", "tp: must be integers")])
+@pytest.mark.parametrize(("tp", "why"), [("0", "tp: must be at least 1"), ("two", "tp: must be comma-separated integers")])
 def test_a_number_of_ranks_that_is_none_is_refused(tmp_path: Path, tp: str, why: str) -> None:
     result = CliRunner().invoke(app, ["load", "--model", str(tmp_path), "--tp", tp])
     assert result.exit_code == 1

@@ -53,21 +53,21 @@ class Speaker:
 
 def chat(
     text: Annotated[
-        str | None, typer.Argument(callback=text_value, help="What to say; without it the conversation is interactive.")
+        str | None, typer.Argument(callback=text_value, help="The message; omit it for an interactive conversation.")
     ] = None,
     *,
-    session: Annotated[str, typer.Option(callback=text_value, help="Continue this session; without it a new one.")] = "",
+    session: Annotated[str, typer.Option(callback=text_value, help="Session to continue; default: a new one.")] = "",
     router: Router = ROUTER_ADDRESS,
-    model: Annotated[str, typer.Option(callback=text_value, help="Needed when the cluster serves several.")] = "",
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")] = 0.0,
-    max_tokens: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Bound of each answer.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed draws the same tokens.")] = None,
+    model: Annotated[str, typer.Option(callback=text_value, help="Required if the cluster serves several models.")] = "",
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy: always the likeliest token.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Limit of each answer.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed samples the same tokens.")] = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for each answer.")
+        float | None, typer.Option("--timeout", min=0.001, max=86_400, help="Deadline of each answer, in seconds.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document for each answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for each answer.")] = False,
 ) -> None:
-    """Talk to the cluster; answers stream in."""
+    """Chat with the cluster; answers are streamed."""
     sampling = pb.SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     speaker = Speaker(router, session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s)
     if text is not None:
@@ -93,7 +93,7 @@ def _next_line(people: Console) -> str | None:
     except EOFError:
         return None
     except (UnicodeDecodeError, typer.BadParameter):
-        people.print("what was said is not UTF-8 text", style="red")
+        people.print("the input is not UTF-8 text", style="red")
         return ""
 
 

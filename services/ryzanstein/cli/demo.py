@@ -32,9 +32,9 @@ _MARGIN = 10
 
 
 def demo(
-    as_json: Annotated[bool, typer.Option("--json", help="Only one JSON document on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON document on standard output.")] = False,
 ) -> None:
-    """Show it all: a conversation, a node killed mid-answer, nothing lost. Exit code 1 when a promise was broken."""
+    """Run a small cluster and kill a node during an answer: nothing is lost. Exit code 1: a promise was broken."""
     out, people = Console(quiet=as_json, highlight=False), display.people()
     started_at = time.monotonic()
     try:
@@ -43,7 +43,7 @@ def demo(
         display.show_failure(people, failure)
         raise typer.Exit(1) from None
     except RyzansteinError as error:
-        people.print("a request failed, and none may:", style="bold red")
+        people.print("a request failed:", style="bold red")
         display.show_error(people, error)
         raise typer.Exit(1) from None
     spent_s = time.monotonic() - started_at
@@ -94,7 +94,7 @@ class Screen:
 
     def compared(self, answer: ChatAnswer) -> None:
         self._out.print(
-            Text(f"\nThe next answer was given once undisturbed: {len(answer.token_ids)} tokens, to compare with.", style="dim")
+            Text(f"\nThe next answer, generated without a fault for comparison: {len(answer.token_ids)} tokens.", style="dim")
         )
 
     def killed(self, node_id: str, pid: int, num_tokens: int) -> None:
@@ -110,19 +110,19 @@ class Screen:
 def _introduce(out: Console, spent_s: float) -> None:
     started = f"{NUM_NODES} nodes of {TP} ranks, a router, an orchestrator: started in {spent_s:.1f} s"
     out.print(Panel.fit(started, title="Ryzanstein"))
-    out.print(Text("One conversation in one session. At the left: who speaks, and which node.\n", style="dim"))
+    out.print(Text("One conversation in one session. On the left: you, or the node that answers.\n", style="dim"))
 
 
 def _summarize(out: Console, report: DemoReport, spent_s: float) -> None:
     failover = report.failover
-    table = Table("measured", "value", title=f"summary, {spent_s:.1f} s in all", title_justify="left")
+    table = Table("measured", "value", title=f"summary, {spent_s:.1f} s in total", title_justify="left")
     table.add_row("node killed", f"{failover.killed_node}, after {failover.killed_after_tokens} of {failover.tokens} tokens")
-    table.add_row("answered on by", failover.continued_on)
+    table.add_row("continued on", failover.continued_on)
     table.add_row("tokens lost", str(failover.lost))
     table.add_row("tokens repeated", str(failover.repeated))
     table.add_row("identical to the undisturbed answer", "yes" if failover.identical else "NO")
     table.add_row("failover, detected to re-routed", _precise(failover.detected_to_rerouted_s))
-    table.add_row("killed to next token, as the client saw it", _precise(failover.killed_to_next_token_s))
+    table.add_row("killed to next token, at the client", _precise(failover.killed_to_next_token_s))
     table.add_row("promises kept", f"{sum(p.kept for p in report.promises)} of {len(report.promises)}")
     out.print()
     out.print(table)

@@ -114,7 +114,7 @@ class Demonstration:
         self._audience.answered(answer)
         self._exchanges.append(Exchange(turn.says, answer.text, tuple(answer.node_ids), answer.time_to_first_token_s))
         right = all(part in answer.text for part in turn.expects)
-        self._recalls.append(Promise(f"answered right: {turn.says}", right, answer.text))
+        self._recalls.append(Promise(f"correct answer: {turn.says}", right, answer.text))
         return answer
 
     async def _undisturbed(self, channel: grpc.aio.Channel) -> ChatAnswer:
@@ -141,15 +141,15 @@ class Demonstration:
 def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ...]:
     """Returns the promises about the failover."""
     moved = bool(failover.killed_node) and failover.continued_on != failover.killed_node
-    route = f"{failover.killed_node or 'nobody was killed'} -> {failover.continued_on}"
+    route = f"{failover.killed_node or 'no node was killed'} -> {failover.continued_on}"
     later = [node_id for answer in afterwards for node_id in answer.node_ids]
     return (
-        Promise("the answer went on on another node", moved, route),
+        Promise("the answer continued on another node", moved, route),
         Promise("the answer is identical to the undisturbed one", failover.identical, f"{failover.tokens} tokens"),
         Promise("tokens lost: 0", failover.lost == 0, str(failover.lost)),
         Promise("tokens repeated: 0", failover.repeated == 0, str(failover.repeated)),
         Promise("the router counted the failover", failover.detected_to_rerouted_s is not None, _REROUTED),
-        Promise("the conversation goes on elsewhere", failover.killed_node not in later, ", ".join(sorted(set(later)))),
+        Promise("the conversation continues on another node", failover.killed_node not in later, ", ".join(sorted(set(later)))),
     )
 
 

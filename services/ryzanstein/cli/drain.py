@@ -33,12 +33,12 @@ def drain(
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     direct: Annotated[
-        str | None, typer.Option(callback=address_value, help="host:port of the node: ask it itself and wait for its work.")
+        str | None, typer.Option(callback=address_value, help="host:port of the node: drain it directly and wait for its work.")
     ] = None,
-    grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds that running work may take.")] = 30.0,
-    force: Annotated[bool, typer.Option("--force", help="Do not ask, also when it is the last ready node.")] = False,
+    grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds to wait for running work.")] = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Do not prompt, even for the last ready node.")] = False,
 ) -> None:
-    """Let a node finish its work and take no more."""
+    """Drain a node: it finishes its work and takes nothing new."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
     people = display.people()
@@ -47,10 +47,10 @@ def drain(
             _confirm(asyncio.run(last_node(orchestrator, str(node)) if direct is None else last_node_at(orchestrator, direct)))
         if direct is not None:
             unfinished = asyncio.run(drain_node(direct, grace))
-            people.print(f"{direct} drained, {unfinished} generations had to move")
+            people.print(f"{direct} drained, unfinished generations: {unfinished}")
         else:
             asyncio.run(request_drain(orchestrator, str(node)))
-            people.print(f"{node} drains", markup=False)
+            people.print(f"{node} is draining", markup=False)
     except RyzansteinError as error:
         display.show_error(people, error)
         raise typer.Exit(1) from None
@@ -65,7 +65,7 @@ def _confirm(last: LastNode | None) -> None:
         return
     people = display.people()
     if not sys.stdin.isatty():
-        people.print(f"{last}; --force drains it all the same", markup=False, soft_wrap=True)
+        people.print(f"{last}; use --force to drain it anyway", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if not typer.confirm(f"{last}. Drain it?", err=True):
         people.print("nothing was changed")
@@ -79,17 +79,17 @@ def undrain(
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     direct: Annotated[
-        str | None, typer.Option(callback=address_value, help="host:port of the node: also ends a quarantine of its ranks.")
+        str | None, typer.Option(callback=address_value, help="host:port of the node: undrain it directly, end a quarantine.")
     ] = None,
 ) -> None:
-    """Let a drained node take work again."""
+    """Undrain a node: it takes work again."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
     people = display.people()
     try:
         if direct is not None:
             left = asyncio.run(undrain_node(direct))
-            people.print(f"{direct} is undrained" + (f", but: {left}" if left else ""), markup=False)
+            people.print(f"{direct} undrained" + (f", but not ready: {left}" if left else ""), markup=False)
         else:
             asyncio.run(withdraw_drain(orchestrator, str(node)))
             people.print(f"{node} takes work again", markup=False)

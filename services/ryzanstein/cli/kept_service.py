@@ -38,7 +38,7 @@ class KeptService:
         elif not self._service.running:
             pause_s = self._pause(now)
             ending = self._service.ending
-            yield f"{self._service.name} {ending}; starting it again in {pause_s:.1f} s{self._row()}"
+            yield f"{self._service.name} {ending}; restarting in {pause_s:.1f} s{self._row()}"
 
     def _start(self, now: float) -> Iterator[str]:
         self._again_at, self._started_at = None, now
@@ -47,7 +47,7 @@ class KeptService:
             self._service.start()
         except OSError as error:
             pause_s = self._pause(now)
-            yield f"{self._service.name} cannot be started: {error}; trying again in {pause_s:.1f} s{self._row()}"
+            yield f"{self._service.name} failed to start: {error}; retrying in {pause_s:.1f} s{self._row()}"
 
     def _pause(self, now: float) -> float:
         pause_s = self._streak.ended(now - (self._started_at or now))

@@ -39,9 +39,9 @@ def require_free(ports: Mapping[int, str]) -> None:
             try:
                 probe.bind(("127.0.0.1", port))
             except PermissionError:
-                raise InUseError(f"port {port} ({option}) is not permitted to this user; choose one above 1023") from None
+                raise InUseError(f"port {port} ({option}) requires privileges; choose one above 1023") from None
             except OSError as error:
-                why = f"is taken{_holder(port)}" if "in use" in str(error) else f"cannot be had: {error.strerror}"
+                why = f"is taken{_holder(port)}" if "in use" in str(error) else f"cannot be bound: {error.strerror}"
                 raise InUseError(f"port {port} of 127.0.0.1 {why}; choose another with {option}, or 0") from None
 
 

@@ -32,7 +32,7 @@ def problems(view: ClusterStatus) -> list[str]:
 
 def _nobody_ready(view: ClusterStatus) -> str:
     if view.nodes and all(each.node.state is NodeState.DRAINING or each.node.drain_requested for each in view.nodes):
-        return "no node is ready: all of them drain, and every request fails with NO_NODES"
+        return "no node is ready: all nodes are draining, and every request fails with NO_NODES"
     return "no node is ready: every request waits, then fails with NO_NODES"
 
 
@@ -43,7 +43,7 @@ def _of_node(view: NodeStatus, members_known: bool) -> Iterator[str]:
     elif view.node.state is not NodeState.READY or view.reason:
         yield f"{name} is {view.node.state.name}" + (f": {view.reason}" if view.reason else "")
     if members_known and not view.member:
-        yield f"{name} is linked but no member: it has no lease at the orchestrator"
+        yield f"{name} is linked but not a member: it has no lease at the orchestrator"
     for rank in view.ranks:
         if rank.phase not in _AT_REST and rank.since_progress_s >= STILL_S:
             yield f"{name} rank {rank.rank} has not moved for {rank.since_progress_s:.1f} s, in {rank.phase}"
@@ -67,4 +67,4 @@ def _of_link(router_id: str, link: LinkView) -> Iterator[str]:
     if link.suspicion:
         yield f"{router_id} suspects {name}: {link.suspicion}"
     if link.breaker != "closed":
-        yield f"{router_id} keeps the breaker of {name} {link.breaker.replace('_', '-')}"
+        yield f"the breaker of {name} at {router_id} is {link.breaker.replace('_', '-')}"

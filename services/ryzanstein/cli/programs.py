@@ -22,11 +22,11 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
         "simulate": (
             "ryzanstein.lab.simulation",
-            "Simulate whole clusters in one process: one seed, or minutes of fresh ones.",
+            "Simulate whole clusters in one process: one seed, or many new ones.",
         ),
         "bench": (
             "ryzanstein.lab.bench.engine",
-            "Measure: `bench engine | collectives | machine | suite | compare`, beside the worker `bench router | failover`.",
+            "Run a benchmark: `bench engine | load | collectives | scaling | machine | suite | compare | router | failover`.",
         ),
     }
 )

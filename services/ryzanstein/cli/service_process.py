@@ -73,8 +73,8 @@ class ServiceProcess:
         """Returns how the process ended, for people."""
         code = None if self._process is None else self._process.returncode
         if code is None or code >= 0:
-            return f"ended by itself with exit code {code}"
-        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+            return f"ended with exit code {code}"
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
     def start(self) -> None:
         """Starts the service in its own process group, so that a terminal's Ctrl-C reaches only us.

@@ -44,7 +44,7 @@ def _take(lock: int, directory: Path) -> None:
         holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         who = f"process {holder}" if holder.isdecimal() else "another process"
         raise InUseError(
-            f"the state directory {directory} is in use by {who}; stop that one, or choose another with --state-dir"
+            f"the state directory {directory} is in use by {who}; stop it, or choose another with --state-dir"
         ) from None
     except OSError as error:
         raise InUseError(f"the state directory {directory} cannot be locked: {error.strerror}") from None

@@ -26,9 +26,9 @@ _TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_
 def status(
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     router: Router = ROUTER_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Problems, nodes, ranks, links, losses, models and sessions. Exit code 1 when a service did not answer.
+    """Show problems, nodes, ranks, links, losses, models and sessions. Exit code 1: a service did not answer.
 
     In a narrow terminal the less important columns are left out.
     """

@@ -19,7 +19,7 @@ def tether(parent_pid: int, command: list[str]) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
-        raise SystemExit("the parent is gone")  # it died before prctl took effect
+        raise SystemExit("the parent process has ended")  # it died before prctl took effect
     os.execv(command[0], command)
 
 

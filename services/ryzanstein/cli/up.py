@@ -27,24 +27,24 @@ _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count 
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
 ModelDir = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Model directory in the Hugging Face layout.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 
 
 def up(
     *,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes, each a replica of the model.")] = 2,
-    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks of each node.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
     model: ModelDir = MODEL_DIR,
-    routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; each further one on the next ports.")] = 1,
-    threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each rank.")] = 1,
-    quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Of the weights, on CPUs.")] = "none",
+    routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
+    threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
+    quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Weight format, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
     orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,
-    state_dir: Annotated[Path, typer.Option(file_okay=False, help="Logs and sessions.")] = defaults.STATE_DIR,
+    state_dir: Annotated[Path, typer.Option(file_okay=False, help="Directory of logs and databases.")] = defaults.STATE_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
-    """Start a local cluster that stays until Ctrl-C. Exit code 1: its directory or a port is in use, or a start failed."""
+    """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
     spec = ClusterSpec(
         model=model.resolve(),
         num_nodes=nodes,
@@ -69,7 +69,7 @@ def up(
         display.show_failure(display.people(), failure)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        display.people().print("stopped; nothing is left running")
+        display.people().print("stopped; no process is left")
 
 
 def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
@@ -84,7 +84,7 @@ def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
             if port > LARGEST_PORT:
                 raise typer.BadParameter(f"port {port} of router {port - first} is above {LARGEST_PORT}", param_hint=option)
             if port in ports:
-                raise typer.BadParameter(f"port {port} is also wanted by {ports[port]}", param_hint=option)
+                raise typer.BadParameter(f"port {port} is also used by {ports[port]}", param_hint=option)
             ports[port] = option
     return ports
 
@@ -156,4 +156,4 @@ def _nodes(cluster: LocalCluster) -> RenderableType:
     try:
         return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
     except Exception as error:
-        return f"the nodes cannot be shown: {error!r}"
+        return f"cannot show the nodes: {error!r}"

@@ -25,7 +25,7 @@ class Catalog:
         """Raises RESOURCE_EXHAUSTED when there is no room for one more."""
         if deployment.model not in self._deployments and len(self._deployments) >= self._max_deployments:
             raise errors.RyzansteinError(
-                f"there are {len(self._deployments)} deployments, the bound is {self._max_deployments}",
+                f"too many deployments: {len(self._deployments)}, the bound is {self._max_deployments}",
                 errors.Code.RESOURCE_EXHAUSTED,
                 "TOO_MANY_DEPLOYMENTS",
                 {"bound": str(self._max_deployments)},

@@ -13,18 +13,20 @@ from ryzanstein.config import ServiceSettings
 class OrchestratorSettings(ServiceSettings):
     """The orchestrator: members with leases, desired deployments, and the view that routers follow."""
 
-    grpc_port: int = Field(50050, ge=0, le=65535, description="where it serves gRPC; 0: a free port, which is logged")
-    database: Path = Field(Path("orchestrator.sqlite"), description="the SQLite file; made, with its directory, when missing")
-    lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node that is silent for so long is no member any more")
-    heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="how often nodes should beat")
+    grpc_port: int = Field(50050, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
+    database: Path = Field(Path("orchestrator.sqlite"), description="SQLite file; created, with its directory, if missing")
+    lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
+    heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="interval at which nodes send heartbeats")
     # Longer than a node's longest pause between two registrations, after an outage of any length.
-    settle_s: float = Field(10.0, ge=0, le=3600, description="how long watchers wait after a restart for members of before")
-    max_nodes: int = Field(10_000, ge=1, le=10_000, description="members at most")
-    max_deployments: int = Field(256, ge=1, le=1024, description="deployments at most")
-    max_watchers: int = Field(1024, ge=1, le=65536, description="open watches at most")
-    watch_queue: int = Field(4096, ge=1, le=65536, description="changes that a watcher may be behind before it gets a snapshot")
+    settle_s: float = Field(
+        10.0, ge=0, le=3600, description="how long watchers wait after a restart for the previous members to come back"
+    )
+    max_nodes: int = Field(10_000, ge=1, le=10_000, description="maximum members")
+    max_deployments: int = Field(256, ge=1, le=1024, description="maximum deployments")
+    max_watchers: int = Field(1024, ge=1, le=65536, description="maximum open watches")
+    watch_queue: int = Field(4096, ge=1, le=65536, description="changes queued per watcher before it gets a snapshot")
     load_updates_per_s: int = Field(
-        100, ge=1, le=10**5, description="changes of load that watchers see at most, over all nodes"
+        100, ge=1, le=10**5, description="maximum load changes per second sent to watchers, over all nodes"
     )
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
 
@@ -33,6 +35,6 @@ class OrchestratorSettings(ServiceSettings):
         if self.heartbeat_interval_s * 2 > self.lease_s:
             raise ValueError(
                 f"lease_s ({self.lease_s}) must be at least twice heartbeat_interval_s ({self.heartbeat_interval_s}): "
-                "one lost beat must not cost a node its membership"
+                "one lost heartbeat must not end a membership"
             )
         return self

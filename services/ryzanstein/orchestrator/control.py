@@ -107,7 +107,7 @@ class ControlPlane:
         Raises NOT_FOUND when the node must register again, UNAVAILABLE while stopping.
         """
         if self._closed:
-            raise errors.unavailable("STOPPING", "the orchestrator stops")
+            raise errors.unavailable("STOPPING", "the orchestrator is stopping")
         self._telemetry.beats.inc()
         node = self._registry.beat(node_id, lease_id, beat)
         if self._settling is not None:
@@ -212,7 +212,7 @@ class ControlPlane:
         if late_s > self._settings.lease_s / 3:
             self._registry.forgive()
             self._telemetry.stalls.inc()
-            log.warning("stood still, leases start anew", late_s=round(late_s, 3))
+            log.warning("stood still, leases restarted", late_s=round(late_s, 3))
 
     def _settle(self) -> None:
         now = self._awake.now()
@@ -236,7 +236,7 @@ class ControlPlane:
 
     def _departed(self, node_id: str, cause: str) -> None:
         self._telemetry.departures.labels(cause).inc()
-        log.info("node gone", cause=cause, node_id=node_id)
+        log.info("node removed", cause=cause, node_id=node_id)
 
     def _membership(self) -> StoredMembership:
         """Returns the membership to store.

@@ -182,7 +182,7 @@ class Registry:
     def _admit(self, node: Node, current: Member | None) -> None:
         if current is None and len(self._members) >= self._max_nodes:
             raise errors.RyzansteinError(
-                f"the cluster has {len(self._members)} nodes, the bound is {self._max_nodes}",
+                f"cluster is full: {len(self._members)} nodes, the bound is {self._max_nodes}",
                 errors.Code.RESOURCE_EXHAUSTED,
                 "CLUSTER_FULL",
                 {"bound": str(self._max_nodes)},

@@ -122,7 +122,7 @@ class Store:
             self._connection.execute("PRAGMA synchronous = FULL")
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
-                raise StoreError(f"{self._path} has version {version}, this program knows up to {SCHEMA_VERSION}")
+                raise StoreError(f"{self._path} has schema version {version}, the newest supported is {SCHEMA_VERSION}")
             self._connection.executescript(_SCHEMA)
             self._written = self._read_membership()
         except BaseException:

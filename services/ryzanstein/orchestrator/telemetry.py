@@ -17,28 +17,28 @@ class OrchestratorTelemetry:
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
         self.background = Background("orchestrator", self.registry)
-        self.nodes = self._gauge("nodes", "Members now.")
+        self.nodes = self._gauge("nodes", "Current members.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
-        self.departures = self._counter("departures_total", "Members that went.", "cause")
+        self.departures = self._counter("departures_total", "Members that left or whose lease expired.", "cause")
         for cause in ("expired", "left"):  # so that `increase()` sees the first one
             self.departures.labels(cause)
-        self.beats = self._counter("beats_total", "Heartbeats taken in.")
+        self.beats = self._counter("beats_total", "Heartbeats received.")
         self.changes = self._counter("changes_total", "Changes published to watchers.", "kind")
-        self.snapshots = self._counter("snapshots_total", "Snapshots sent; overflow: the watcher had fallen behind.", "cause")
-        self.stalls = self._counter("stalls_total", "Times this process stood still and forgave leases.")
-        self.placements = self._counter("placements_total", "Times the placement was computed anew.")
-        self.store_errors = self._counter("store_errors_total", "Accesses to the store that failed.", "operation")
+        self.snapshots = self._counter("snapshots_total", "Snapshots sent; cause overflow: the watcher fell behind.", "cause")
+        self.stalls = self._counter("stalls_total", "Pauses of this process after which all leases were restarted.")
+        self.placements = self._counter("placements_total", "Placement computations.")
+        self.store_errors = self._counter("store_errors_total", "Failed store accesses.", "operation")
         self.settle = Gauge(
             "ryzanstein_orchestrator_settle_seconds",
-            "How long the first snapshot was held back after the last start.",
+            "Delay of the first snapshot after the last start.",
             registry=self.registry,
         )
         self.loop_lag = LoopLag("orchestrator", self.registry)
         self.store_access = Histogram(
             "ryzanstein_orchestrator_store_access_seconds",
-            "Time in the store, waiting for its thread included.",
+            "Duration of store accesses, including the wait for the store's thread.",
             ["operation"],
             buckets=_WRITE_BUCKETS,
             registry=self.registry,

@@ -17,7 +17,8 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,25
 
 def check_node_id(node_id: str, field: str = "node_id") -> None:
     if not _NODE_ID.fullmatch(node_id):
-        raise errors.invalid(field, "must be 1 to 128 of letters, digits, '.', '_', '-'", node_id[:160])
+        description = "must have 1 to 128 letters, digits, '.', '_' or '-', and start with a letter or digit"
+        raise errors.invalid(field, description, node_id[:160])
 
 
 def check_node(node: Node) -> None:
@@ -35,7 +36,7 @@ def check_node(node: Node) -> None:
 def check_model(model: str, field: str) -> None:
     """Checks the model that a node reports; empty while it has none."""
     if len(model) > MAX_NAME_CHARS:
-        raise errors.invalid(field, f"has at most {MAX_NAME_CHARS} characters", len(model))
+        raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(model))
 
 
 def check_deployment(deployment: Deployment, max_nodes: int) -> None:

@@ -129,7 +129,7 @@ class WatchHub:
         """Yields a new watcher for the block. Raises RESOURCE_EXHAUSTED when there are too many."""
         if len(self._watchers) >= self._max_watchers:
             raise errors.RyzansteinError(
-                f"there are {len(self._watchers)} watchers, the bound is {self._max_watchers}",
+                f"too many watchers: {len(self._watchers)}, the bound is {self._max_watchers}",
                 errors.Code.RESOURCE_EXHAUSTED,
                 "TOO_MANY_WATCHERS",
                 {"bound": str(self._max_watchers)},
@@ -155,7 +155,7 @@ class WatchHub:
                     yield update
                 if not self._closed:
                     await watcher.woken()
-        raise errors.unavailable("STOPPING", "the orchestrator stops")
+        raise errors.unavailable("STOPPING", "the orchestrator is stopping")
 
     def _take_snapshot(self, cause: str) -> Snapshot:
         self._telemetry.snapshots.labels(cause).inc()

@@ -17,97 +17,97 @@ from ryzanstein.router.storage.redis_url import checked_redis_url
 class RouterSettings(ServiceSettings):
     """One router."""
 
-    router_id: str = Field("", max_length=128, description="its name to nodes and in logs; empty: host name and process id")
+    router_id: str = Field("", max_length=128, description="name sent to nodes and in logs; empty: host name and process id")
     grpc_port: int = Field(50051, ge=0, le=65535, description="public gRPC API; 0: a free port, which is logged")
     http: bool = Field(True, description="serve the HTTP API")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP API; 0: a free port, which is logged")
-    http_max_body_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20, description="body of an HTTP request")
-    http_max_arriving_bytes: int = Field(256 * 2**20, ge=2**20, description="all bodies together that are being read")
-    http_header_timeout_s: float = Field(10.0, gt=0, description="until an HTTP request's headers are there")
-    http_body_timeout_s: float = Field(30.0, gt=0, description="and from then on until its body is")
-    http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may wait for its next request")
-    http_max_connections: int = Field(2048, ge=1, description="HTTP connections at once; idle ones make room for new ones")
-    orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the nodes given")
-    nodes: str = Field("", description="host:port of nodes, separated by commas, known besides the orchestrator's")
+    http_max_body_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20, description="maximum size of an HTTP body")
+    http_max_arriving_bytes: int = Field(256 * 2**20, ge=2**20, description="maximum total size of bodies being read")
+    http_header_timeout_s: float = Field(10.0, gt=0, description="time until an HTTP request's headers are complete")
+    http_body_timeout_s: float = Field(30.0, gt=0, description="time from then until its body is complete")
+    http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may be idle between requests")
+    http_max_connections: int = Field(2048, ge=1, description="maximum HTTP connections; idle ones are closed for new ones")
+    orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
+    nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
 
     session_store: Literal["sqlite", "redis", "memory"] = Field(
-        "sqlite", description="sqlite: files in session_dir; redis: for routers on several hosts; memory forgets at a restart"
+        "sqlite", description="sqlite: files in session_dir; redis: for routers on several hosts; memory: lost at a restart"
     )
     session_dir: Path | None = Field(
-        None, description="directory of sqlite's files, for all routers of a host; empty: state_dir, for this router alone"
+        None, description="directory of the SQLite files, shared by the routers of a host; empty: state_dir, not shared"
     )
     redis_url: SecretStr = Field(
         SecretStr(""),
         description="redis://[user:password@]host[:port][/database], rediss:// with TLS, unix://path; "
-        "give it in the environment, where other users of the machine do not see it",
+        "set it in the environment: other users can read the command line",
     )
-    redis_prefix: str = Field("ryzanstein:", max_length=64, description="begins every key, so that clusters can share a server")
-    max_sessions: int = Field(100_000, ge=1, description="above it the least recently used session is forgotten")
-    max_session_messages: int = Field(2048, ge=2)
-    max_session_chars: int = Field(1_000_000, ge=1)
+    redis_prefix: str = Field("ryzanstein:", max_length=64, description="prefix of every key; lets clusters share a server")
+    max_sessions: int = Field(100_000, ge=1, description="maximum sessions; beyond it the least recently used is evicted")
+    max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
+    max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
     store_wait_s: float = Field(
-        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it goes on without it"
+        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it continues without it"
     )
-    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for when the store fails")
-    store_recent_chars: int = Field(64_000_000, ge=0, description="and at most so many characters of them")
-    store_backlog_writes: int = Field(10_000, ge=1, description="writes that may wait for a store that fails")
-    store_backlog_chars: int = Field(64_000_000, ge=1, description="and at most so many characters")
+    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for store failures")
+    store_recent_chars: int = Field(64_000_000, ge=0, description="maximum characters of these sessions")
+    store_backlog_writes: int = Field(10_000, ge=1, description="maximum writes queued while the store fails")
+    store_backlog_chars: int = Field(64_000_000, ge=1, description="maximum characters of these writes")
     claim_ttl_s: float = Field(
-        6.0, ge=0.5, le=300, description="how long a session stays busy at most when the router that answers in it says nothing"
+        6.0, ge=0.5, le=300, description="how long a session's claim lasts without renewal, for example after its router died"
     )
 
-    max_running: int = Field(4096, ge=1, description="generations at once")
-    max_waiting: int = Field(1024, ge=1, description="generations per model that no node has accepted yet")
-    max_messages: int = Field(2048, ge=1, description="messages of a request, its session's included")
-    max_prompt_chars: int = Field(1_000_000, ge=1)
-    max_prompt_tokens: int = Field(262_144, ge=1, description="of a prompt that comes as token ids")
-    default_deadline_s: float = Field(600.0, gt=0, description="for requests that bring none")
+    max_running: int = Field(4096, ge=1, description="maximum generations at once")
+    max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")
+    max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
+    max_prompt_chars: int = Field(1_000_000, ge=1, description="maximum characters of a prompt or conversation")
+    max_prompt_tokens: int = Field(262_144, ge=1, description="maximum length of a prompt given as token ids")
+    default_deadline_s: float = Field(600.0, gt=0, description="deadline of requests without one")
 
-    policy: PolicyName = Field("affinity", description="how requests find their nodes")
+    policy: PolicyName = Field("affinity", description="routing policy")
     model_policy: Annotated[dict[str, PolicyName], NoDecode] = Field(
-        {}, description="MODEL=POLICY, repeated or separated by commas: models with a policy of their own"
+        {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
     queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
-    load_window_s: float = Field(900.0, ge=1, le=86_400, description="how far back the load of nodes is looked at")
-    load_floor: int = Field(32, ge=1, description="requests a node in the window below which evenness is not judged")
+    load_window_s: float = Field(900.0, ge=1, le=86_400, description="window over which the load of nodes is measured")
+    load_floor: int = Field(32, ge=1, description="requests per node in the window below which imbalance is not judged")
     bound_floor: int = Field(16, ge=1, description="requests in the window below which a node is never too full")
-    load_bound: float = Field(1.04, ge=1.01, le=2, description="share of the mean load at which a bounded node takes no more")
-    imbalance_alarm: float = Field(0.10, gt=0, le=10, description="fullest node over the mean, beyond chance: alarm")
-    imbalance_switch: float = Field(0.15, gt=0, le=10, description="and at this much affinity becomes bounded")
-    imbalance_calm: float = Field(0.05, gt=0, le=10, description="and below this both end")
-    imbalance_calm_s: float = Field(900.0, ge=0, description="how long it must be calm before bounded becomes affinity again")
-    prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="beginnings that the prefix policy remembers a model")
+    load_bound: float = Field(1.04, ge=1.01, le=2, description="multiple of the mean load at which a node is too full")
+    imbalance_alarm: float = Field(0.10, gt=0, le=10, description="load imbalance beyond chance that raises the alarm")
+    imbalance_switch: float = Field(0.15, gt=0, le=10, description="load imbalance that switches affinity to bounded")
+    imbalance_calm: float = Field(0.05, gt=0, le=10, description="load imbalance below which the alarm ends")
+    imbalance_calm_s: float = Field(900.0, ge=0, description="time below imbalance_calm until bounded becomes affinity again")
+    prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="prefixes that the prefix policy remembers per model")
 
     router_address: str = Field(
         "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
     )
-    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that says nothing keeps its generations")
-    journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="how far the journal of generations lags behind")
+    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router's lease lasts without renewal")
+    journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="interval of writes to the journal")
 
     unread_grace_s: float = Field(
         5.0, ge=0.05, le=3600, description="how long a generation runs without a reader before it is paused"
     )
     unread_turns: UnreadTurns = Field(
-        "keep", description="of an answer that is ended because nobody reads it: keep in its session what was shown, or drop"
+        "keep", description="what a session keeps of an answer ended without a reader: keep what was sent, or drop the turn"
     )
-    reattach_window_s: float = Field(30.0, ge=0, description="how long a generation lives without a reader")
-    max_retained_tokens: int = Field(1_000_000, ge=0, description="tokens of ended generations that are kept for readers")
-    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without any node before NO_NODES")
-    max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row that may fail of the request")
-    accept_s: float = Field(5.0, gt=0, description="until a node has accepted what it was sent")
+    reattach_window_s: float = Field(30.0, ge=0, description="how long a generation is kept without a reader")
+    max_retained_tokens: int = Field(1_000_000, ge=0, description="maximum tokens kept of ended generations")
+    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
+    max_fruitless_attempts: int = Field(5, ge=1, description="failed attempts in a row before ATTEMPTS_EXHAUSTED")
+    accept_s: float = Field(5.0, gt=0, description="time for a node to accept an attempt")
     attempt_silence_s: float = Field(
-        20.0, gt=0, description="until an attempt brings a token on a node that works for others; longer with a queue"
+        20.0, gt=0, description="time for an attempt to produce a token on a node that serves others; longer with a queue"
     )
 
-    hedge_share: float = Field(0.25, ge=0, le=1, description="share of the running generations that may have a backup at once")
-    hedge_min: int = Field(8, ge=0, description="backups that may always run at once; with hedge_share 0 and this 0: none")
-    suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion at which a backup starts")
-    dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion at which a link is given up, plus dead_grace_s")
-    dead_grace_s: float = Field(0.5, ge=0, description="waited beyond dead_phi; twice where the node beats but does not hear")
-    beat_jitter_s: float = Field(0.05, gt=0, description="least standard deviation of beats; of answers to ours twice that")
-    stall_s: float = Field(2.0, gt=0, description="least time without a step, with work pending, that is a stall")
-    stall_steps: float = Field(10.0, gt=0, description="and at least so many times a usual step")
+    hedge_share: float = Field(0.25, ge=0, le=1, description="share of running generations that may be hedged at once")
+    hedge_min: int = Field(8, ge=0, description="hedges that may always run at once; hedge_share 0 and hedge_min 0: no hedges")
+    suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion (phi) at which a hedge starts")
+    dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion (phi) at which a link is closed, after dead_grace_s")
+    dead_grace_s: float = Field(0.5, ge=0, description="wait beyond dead_phi; doubled if the node beats but does not answer")
+    beat_jitter_s: float = Field(0.05, gt=0, description="minimum standard deviation of beats; of answers: twice this")
+    stall_s: float = Field(2.0, gt=0, description="minimum time without a step, with work pending, that counts as a stall")
+    stall_steps: float = Field(10.0, gt=0, description="minimum multiple of a usual step that counts as a stall")
 
     @field_validator("redis_url")
     @classmethod
@@ -117,7 +117,7 @@ class RouterSettings(ServiceSettings):
     @model_validator(mode="after")
     def _redis_has_a_url(self) -> Self:
         if self.session_store == "redis" and not self.redis_url.get_secret_value():
-            raise ValueError("session_store redis needs redis_url")
+            raise ValueError("session_store redis requires redis_url")
         return self
 
     @field_validator("model_policy", mode="before")

@@ -49,9 +49,9 @@ class UnreadMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"ryzanstein_router_generations_{name}_total", text, registry=registry)
 
-        self.paused = counter("paused", "Generations that were paused because nobody read them")
-        self.unpaused = counter("unpaused", "Paused generations that a reader came back to")
-        self.interrupted = counter("interrupted", "Generations that nobody read, ended for a new turn of their session")
+        self.paused = counter("paused", "Generations paused because they had no reader")
+        self.unpaused = counter("unpaused", "Paused generations resumed by a reader")
+        self.interrupted = counter("interrupted", "Generations without a reader, ended for a new turn of their session")
         self.abandoned = counter("abandoned", "Generations cancelled because no reader came back")
 
 
@@ -71,54 +71,60 @@ class RouterTelemetry:
 
         self.requests = counter("requests", "Calls that ended, by code", "face", "method", "code")
         self.generations = counter("generations", "Generations that ended, by outcome", "model", "outcome")
-        self.running = gauge("generations_running", "Generations that run")
+        self.running = gauge("generations_running", "Running generations")
         self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
         self.retained = gauge("generations_retained", "Ended generations that can still be read")
-        self.evicted = counter("generations_evicted", "Ended generations forgotten early for want of room")
+        self.evicted = counter("generations_evicted", "Ended generations evicted early to stay within max_retained_tokens")
         self.unread = UnreadMetrics(registry)
-        self.reattached = counter("generations_reattached", "Readers that joined a begun generation")
-        self.resumed = counter("generations_resumed", "Ended generations that ran again because their client came back")
+        self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
+        self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
         self.refused = counter("refused", "Requests refused by admission", "reason")
-        self.http_refused = _known(counter("http_refused", "HTTP requests refused for their form", "reason"), HTTP_REFUSALS)
-        self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by what became of them", "outcome")
-        self.first_token = histogram("time_to_first_token", "Submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model")
-        self.per_token = histogram(
-            "time_per_output_token", "Mean time of a token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
+        self.http_refused = _known(counter("http_refused", "HTTP input refused before admission", "reason"), HTTP_REFUSALS)
+        self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")
+        self.first_token = histogram(
+            "time_to_first_token", "Time from submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model"
         )
-        self.duration = histogram("generation_duration", "Submit to end", DURATION_BUCKETS, "model")
-        self.failovers = _known(counter("failovers", "Generations that moved to another node", "cause"), FAILOVER_CAUSES)
-        self.rerouted = histogram("detected_to_rerouted", "Fault detected to attempt sent to the next node", REROUTE_BUCKETS)
-        self.failed_over_in_vain = counter("failovers_exhausted", "Generations lost because no node took them", "cause")
-        self.hedges = counter("hedges", "Backups started on suspicion, by how it ended", "outcome")
-        self.hedges_running = gauge("hedges_running", "Generations that have a backup beside their first attempt")
-        self.dropped_rows = counter("dropped_rows", "Rows of nodes that the log refused", "kind")
+        self.per_token = histogram(
+            "time_per_output_token", "Mean time per output token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
+        )
+        self.duration = histogram("generation_duration", "Time from submit to end", DURATION_BUCKETS, "model")
+        self.failovers = _known(counter("failovers", "Failovers to another node, by cause", "cause"), FAILOVER_CAUSES)
+        self.rerouted = histogram("detected_to_rerouted", "Time from fault detection to the next attempt", REROUTE_BUCKETS)
+        self.failed_over_in_vain = counter("failovers_exhausted", "Generations that ran out of nodes or attempts", "cause")
+        self.hedges = counter("hedges", "Hedges, by outcome", "outcome")
+        self.hedges_running = gauge("hedges_running", "Running hedges")
+        self.dropped_rows = counter("dropped_rows", "Token rows that the token log dropped as duplicate or fenced", "kind")
         self.link_up = gauge("link_up", "1: the link to the node is up", "node_id")
-        self.link_losses = counter("link_losses", "Links that ended", "node_id", "cause")
-        self.beats = counter("beats", "Beats heard", "node_id")
+        self.link_losses = counter("link_losses", "Links lost, by cause", "node_id", "cause")
+        self.beats = counter("beats", "Beats received", "node_id")
         self.suspicions = counter("suspicions", "Times a node became suspected", "node_id", "cause")
-        self.clock_skew = gauge("clock_skew_seconds", "The node's wall clock less this router's, the way included", "node_id")
-        self.suspected = gauge("node_suspected", "1: the node is silent, does not hear, or its work does not move", "node_id")
+        self.clock_skew = gauge(
+            "clock_skew_seconds", "The node's wall clock minus this router's, including the network delay", "node_id"
+        )
+        self.suspected = gauge("node_suspected", "1: the node is suspected: silent, deaf or stalled", "node_id")
         self.accept = histogram(
-            "time_to_accept", "Attempt sent to the node's word that it took it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
+            "time_to_accept", "Time from sending an attempt until the node accepts it", TIME_TO_FIRST_TOKEN_BUCKETS, "node_id"
         )
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
-        self.session_turns = counter("session_turns", "Turns of sessions, by how they ended", "outcome")
-        self.sessions_evicted = counter("sessions_evicted", "Sessions forgotten for want of room")
+        self.session_turns = counter("session_turns", "Session turns, by outcome", "outcome")
+        self.sessions_evicted = counter("sessions_evicted", "Sessions evicted to stay within max_sessions")
         self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
-        self.store_outages = counter("store_outages", "Times that the session store began to fail")
-        self.store_backlog = gauge("store_backlog", "Writes of sessions that wait for the store")
+        self.store_outages = counter("store_outages", "Outages of the session store")
+        self.store_backlog = gauge("store_backlog", "Session writes queued for the store")
         self.store_from_memory = counter("store_from_memory", "Sessions read from memory while the store failed")
-        self.store_lost_writes = counter("store_lost_writes", "Writes of sessions that the store never took", "cause")
-        self.choices = counter("choices", "Nodes chosen for attempts, by why that one", "model", "policy", "outcome")
+        self.store_lost_writes = counter("store_lost_writes", "Session writes lost, by cause", "cause")
+        self.choices = counter("choices", "Nodes chosen for attempts, by policy and outcome", "model", "policy", "outcome")
         self.policy = gauge("policy", "1: requests for the model follow this policy now", "model", "policy")
         self.policy_switches = counter("policy_switches", "Automatic changes of policy", "model", "policy")
         self.imbalance = gauge("load_imbalance_ratio", "Fullest node over its fair share of recent requests, minus 1", "model")
-        self.imbalance_chance = gauge("load_imbalance_chance_ratio", "What of it chance alone explains", "model")
+        self.imbalance_chance = gauge(
+            "load_imbalance_chance_ratio", "The part of load_imbalance_ratio that chance alone explains", "model"
+        )
         self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
         self.loop_lag = LoopLag("router", registry)
-        self.view_resyncs = counter("view_resyncs", "Snapshots taken after the first, by why", "cause")
+        self.view_resyncs = counter("view_resyncs", "Snapshots of the view after the first, by cause", "cause")
 
     def know_node(self, node_id: str) -> None:
         """Creates the series of a linked node, so that its counters exist before the first loss."""

@@ -36,7 +36,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UnreadableFile(error.strerror) from error
     except ValueError as error:
-        raise UnreadableFile("no name that a file can have") from error
+        raise UnreadableFile("invalid file name") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UnreadableFile("not a regular file")
@@ -61,11 +61,11 @@ def parse_object(content: bytes | str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except RecursionError:
-        raise UnreadableFile("not JSON that can be read: nested too deeply") from None
+        raise UnreadableFile("not readable as JSON: nested too deeply") from None
     except ValueError as error:
-        raise UnreadableFile(f"not JSON: {error}") from error
+        raise UnreadableFile(f"not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UnreadableFile(f"must be an object, is {type(value).__name__}")
+        raise UnreadableFile(f"must be an object, got {type(value).__name__}")
     return value
 
 

@@ -28,42 +28,40 @@ class WorkerTelemetry:
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
         self.background = Background("worker", self.registry)
-        self.state = self._gauge("state", "1 for the state that the node is in.", "state")
-        self.links = self._gauge("links", "Routers that are connected.")
-        self.running = self._gauge("running", "Sequences that run.")
-        self.waiting = self._gauge("waiting", "Sequences that wait.")
-        self.kv_blocks_held = self._gauge("kv_blocks_held", "KV blocks that running sequences hold.")
-        self.kv_blocks_cached = self._gauge("kv_blocks_cached", "KV blocks kept for their prefix only.")
-        self.kv_blocks = self._gauge("kv_blocks", "KV blocks in all.")
-        self.resident = self._gauge("rank_resident_bytes", "Memory of a rank.", "rank")
-        self.startup_phase = self._gauge(
-            "startup_phase_seconds", "How long a rank's last start took, by phase.", "phase", "rank"
-        )
+        self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
+        self.links = self._gauge("links", "Connected routers.")
+        self.running = self._gauge("running", "Running sequences.")
+        self.waiting = self._gauge("waiting", "Waiting sequences.")
+        self.kv_blocks_held = self._gauge("kv_blocks_held", "KV blocks held by running sequences.")
+        self.kv_blocks_cached = self._gauge("kv_blocks_cached", "Idle KV blocks kept in the prefix cache.")
+        self.kv_blocks = self._gauge("kv_blocks", "Total KV blocks.")
+        self.resident = self._gauge("rank_resident_bytes", "Resident memory of a rank.", "rank")
+        self.startup_phase = self._gauge("startup_phase_seconds", "Duration of a rank's last start, by phase.", "phase", "rank")
 
-        self.native_kernels = self._gauge("native_kernels", "1 where a rank computes with kernels of our own, else 0.", "rank")
-        self.row_invariant = self._gauge("row_invariant", "1 where logits do not depend on the other rows of a step.", "rank")
+        self.native_kernels = self._gauge("native_kernels", "1 if the rank computes with native kernels, else 0.", "rank")
+        self.row_invariant = self._gauge("row_invariant", "1 if logits do not depend on the other rows of a step.", "rank")
 
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
-        self.preemptions = self._counter("preemptions_total", "Sequences that gave their blocks back and were computed again.")
-        self.paused = self._counter("paused_total", "... by cause: for a higher priority, or for want of memory.", "cause")
-        self.resumed = self._counter("resumed_total", "Paused sequences that run again.")
-        self.shed = self._counter("shed_total", "Groups that were refused for want of room or of time, by cause.", "cause")
-        self.expected_wait = self._gauge("expected_wait_seconds", "Of a request that would join the end of the line now.")
-        self.class_waiting = self._gauge("class_waiting", "Sequences that wait, by priority.", "priority")
+        self.preemptions = self._counter("preemptions_total", "Running sequences paused: their KV blocks are freed.")
+        self.paused = self._counter("paused_total", "Running sequences paused, by cause.", "cause")
+        self.resumed = self._counter("resumed_total", "Paused sequences resumed.")
+        self.shed = self._counter("shed_total", "Groups refused for lack of room or time, by cause.", "cause")
+        self.expected_wait = self._gauge("expected_wait_seconds", "Expected wait of a request that joins the queue now.")
+        self.class_waiting = self._gauge("class_waiting", "Waiting sequences, by priority.", "priority")
         self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
-        self.generations = self._counter("generations_total", "Attempts that ended here.", "outcome")
-        self.choices = self._counter("choices_total", "Choices that ended.", "reason")
-        self.refusals = self._counter("refusals_total", "Submits that were refused.", "reason")
+        self.generations = self._counter("generations_total", "Attempts ended, by outcome.", "outcome")
+        self.choices = self._counter("choices_total", "Choices ended, by finish reason.", "reason")
+        self.refusals = self._counter("refusals_total", "Submits refused, by reason.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
-        self.recoveries = self._counter("recoveries_total", "What was done about failures, by rung of the ladder.", "rung")
+        self.recoveries = self._counter("recoveries_total", "Recovery actions, by rung of the recovery ladder.", "rung")
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
-        self.template_limits = self._counter("template_limits_total", "Chats whose template broke a bound, by bound.", "limit")
+        self.template_limits = self._counter("template_limits_total", "Chats whose template exceeded a limit.", "limit")
         for limit in RenderLimit:
             self.template_limits.labels(limit.value)
-        self.beats = self._counter("beats_total", "Status beats.")
-        self.orchestrator_losses = self._counter("orchestrator_losses_total", "Heartbeat streams that ended.", "cause")
+        self.beats = self._counter("beats_total", "Status beats sent.")
+        self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
         for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
             self.generations.labels(outcome.lower())
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
@@ -71,10 +69,12 @@ class WorkerTelemetry:
 
         self.loop_lag = LoopLag("worker", self.registry)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
-        self.slowness = self._gauge("rank_slowness", "Computing time of a rank over the median of the others.", "rank")
-        self.first_token = self._histogram("time_to_first_token_seconds", "From submit.", TIME_TO_FIRST_TOKEN_BUCKETS)
+        self.slowness = self._gauge("rank_slowness", "Computing time of a rank relative to the median of the others.", "rank")
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from submit to the first token.", TIME_TO_FIRST_TOKEN_BUCKETS
+        )
         self.per_token = self._histogram(
-            "time_per_output_token_seconds", "After the first, mean of a choice.", TIME_PER_OUTPUT_TOKEN_BUCKETS
+            "time_per_output_token_seconds", "Mean time per token of a choice, after the first.", TIME_PER_OUTPUT_TOKEN_BUCKETS
         )
         self._stats = NO_STATS
         self._steps: dict[int, int] = {}

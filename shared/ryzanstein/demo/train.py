@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--lr", type=float, default=Options.lr)
-    parser.add_argument("--start-from", type=Path, help="train the model of this directory on")
+    parser.add_argument("--start-from", type=Path, help="continue training the model of this directory")
     arguments = parser.parse_args()
     options = Options(
         out=arguments.out,

@@ -34,7 +34,7 @@ def malformed_requests(service: str, registry: CollectorRegistry) -> Counter:
     """Returns the metric of one process. It has as many label values as there are methods."""
     return Counter(
         f"ryzanstein_{service}_malformed_requests_total",
-        "gRPC requests that are no messages of their type, or of more parts than allowed.",
+        "gRPC requests refused because they could not be parsed or had too many records.",
         ["service", "method"],
         registry=registry,
     )

@@ -61,5 +61,5 @@ def _check(value: Any, field: str) -> None:
         if not _FIRST_S <= value.seconds <= _LAST_S or not 0 <= value.nanos <= _NANOS:
             raise errors.invalid(field, f"must be in the years 1 to 9999, with nanos in [0, {_NANOS}]")
     elif abs(value.seconds) > _LONGEST_S or abs(value.nanos) > _NANOS or value.seconds * value.nanos < 0:
-        description = f"must be at most {_LONGEST_S} seconds either way, with nanos of the same sign and at most {_NANOS}"
+        description = f"must be in [-{_LONGEST_S}, {_LONGEST_S}] seconds, with nanos of the same sign in [-{_NANOS}, {_NANOS}]"
         raise errors.invalid(field, description)

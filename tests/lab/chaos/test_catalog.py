@@ -34,7 +34,7 @@ def test_faults_that_share_a_cluster_come_together() -> None:
 
 def test_a_part_can_be_chosen_and_a_wrong_name_is_refused() -> None:
     assert [fault.name for fault in chosen(["tcp_reset", "sigkill_agent"])] == ["sigkill_agent", "tcp_reset"]
-    with pytest.raises(UnknownFaultError, match="no such fault: sigkil_agent; there are"):
+    with pytest.raises(UnknownFaultError, match="no such fault: sigkil_agent; must be one of"):
         chosen(["sigkil_agent"])
 
 

@@ -134,5 +134,5 @@ async def test_who_goes_away_learns_it_and_comes_back() -> None:
     began = asyncio.get_running_loop().time()
     await client.read(REQUEST, reading, lambda: None)
     assert asyncio.get_running_loop().time() - began >= 0.05
-    assert reading.troubles == ["went away"]
+    assert reading.troubles == ["disconnected"]
     assert script.left

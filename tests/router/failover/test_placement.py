@@ -273,7 +273,7 @@ async def test_a_model_that_is_unloaded_is_not_held_against_the_request(start_no
     assert (reading.tokens, reading.nodes) == (whole(8), [backup.node_id])
 
 
-BY_OPERATOR = "drains: an operator asked"
+BY_OPERATOR = "draining: requested by an operator"
 
 
 async def drain(client: Any, until: Any, node: Any, reason: str = BY_OPERATOR) -> None:
@@ -291,12 +291,12 @@ async def test_a_new_request_fails_at_once_when_all_nodes_were_taken_out_of_serv
     reading = Reading(client, 3)
     error = await reading.failure()
     assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "draining")
-    assert "all its nodes drain (a, b)" in error.message
+    assert "all its nodes are draining (a, b)" in error.message
     assert reading.took_s < 10.0
 
 
 @pytest.mark.parametrize(
-    "reason", ["drains: the node stops", "drains: an operator asked, the node stops", "drains: the model changes"]
+    "reason", ["draining: the node stops", "draining: requested by an operator, the node stops", "draining: the model changes"]
 )
 async def test_a_node_that_stops_or_changes_its_model_is_waited_for(
     start_node: Any, start_router: Any, until: Any, reason: str

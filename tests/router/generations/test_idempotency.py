@@ -177,7 +177,7 @@ async def test_a_key_ends_with_its_window(start_node: Any, start_router: Any, un
     second = await client.inference.Chat(chat("other"))
     assert second.generation_id != first.generation_id
     await until(lambda: client.value("generations_retained") == 0)
-    core = getattr(client.router.core, "_core", client.router.core)
+    core = client.router.core
     await until(lambda: not core._keys._holdings and not core._keys._by_generation)
 
 

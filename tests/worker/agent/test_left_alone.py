@@ -84,7 +84,7 @@ async def test_of_several_models_at_once_the_node_serves_one_and_tells_each_call
         beat = await becomes(stub, lambda beat: beat.state == pb.NODE_STATE_READY)
         for name, answer in zip(("a", "b", "b", "c"), reported, strict=True):
             if isinstance(answer, grpc.aio.AioRpcError):
-                assert "unloaded, or replaced" in (answer.details() or "")
+                assert "unloaded or replaced" in (answer.details() or "")
             else:
                 assert isinstance(answer, pb.LoadModelResponse)
                 assert beat.model in (name, "left")

@@ -231,7 +231,7 @@ def test_a_format_of_cpus_refuses_other_dtypes(cases: dict[str, Case], runner: C
 
 
 def test_an_unknown_format_is_named(cases: dict[str, Case], runner: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="quantization 'int3' is not known: none, fp16, int8"):
+    with pytest.raises(ValueError, match="quantization 'int3' is not supported, only none, fp16, int8"):
         runner(cases["llama"].model_dir, quantization="int3")
 
 

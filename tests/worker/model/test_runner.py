@@ -218,5 +218,5 @@ def test_half_precision_is_near_the_reference(
 
 
 def test_an_unknown_dtype_is_named(model_dir: Path, runner: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="dtype 'int3' is not known"):
+    with pytest.raises(ValueError, match="dtype 'int3' is not supported"):
         runner(model_dir, dtype="int3")

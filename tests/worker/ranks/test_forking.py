@@ -201,7 +201,7 @@ async def test_a_server_that_cannot_fork_says_why_and_ends(server, fork) -> None
     rank.ask("rank")
     room_for_one = next(number for number in range(64) if number not in open_fds(server.pid)) + 1
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (room_for_one, room_for_one))
-    with pytest.raises(ForkServerLost, match="the fork server failed: OSError: 1 descriptors of 4 arrived"):
+    with pytest.raises(ForkServerLost, match="the fork server failed: OSError: received 1 of 4 descriptors"):
         await fork(server, 1, 1, 2)
     assert await rank.exit_code() == -signal.SIGKILL
 

@@ -219,4 +219,4 @@ async def test_a_rank_that_never_becomes_ready_is_named(harness):
     with pytest.raises(RanksLost) as caught:
         await harness.group("never ready", bounds=GroupBounds(start_s=1.0)).start()
     assert caught.value.loss.cause is LossCause.START
-    assert "was not ready after 1 s" in caught.value.loss.message
+    assert "was not ready within 1 s" in caught.value.loss.message

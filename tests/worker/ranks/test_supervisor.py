@@ -125,7 +125,7 @@ async def test_a_server_that_stands_still_costs_one_start(listener, supervise, r
     successor = await listener.next_group()
     assert [loss.cause for loss in listener.losses] == [LossCause.DIED, LossCause.START]
     assert listener.losses[0].message.startswith("rank 1 was killed"), "nobody says by what"
-    assert listener.losses[1].message == "rank 0 was not forked after 2 s"
+    assert listener.losses[1].message == "rank 0 was not forked within 2 s"
     assert not any(map(running, [server, *pids]))
     assert parent(successor.progress()[0].pid) != server
 

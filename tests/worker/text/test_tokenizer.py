@@ -181,12 +181,12 @@ def test_every_token_that_ends_an_answer_is_known(write_model) -> None:
     ("file", "content", "why"),
     [
         ("config.json", None, "No such file"),
-        ("config.json", "{", "not JSON"),
+        ("config.json", "{", "not valid JSON"),
         ("config.json", "[]", "must be an object"),
         ("config.json", '{"vocab_size": 9}', "max_position_embeddings"),
         ("tokenizer.json", None, "No such file"),
         ("tokenizer.json", "{}", "tokenizer.json"),
-        ("tokenizer_config.json", "nope", "not JSON"),
+        ("tokenizer_config.json", "nope", "not valid JSON"),
         ("chat_template.jinja", "{% if %}", "line 1"),
     ],
 )

@@ -31,16 +31,16 @@ MISSED, NOT_RUN = 1, 3
 
 def failover(
     *,
-    json_path: Annotated[str, typer.Option("--json", help="Write the figures here; - is standard output.")] = "-",
+    json_path: Annotated[str, typer.Option("--json", help="File for the figures; - is standard output.")] = "-",
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each fault.")] = 30,
-    only: Annotated[str, typer.Option(help="Only these faults, by name, separated by commas.")] = "",
-    report: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page for people here.")] = None,
+    only: Annotated[str, typer.Option(help="Names of the faults to run, separated by commas.")] = "",
+    report: Annotated[Path | None, typer.Option(dir_okay=False, help="File for the Markdown report.")] = None,
     seed: Annotated[str, typer.Option(help="The same seed gives the same schedule.")] = "ryzanstein",
-    clients: Annotated[int, typer.Option(min=2, max=64, help="How many ask at once.")] = CLIENTS,
-    keep: Annotated[Path | None, typer.Option(file_okay=False, help="Keep the services' logs here.")] = None,
-    list_faults: Annotated[bool, typer.Option("--list", help="Say which faults there are.")] = False,
+    clients: Annotated[int, typer.Option(min=2, max=64, help="Number of concurrent clients.")] = CLIENTS,
+    keep: Annotated[Path | None, typer.Option(file_okay=False, help="Directory for the services' logs.")] = None,
+    list_faults: Annotated[bool, typer.Option("--list", help="List the faults.")] = False,
 ) -> None:
-    """Strike a cluster with faults under load and publish what each costs."""
+    """Inject faults into a cluster under load and measure the effect of each on the clients."""
     if list_faults:
         for fault in CATALOG:
             print(f"{fault.name:32} {fault.what}")

@@ -125,7 +125,7 @@ def _misses(row: BudgetRow) -> Iterable[str]:
     yield from _late("re-routed", row.rerouted_s, bounds.rerouted_s, 0)
     yield from _late("rank restart to SERVING", row.serving_s, bounds.serving_s, row.runs)
     if row.whole_s.count < row.runs:
-        yield f"{row.runs - row.whole_s.count} times not whole again"
+        yield f"not recovered in {row.runs - row.whole_s.count} of {row.runs} runs"
     if fault.counts_beats and row.alarms > MAX_FALSE_ALARM_SHARE * row.beats:
         yield f"{row.alarms} false alarms in {row.beats} beats"
 
@@ -135,7 +135,7 @@ def _late(what: str, seen: Quantiles, bound_s: float | None, expected: int) -> I
     if bound_s is None:
         return
     if seen.count < expected:
-        yield f"{what} in {seen.count} of {expected} runs only"
+        yield f"{what} in only {seen.count} of {expected} runs"
     if seen.p99 is not None and seen.p99 >= bound_s:
         yield f"{what} p99 {seen.p99:.3g} s, not < {bound_s:g} s"
 

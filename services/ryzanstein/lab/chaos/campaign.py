@@ -77,12 +77,12 @@ class Campaign:
             if seen := self._seen.get(fault.name):
                 self.results.rows.append(summed(fault, seen))
             else:
-                self.results.not_run.setdefault(fault.name, "no run of it came about")
+                self.results.not_run.setdefault(fault.name, "no run took place")
         return self.results
 
     def _possible(self, fault: Fault) -> bool:
         if fault.needs_network and self.network is None:
-            self.results.not_run[fault.name] = "network namespaces are impossible here"
+            self.results.not_run[fault.name] = "network namespaces are not available"
             return False
         return True
 
@@ -94,7 +94,7 @@ class Campaign:
 
     async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault]) -> bool:
         """Tries the faults on a new stage. Returns whether every run happened."""
-        self.tell(f"{layout.name}: starts {layout}")
+        self.tell(f"{layout.name}: starting {layout}")
         try:
             async with staged(layout, self.network, self.order.clients, f"{self.order.seed}-{layout.name}") as stage:
                 try:
@@ -119,7 +119,7 @@ class Campaign:
     async def _try_all(self, stage: Stage, faults: Sequence[Fault]) -> None:
         trials = Trials(stage, self.order.seed)
         calm = await trials.calm()
-        self.tell(f"{stage.layout.name}: {calm.streams} answers without a fault, {calm.tokens} tokens, as they should be")
+        self.tell(f"{stage.layout.name}: {calm.streams} answers without a fault, {calm.tokens} tokens, all correct")
         if stage.layout.step_s:
             await self._try_in_series(Series(stage, self.order.seed, trials.usual), faults)
             return
@@ -141,7 +141,7 @@ class Campaign:
         self._seen.setdefault(fault.name, []).append(seen)
         self.tell(_line(fault, seen))
         if seen.whole_s is None:
-            raise LaboratoryError(f"{fault.name}: the cluster did not become whole again")
+            raise LaboratoryError(f"{fault.name}: the cluster did not recover")
 
 
 def _line(fault: Fault, seen: Observation) -> str:
@@ -152,7 +152,7 @@ def _line(fault: Fault, seen: Observation) -> str:
 
     text = (
         f"{fault.name} {seen.run + 1}: detected {seconds(seen.detected_s)} re-routed {seconds(seen.rerouted_s)} "
-        f"token {seconds(seen.first_token_s)} whole {seconds(seen.whole_s)} | {seen.struck} of {seen.streams} struck, "
+        f"token {seconds(seen.first_token_s)} recovered {seconds(seen.whole_s)} | {seen.struck} of {seen.streams} struck, "
         f"lost {seen.lost} repeated {seen.repeated} changed {seen.changed} failed {seen.failed}"
     )
     said = [*(f"{what} x{times}" for what, times in seen.unwanted.items()), *seen.failures[:3]]

@@ -32,7 +32,7 @@ def chosen(names: Sequence[str]) -> list[Fault]:
     """
     known = {fault.name for fault in CATALOG}
     if unknown := set(names) - known:
-        raise UnknownFaultError(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        raise UnknownFaultError(f"no such fault: {', '.join(sorted(unknown))}; must be one of {', '.join(sorted(known))}")
     return [fault for fault in CATALOG if not names or fault.name in names]
 
 

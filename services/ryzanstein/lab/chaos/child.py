@@ -53,7 +53,7 @@ class Child:
         """
         process = self._process
         if process is None or process.stdin is None:
-            raise ServiceFailedError(f"{self._command[-1]} does not run")
+            raise ServiceFailedError(f"{self._command[-1]} is not running")
         with suppress(BrokenPipeError):
             process.stdin.write(f"{command}\n")
         self.listen()

@@ -69,7 +69,7 @@ class LoadClient:
 
     def _note(self, error: RyzansteinError) -> str:
         return (
-            "went away"
+            "disconnected"
             if self._away_s
             else f"{error.code.name} {error.reason}"
             if error.reason != error.code.name

@@ -44,7 +44,3 @@ class DelayedNode:
     def delay(self, seconds: float) -> None:
         """Sets the delay, each way, from now on; 0: none."""
         self._child.tell(f"delay {seconds}")
-
-    def swallow(self) -> None:
-        """Drops everything from now on, without ending connections."""
-        self._child.tell("blackhole")

@@ -49,7 +49,7 @@ class GrpcTransport:
             # A call that we cancelled ourselves looks like the cancellation of this task.
             if not self._left:
                 raise
-            raise RyzansteinError("the client left", Code.CANCELLED, Code.CANCELLED.name) from None
+            raise RyzansteinError("the client disconnected", Code.CANCELLED, Code.CANCELLED.name) from None
 
     async def leave(self) -> None:
         """See `Transport.leave`."""

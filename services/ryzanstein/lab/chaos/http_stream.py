@@ -57,7 +57,7 @@ class HttpAnswer:
             while size := int(await self._reader.readline() or b"x", 16):
                 yield (await self._reader.readexactly(size + 2))[:-2]
         except (OSError, EOFError, ValueError) as error:
-            raise ConnectionError(f"the stream broke off: {type(error).__name__}") from None
+            raise ConnectionError(f"the stream broke: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True, slots=True)

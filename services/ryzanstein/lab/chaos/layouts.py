@@ -31,8 +31,8 @@ class ClusterLayout:
     def __str__(self) -> str:
         more = (
             ("Redis", self.redis),
-            ("a proxy before each node", self.proxied),
-            ("clocks of their own", self.faked_clocks),
+            ("a proxy in front of each node", self.proxied),
+            ("separate clocks", self.faked_clocks),
             ("a fast clock", self.fast_clock),
             ("long answers", self.step_s > 0),
         )

@@ -78,7 +78,7 @@ class HostNetwork:
         """Adds a host with its own address; processes on it get `environment` besides ours."""
         index = next(self._indices)
         if index > _LAST_HOST:
-            raise NetworkImpossibleError(f"a laboratory has at most {_LAST_HOST - _FIRST_HOST + 1} hosts in its life")
+            raise NetworkImpossibleError(f"a laboratory has at most {_LAST_HOST - _FIRST_HOST + 1} hosts")
         namespace, address = self.namespace(name), f"{self._net}.{index}"
         self._run("netns", "add", namespace)
         variables = tuple(f"{key}={value}" for key, value in environment.items())

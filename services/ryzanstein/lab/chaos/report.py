@@ -30,29 +30,30 @@ def _head(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
     about = machine()
     return f"""# The failure budget
 
-What each fault costs those who wait for an answer. This page is written by a command; do not edit it:
+The measured effect of each fault on the clients. This page is generated, do not edit it:
 
     {campaign.command}
 
 {about["cores"]} cores ({about["cpu"]}), {about["memory_bytes"] / 2**30:.0f} GiB, {about["system"]}, Python {about["python"]},
-{about["date"]}; {campaign.runs} runs of a fault, seed `{campaign.seed}`, {campaign.took_s / 60:.0f} minutes in all.
-Everything runs on this one machine, clients included.
+{about["date"]}; {campaign.runs} runs per fault, seed `{campaign.seed}`, {campaign.took_s / 60:.0f} minutes in total.
+Everything runs on this one machine, including the clients.
 
-Real processes, each on a host of its own (a network namespace behind a bridge). {campaign.clients} clients keep asking the
-embedded demo model over gRPC, one of them over server-sent events: greedy with log probabilities; sampled with penalties,
-`min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns. A fault strikes at a seeded moment in
-the middle of a stream of its victim. Every answer, struck or not, is compared with the one that was given without a fault:
-tokens, text, log probabilities within 0.001, finish reason, usage. Faults with `late` or `alone` in their names strike answers
-of a minute and more, one fault after the other strikes the same ones; the time to the first new token is then the time until a
-node is back. (Grammars are not among the kinds: there is none yet.)
+The services are real processes, each on a separate host (a network namespace behind a bridge). {campaign.clients} clients
+send requests to the embedded demo model without a pause, over gRPC, one of them over server-sent events: greedy with log
+probabilities; sampled with penalties, `min_tokens` and log probabilities; n = 3; stop strings; conversations of five turns.
+A fault strikes at a seeded moment in the middle of a stream of its victim. Every answer, struck or not, is compared with the
+answer to the same request without a fault: tokens, text, log probabilities within 0.001, finish reason, usage. Faults with
+`late` or `alone` in their names strike answers of a minute and more; several such faults strike the same answers, one after
+the other, and the time to the first new token is then the time until a node is back. Grammar-constrained answers are not
+supported, so they are not tested.
 
-Seconds below are p50 / p99 over the runs in which it happened, by nearest rank: **of 30 runs p99 is the greatest**. Of each
-run the slowest stream counts."""
+Times are in seconds, p50 / p99 over the runs in which the event occurred, by nearest rank: **of 30 runs, p99 is the maximum**.
+The slowest stream of each run counts."""
 
 
 def _costs(rows: Sequence[BudgetRow]) -> str:
     table = _table(
-        ("fault", "what", "detected [target]", "re-routed after that", "first new token", "whole again", "runs"),
+        ("fault", "what", "detected [target]", "detected to re-routed", "first new token", "recovered", "runs"),
         (
             (
                 f"`{row.fault.name}`",
@@ -66,19 +67,19 @@ def _costs(rows: Sequence[BudgetRow]) -> str:
             for row in rows
         ),
     )
-    return f"""## How long
+    return f"""## Times
 
-Detected: from just before the strike to the first sign of it in a log, or to the client's broken stream where the router itself
-dies. Re-routed: from there to the attempt on the next node, as the router measures it; the target is < 0.1 s everywhere.
-First new token: from the strike to the client that waited longest. Whole again: from the end of the fault until every node
-serves and no breaker is open.
+Detected: from just before the strike to its first sign in a log, or to the client's broken stream if the router itself dies.
+Detected to re-routed: until the attempt on the next node, as the router measures it; the target is < 0.1 s if another node can
+take over at once. First new token: from the strike, for the client that waited longest. Recovered: from the end of the fault
+until every node serves and no breaker is open.
 
 {table}"""
 
 
 def _losses(rows: Sequence[BudgetRow]) -> str:
     table = _table(
-        ("fault", "answers", "tokens", "lost", "repeated", "changed", "failed", "what clients saw"),
+        ("fault", "answers", "tokens", "lost", "repeated", "changed", "failed", "errors at clients"),
         (
             (
                 f"`{row.fault.name}`",
@@ -87,17 +88,17 @@ def _losses(rows: Sequence[BudgetRow]) -> str:
                 str(row.lost),
                 str(row.repeated),
                 str(row.changed),
-                f"{row.failed}{'' if row.fault.healthy_left else ' (no node is left)'}",
-                _most(row.troubles) or "nothing but a pause",
+                f"{row.failed}{'' if row.fault.healthy_left else ' (no healthy node left)'}",
+                _most(row.troubles) or "none",
             )
             for row in rows
         ),
     )
-    return f"""## What was lost
+    return f"""## Losses
 
-Tokens lost and repeated are counted by their indices, at the client. Failed: what a client could not finish that attaches
-again after a broken stream and retries as it is told. The target is 0 in every column; failed may be more only where no
-healthy node was left.
+Lost and repeated tokens are counted by their indices, at the client. Failed: requests that did not finish, although the client
+attaches again after a broken stream and retries as the error demands. The target is 0 in every column; failed requests are
+permitted only if no healthy node is left.
 
 {table}"""
 
@@ -108,7 +109,7 @@ def _restarts(rows: Sequence[BudgetRow]) -> str:
         return ""
     phases = list(dict.fromkeys(name for row in restarted for name in row.startup_s))
     table = _table(
-        ("fault", "rank lost to SERVING", *phases, "the rest"),
+        ("fault", "rank lost to SERVING", *phases, "other"),
         (
             (
                 f"`{row.fault.name}`",
@@ -119,10 +120,10 @@ def _restarts(rows: Sequence[BudgetRow]) -> str:
             for row in restarted
         ),
     )
-    return f"""## Where a rank's restart spends its time
+    return f"""## Phases of a rank's restart
 
-Mean seconds of the slowest rank by phase, as the worker logs them, while the load goes on at a third. The rest is ending the
-old ranks and telling the agent.
+Mean seconds of the slowest rank by phase, as the worker logs them, while the load continues at a third. Other: the end of the
+old ranks and the report to the agent.
 
 {table}"""
 
@@ -140,14 +141,14 @@ def _alarms(rows: Sequence[BudgetRow]) -> str:
     )
     return f"""## False alarms
 
-A node that was suspected or given up, for silence, deafness or a stall, though nothing was wrong with it.
+A false alarm is a healthy node that is suspected, or whose link is given up, because of silence, deafness or a stall.
 
 {table}"""
 
 
 def _signs(rows: Sequence[BudgetRow]) -> str:
     table = _table(
-        ("fault", "detected by", "metrics that moved", "log lines that came"),
+        ("fault", "detected by", "changed metrics", "log lines"),
         (
             (
                 f"`{row.fault.name}`",
@@ -158,9 +159,10 @@ def _signs(rows: Sequence[BudgetRow]) -> str:
             for row in rows
         ),
     )
-    return f"""## What metrics and logs said
+    return f"""## Metrics and logs
 
-Only what does not move and is not logged under the same load without a fault; with the number of runs. The most frequent ones.
+Only metrics that do not change and lines that are not logged under the same load without a fault: the most frequent ones, with
+the number of runs.
 
 {table}"""
 
@@ -168,8 +170,8 @@ Only what does not move and is not logged under the same load without a fault; w
 def _misses(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
     missed = [f"- `{row.fault.name}`: {'; '.join(row.misses)}" for row in rows if row.misses]
     missed += [f"  - {failure}" for row in rows if row.misses for failure in row.failures[:2]]
-    not_run = [f"- `{name}`: not run here: {why}" for name, why in campaign.not_run.items()]
-    return "## Targets missed\n\n" + ("\n".join(missed + not_run) or "None.")
+    not_run = [f"- `{name}`: not run: {why}" for name, why in campaign.not_run.items()]
+    return "## Missed targets\n\n" + ("\n".join(missed + not_run) or "None.")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

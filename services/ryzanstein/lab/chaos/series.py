@@ -31,7 +31,6 @@ _STREAM_S = 180.0
 _MEND_S = 90.0
 # This many tokens are still to come; they take some seconds.
 _LEFT = 60
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Series:
     async def _until_idle(self) -> None:
         self._stage.load.set_width(0)
         if not await self._stage.load.until_ended(self._stage.load.under_way, _STREAM_S):
-            raise LaboratoryError("the answers of the last run do not end")
+            raise LaboratoryError("the answers of the previous run did not end")
 
     @contextmanager
     def _paced(self) -> Iterator[None]:

@@ -113,7 +113,7 @@ class Stage:
             for reading, again in zip(first, second, strict=True):
                 verdict = judge.judge(reading, again)
                 if not judge.judge(reading, reading).flawless or not verdict.flawless:
-                    raise LaboratoryError(f"{question.kind} is not answered alike without a fault: {reading.failure} {verdict}")
+                    raise LaboratoryError(f"the answers to {question.kind} differ without a fault: {reading.failure} {verdict}")
                 self.undisturbed[reading.kind, reading.turn] = reading
 
     async def mend(self, timeout_s: float) -> bool:

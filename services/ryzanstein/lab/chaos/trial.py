@@ -56,7 +56,7 @@ class Trials:
         self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)))
         seen = findings.judged(stage, Observation("", 0, "", 0, 0), stage.load.take_ended(), [], _STREAM_S)
         if not seen.streams or seen.lost or seen.repeated or seen.failed or seen.changed:
-            raise LaboratoryError(f"without a fault: {seen}")
+            raise LaboratoryError(f"wrong answers without a fault: {seen}")
         return seen
 
     async def run(self, fault: Fault, run: int) -> Observation:
@@ -106,7 +106,7 @@ class Trials:
         try:
             reading = await stage.load.aim(kind, after, fits, _AIM_S)
         except TimeoutError:
-            raise LaboratoryError(f"no stream of kind {kind} reached its token {after}") from None
+            raise LaboratoryError(f"no stream of kind {kind} reached token {after}") from None
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
 
     def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[AnswerReading]]]:

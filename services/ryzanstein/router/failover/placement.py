@@ -145,7 +145,7 @@ class NodePlacement:
         """
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
-            raise errors.no_nodes(self._model, f"all its nodes drain ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
+            raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
 
     def _left_s(self) -> float:
         """Returns how much time is left to wait for a node.
@@ -206,10 +206,10 @@ class NodePlacement:
             # A node that was starting might have held it, but did not become ready.
             return lost.error
         self._count_in_vain(lost)
-        why = f"none for {self._policy.failover_wait_s:g} s"
+        why = f"none was available for {self._policy.failover_wait_s:g} s"
         if lost is None:
             return errors.no_nodes(self._model, why)
-        return errors.no_nodes(self._model, f"{why}, the last attempt ended by {lost.reason or lost.cause}", lost.cause)
+        return errors.no_nodes(self._model, f"{why}; the last attempt ended with {lost.reason or lost.cause}", lost.cause)
 
     def _count_in_vain(self, lost: Lost | None) -> None:
         self._telemetry.failed_over_in_vain.labels("no_nodes" if lost is None else lost.cause).inc()

@@ -20,7 +20,7 @@ def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> N
     num_choices = len(generation.log.choices)
     unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
     if unknown:
-        raise errors.invalid("from_index", f"the generation has the choices 0 to {num_choices - 1}", unknown[0])
+        raise errors.invalid("from_index", f"choice must be in [0, {num_choices - 1}]", unknown[0])
 
 
 async def follow(

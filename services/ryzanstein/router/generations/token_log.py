@@ -107,7 +107,7 @@ class TokenLog:
         if attempt not in self._live:
             return AppendResult.FENCED
         if choice >= len(self.choices):
-            raise GapError(f"choice {choice} of {len(self.choices)}")
+            raise GapError(f"unknown choice {choice} of {len(self.choices)}")
         row = self.choices[choice]
         if index < len(row.tokens):
             return AppendResult.DUPLICATE
@@ -125,7 +125,7 @@ class TokenLog:
         if attempt not in self._live:
             return AppendResult.FENCED
         if choice >= len(self.choices):
-            raise GapError(f"choice {choice} of {len(self.choices)}")
+            raise GapError(f"unknown choice {choice} of {len(self.choices)}")
         if self.choices[choice].reason is not None:
             return AppendResult.DUPLICATE
         self._win(attempt)

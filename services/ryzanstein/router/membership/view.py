@@ -121,7 +121,7 @@ class ClusterView:
                     self._view = view
                 await self._changed()
         except grpc.aio.AioRpcError as error:
-            log.debug("orchestrator gone", code=error.code().name)
+            log.debug("orchestrator watch ended", code=error.code().name)
         except ChangeMissedError as gap:
             log.warning("view has a gap", what=str(gap))
         return came

@@ -92,14 +92,14 @@ class Connection:
         try:
             while (frame := await self._call.read()) is not grpc.aio.EOF:
                 if frame is None:  # gRPC returns None for bytes that are not a frame
-                    log.warning("malformed frame of a node")
+                    log.warning("node sent a malformed frame")
                     self.end(PROTOCOL)
                     return
                 receive(frame)
         except grpc.aio.AioRpcError:
             self.end(LINK_LOST)
         except Exception:
-            log.exception("frame not understood")
+            log.exception("frame handling failed")
             self.end(PROTOCOL)
         self.end(LINK_LOST)
 

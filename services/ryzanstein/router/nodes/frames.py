@@ -96,7 +96,7 @@ def _error(failed: worker.Failed) -> RyzansteinError:
     try:
         code = Code(failed.code)
     except ValueError:
-        return errors.internal(f"the node failed with the unknown code {failed.code}")
+        return errors.internal(f"the node returned the unknown error code {failed.code}")
     metadata = dict(failed.metadata)
     violations: tuple[errors.FieldViolation, ...] = ()
     if code is Code.INVALID_ARGUMENT:

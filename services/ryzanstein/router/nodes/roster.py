@@ -294,7 +294,7 @@ class Roster:
         self._forget_names(link, but=node_id)
         other = self._nodes.get(node_id)
         if other is not None and other is not link and other.connected:
-            log.error("two nodes have one id", node_id=node_id, addresses=[other.address, link.address])
+            log.error("duplicate node id", node_id=node_id, addresses=[other.address, link.address])
         self._nodes[node_id] = link
         if node_id not in self._breakers:
             self._breakers[node_id] = Breaker(time.monotonic, lambda state: self._breaker_changed(node_id, state))

@@ -26,5 +26,5 @@ async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
             request.text = text
     link = links.least_loaded(model)
     if link is None:
-        raise errors.no_nodes(model, "none is ready")
+        raise errors.no_nodes(model, "the prompt's tokens cannot be counted")
     return await link.count_tokens(request, TIMEOUT_S)

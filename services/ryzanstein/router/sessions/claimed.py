@@ -97,7 +97,7 @@ class Claimed:
             if busy.owner != self._owner and not await self._is_gone(busy.owner):
                 raise
             await self._store.claim(session_id, generation_id, self._owner, self._ttl_s, gone=busy.owner)
-            log.warning("session claimed by nobody any more", session_id=session_id, of=busy.owner, held_for=busy.generation_id)
+            log.warning("stale session claim replaced", session_id=session_id, of=busy.owner, held_for=busy.generation_id)
 
     def _released(self, session_id: str, task: asyncio.Task[None]) -> None:
         if self._releasing.get(session_id) is task:
@@ -125,7 +125,7 @@ class Claimed:
             return
         for session_id in lost:
             if self._held.get(session_id) == held[session_id]:
-                log.warning("session claimed elsewhere", session_id=session_id, generation_id=held[session_id])
+                log.warning("session claim lost", session_id=session_id, generation_id=held[session_id])
         # A claim that was released during its renewal may have been taken again by that renewal.
         for session_id, generation_id in held.items():
             if session_id not in self._held and session_id not in lost and session_id not in self._releasing:

@@ -52,7 +52,7 @@ class SessionBusyError(RyzansteinError):
 
     def __init__(self, session_id: str, generation_id: str, owner: str) -> None:
         super().__init__(
-            f"session {session_id[:128]!r} is answering another request",
+            f"session {session_id[:128]!r} is busy with another request",
             Code.ABORTED,
             "SESSION_BUSY",
             {"session_id": session_id[:128]},

@@ -57,7 +57,9 @@ async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> A
         from ryzanstein.router.sessions.stores.redis_changes import RedisChanges
         from ryzanstein.router.storage.redis_client import redis_client
     except ImportError as error:
-        raise errors.failed_precondition("REDIS_NOT_INSTALLED", f"pip install ryzanstein[redis]: {error}") from error
+        raise errors.failed_precondition(
+            "REDIS_NOT_INSTALLED", f"session_store redis needs the redis package: pip install ryzanstein[redis] ({error})"
+        ) from error
 
     url = settings.redis_url.get_secret_value()
     log.info("sessions in Redis", address=address(url))

@@ -160,7 +160,7 @@ class SessionStore(Protocol):
 
 def checked_id(session_id: str) -> str:
     if not 1 <= len(session_id) <= MAX_NAME_CHARS:
-        raise errors.invalid("session_id", f"has 1 to {MAX_NAME_CHARS} characters", len(session_id))
+        raise errors.invalid("session_id", f"must have 1 to {MAX_NAME_CHARS} characters", len(session_id))
     return session_id
 
 
@@ -186,4 +186,4 @@ def read_page_token(token: str) -> tuple[float, str]:
         update_time, _, session_id = base64.urlsafe_b64decode(token.encode()).decode().partition(" ")
         return float(update_time), session_id
     except (ValueError, binascii.Error):
-        raise errors.invalid("page_token", "must be the next_page_token of the page before") from None
+        raise errors.invalid("page_token", "must be the next_page_token of the previous page") from None

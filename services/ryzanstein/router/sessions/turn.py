@@ -121,7 +121,7 @@ class Turns:
         if not request.session_id:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
-            raise errors.invalid("session_id", "needs messages, not a text or token ids")
+            raise errors.invalid("session_id", "requires messages, not text or token_ids")
         await self.claimed.claim(request.session_id, generation_id)
         try:
             session = await self._find(request.session_id)
@@ -161,7 +161,7 @@ class Turns:
 
     def _continued(self, request: GenerationRequest, turn: Turn) -> GenerationRequest:
         if request.model and turn.model and request.model != turn.model:
-            raise errors.invalid("model", f"the session uses {turn.model!r}", request.model)
+            raise errors.invalid("model", f"must be {turn.model!r}, the session's model", request.model)
         # With room for the answer, which must not be refused after it was generated.
         self._bounds.check((*turn.prompt.messages, Message(Role.ASSISTANT, "")))
         return replace(request, prompt=turn.prompt, model=request.model or turn.model, last_node=turn.last_node)

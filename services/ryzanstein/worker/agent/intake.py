@@ -74,7 +74,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
     for choice in attempt.generated:
         _check_ids("generated", choice.token_ids, model.vocab_size)
     if all(choice.finished for choice in attempt.generated):
-        raise errors.invalid("generated", "must leave at least one choice to run")
+        raise errors.invalid("generated", "must leave at least one choice unfinished")
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else model.eos_token_ids)
     return SubmitGroup(
         group=group,

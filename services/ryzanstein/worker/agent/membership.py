@@ -72,7 +72,7 @@ class NodeMembership:
                     log.exception("beat failed")
                     cause = "failed"
                 self._telemetry.orchestrator_losses.labels(cause).inc()
-                log.warning("no orchestrator", address=self._address, cause=cause)
+                log.warning("orchestrator unavailable", address=self._address, cause=cause)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
@@ -85,7 +85,7 @@ class NodeMembership:
             try:
                 await OrchestratorServiceStub(channel).LeaveNode(request, timeout=1.0)
             except grpc.aio.AioRpcError as error:
-                log.warning("left without a word", cause=error.code().name)
+                log.warning("leave failed, lease will expire", cause=error.code().name)
 
     async def _register(self, stub: Any) -> float:
         """Registers the node; returns the seconds between beats."""

@@ -53,7 +53,7 @@ class ModelChoice:
         Raises INVALID_ARGUMENT for what is not a path.
         """
         if "\0" in path or len(path) > MAX_PATH_CHARS:
-            raise errors.invalid("path", f"has at most {MAX_PATH_CHARS} characters, none of them NUL")
+            raise errors.invalid("path", f"must have at most {MAX_PATH_CHARS} characters and no NUL")
         directory = Path(path).resolve()
         return cls(name or directory.name, str(directory))
 
@@ -112,7 +112,7 @@ class ModelHost:
         """
         await self.unload()
         self.choice = choice
-        self._become(NodeState.STARTING, f"loads {choice.name}")
+        self._become(NodeState.STARTING, f"loading {choice.name}")
         try:
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
             self._supervise(choice)
@@ -156,7 +156,7 @@ class ModelHost:
         while self.choice == choice and self.state not in (NodeState.READY, NodeState.FAILED):
             await self._changes.wait()
         if self.choice != choice:
-            raise errors.failed_precondition(MODEL_REPLACED, f"{choice.name} was unloaded, or replaced, while it was loaded")
+            raise errors.failed_precondition(MODEL_REPLACED, f"model {choice.name} was unloaded or replaced while loading")
         if self.state is NodeState.FAILED:
             raise errors.failed_precondition("MODEL_REFUSED", self.reason)
 
@@ -167,9 +167,9 @@ class ModelHost:
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         log.info("ranks ready", tp=len(ranks), num_blocks=lead.num_blocks, context_length=lead.context_length, **phases)
         if lead.without_kernels:
-            log.warning("no kernels of our own", reason=lead.without_kernels)
+            log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:
-            log.warning("answers depend on their company", reason=lead.company_matters)
+            log.warning("outputs depend on batch composition", reason=lead.company_matters)
         self._become(NodeState.READY, "")
 
     def revive(self) -> None:
@@ -198,7 +198,7 @@ class ModelHost:
         """
         self.serving = None
         self.on_failed(f"{type(error).__name__}: {error}")
-        self._on_gone(errors.unavailable("NODE_NOT_READY", f"nobody looks after the node's ranks: {self.reason}"), True)
+        self._on_gone(errors.unavailable("NODE_NOT_READY", f"the supervisor of the ranks failed: {self.reason}"), True)
 
     def _become(self, state: NodeState, reason: str) -> None:
         self.state, self.reason = state, reason

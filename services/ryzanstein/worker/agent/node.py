@@ -108,7 +108,7 @@ class NodeAgent:
         Raises RESOURCE_EXHAUSTED when too many routers are connected.
         """
         if len(self._links) >= MAX_LINKS:
-            raise RyzansteinError(f"{MAX_LINKS} routers are connected", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
+            raise RyzansteinError(f"too many routers, the limit is {MAX_LINKS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
         link = RouterLink(router_id, LinkBounds(self.settings.link_rows, self.settings.link_bytes))
         self._links.append(link)
         self._telemetry.links.set(len(self._links))
@@ -213,7 +213,7 @@ class NodeAgent:
                 self._telemetry.memory(group.resident_bytes())
 
     def _reason(self) -> str:
-        return f"drains: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
+        return f"draining: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
 
     def _load(self, serving: Serving | None) -> Load:
         """Returns the load that the engine last reported, plus what was sent to it since."""
@@ -299,4 +299,4 @@ class NodeAgent:
 
 
 def _log_pause(late_s: float) -> None:
-    log.warning("stood still, nobody is blamed for it", late_s=round(late_s, 3))
+    log.warning("stood still, no router is disconnected for it", late_s=round(late_s, 3))

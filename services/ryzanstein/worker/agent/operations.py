@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 MAX_PROFILE_STEPS = 100
 DEFAULT_PROFILE_STEPS = 10
-_OPERATOR, _ORCHESTRATOR = "an operator asked", "the orchestrator asked"
+_OPERATOR, _ORCHESTRATOR = "requested by an operator", "requested by the orchestrator"
 
 
 class Operations:
@@ -100,12 +100,12 @@ class Operations:
         """
         self._node.drains.add(reason)
         self._node.changed()
-        log.info("drains", reason=reason, running=len(self._node.running), grace_s=grace_s)
+        log.info("drain started", reason=reason, running=len(self._node.running), grace_s=grace_s)
         try:
             async with asyncio.timeout(grace_s):
                 await self._node.running.idle.wait()
         except TimeoutError:
-            log.warning("grace passed", running=len(self._node.running))
+            log.warning("drain grace period expired", running=len(self._node.running))
         return len(self._node.running)
 
     def undrain(self) -> None:
@@ -116,7 +116,7 @@ class Operations:
         self._node.drains.discard(_OPERATOR)
         self._node.host.revive()
         self._node.changed()
-        log.info("undrained")
+        log.info("undrain requested")
 
     async def profile(self, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.
@@ -173,7 +173,7 @@ class Operations:
 
         What outlives the grace fails over.
         """
-        log.info("changes over", model=choice.name, path=choice.path)
+        log.info("model change started", model=choice.name, path=choice.path)
         try:
             await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)
             async with self._changing:
@@ -187,4 +187,4 @@ class Operations:
     def _require_idle(self) -> None:
         running = len(self._node.running)
         if running:
-            raise errors.failed_precondition("GENERATIONS_RUN", f"{running} generations run: drain the node first")
+            raise errors.failed_precondition("GENERATIONS_RUN", f"{running} generations are running: drain the node first")

@@ -43,7 +43,7 @@ class Profiling:
             async with asyncio.timeout(self._timeout_s):
                 return _checked(await self._trace)
         except TimeoutError:
-            raise errors.deadline_exceeded(f"the node did not run {steps} steps in {self._timeout_s:g} s") from None
+            raise errors.deadline_exceeded(f"the node did not run {steps} steps within {self._timeout_s:g} s") from None
         finally:
             if self._trace.cancelled():
                 group.send(StartProfile(rank, 0, self._number))
@@ -62,7 +62,7 @@ class Profiling:
 
 def _checked(trace: ProfileTrace) -> bytes:
     if trace.error:
-        raise RyzansteinError(f"rank {trace.rank} cannot record: {trace.error}", Code.INTERNAL, "PROFILE_FAILED")
+        raise RyzansteinError(f"rank {trace.rank} failed to record the profile: {trace.error}", Code.INTERNAL, "PROFILE_FAILED")
     if not trace.trace:
-        raise RyzansteinError("the trace is too large, ask for fewer steps", Code.RESOURCE_EXHAUSTED, "TRACE_TOO_LARGE")
+        raise RyzansteinError("the trace is too large: request fewer steps", Code.RESOURCE_EXHAUSTED, "TRACE_TOO_LARGE")
     return trace.trace

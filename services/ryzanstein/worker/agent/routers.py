@@ -149,5 +149,5 @@ class RouterLink:
         if self._closed:
             self._take()
         elif self._rows > self._bounds.rows or self._bytes > self._bounds.bytes:
-            text = f"router {self.router_id} does not read: {self._rows} rows of about {self._bytes} bytes wait"
+            text = f"router {self.router_id} reads too slowly: {self._rows} rows (about {self._bytes} bytes) are unsent"
             self.close(RyzansteinError(text, Code.RESOURCE_EXHAUSTED, _OVERFLOW, {"rows": str(self._rows)}))

@@ -84,7 +84,7 @@ class WorkerServicer(WorkerServiceServicer):
                     elif request.beat.sequence:
                         link.acknowledge(request.beat.sequence)
             except TimeoutError:
-                text = f"nothing came from router {link.router_id} for {silence_s:g} s"
+                text = f"no message from router {link.router_id} for {silence_s:g} s"
                 raise errors.unavailable("ROUTER_SILENT", text) from None
             link.close()
 
@@ -118,7 +118,7 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def _submit(self, link: RouterLink, submit: pb.Submit) -> None:
         if submit.handle in link.handles:
-            raise errors.invalid("submit.handle", "runs already on this stream", submit.handle)
+            raise errors.invalid("submit.handle", "is already in use on this stream", submit.handle)
         try:
             attempt = attempt_from_wire(submit)
         except RyzansteinError as error:
@@ -177,14 +177,14 @@ def _ending(link: RouterLink) -> Iterator[None]:
     except RyzansteinError as error:
         link.close(error)
     except Exception as error:
-        link.close(errors.internal(f"{type(error).__name__} while reading"))
+        link.close(errors.internal(f"{type(error).__name__} while reading the stream"))
         raise
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:
     first = await anext(requests, None)
     if first is None or not first.HasField("hello"):
-        raise errors.invalid("frame", "the first must be hello")
+        raise errors.invalid("frame", "the first frame must be hello")
     return first.hello
 
 
@@ -195,7 +195,7 @@ def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:
         case "text":
             return TextPrompt(request.text)
         case _:
-            raise errors.invalid("prompt", "messages or text must be given")
+            raise errors.invalid("prompt", "either messages or text is required")
 
 
 def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:

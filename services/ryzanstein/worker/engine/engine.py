@@ -123,7 +123,7 @@ class Engine:
                 self._run_part(part)
         else:
             ((sequence, _),) = batch.members
-            self._groups.fail(sequence.group.id, errors.out_of_memory(f"no memory for a single token: {shortage}"))
+            self._groups.fail(sequence.group.id, errors.out_of_memory(f"not enough memory for a single token: {shortage}"))
 
     def _run_part(self, members: Members) -> None:
         """Runs what the parts before it left to run.

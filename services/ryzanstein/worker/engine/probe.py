@@ -46,4 +46,4 @@ class Probe:
                 return  # nothing was shown; a persistent fault is probed again at the next failed row
             else:
                 return
-        raise RanksUnsound(f"{failure}, and so are those of {len(_TOKENS)} single tokens: the ranks are unsound")
+        raise RanksUnsound(f"{failure}, nor are those of {len(_TOKENS)} single-token probes: the ranks are unsound")

@@ -53,7 +53,7 @@ class CheckedWeights:
 
     def new(self, *shape: int) -> Tensor:
         if math.prod(shape) > _MAX_NUMBERS:
-            raise CheckpointError(f"config.json describes a tensor of shape {list(shape)}, larger than any")
+            raise CheckpointError(f"config.json describes a tensor of shape {list(shape)}, which is too large")
         tensor = torch.empty(shape, dtype=self._dtype, device="meta")
         self.nbytes += tensor.nbytes
         return tensor
@@ -65,7 +65,7 @@ class CheckedWeights:
         if entry.shape != shape:
             raise CheckpointError(f"{entry.file}: tensor {name} has shape {list(entry.shape)}, config.json needs {list(shape)}")
         if entry.dtype not in STORED_DTYPES:
-            raise CheckpointError(f"{entry.file}: tensor {name} has dtype {entry.dtype}, which is not known")
+            raise CheckpointError(f"{entry.file}: tensor {name} has dtype {entry.dtype}, which is not supported")
         self._read.add(name)
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
@@ -80,7 +80,7 @@ class CheckedWeights:
         patterns = [f"*{ending}" for ending in ignored]
         for name, entry in self._entries.items():
             if name not in self._read and not any(fnmatchcase(name, pattern) for pattern in patterns):
-                raise CheckpointError(f"{entry.file}: tensor {name} is not one of this architecture's")
+                raise CheckpointError(f"{entry.file}: tensor {name} is not used by this architecture")
 
 
 def _no_product(x_TI: Tensor) -> Tensor:

@@ -38,13 +38,13 @@ class RunnerOptions:
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not known: auto, {', '.join(DTYPES)}")
+            raise ValueError(f"dtype {self.dtype!r} is not supported, only auto, {', '.join(DTYPES)}")
         if self.kv_dtype not in KV_DTYPES:
-            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not known: {', '.join(KV_DTYPES)}")
+            raise ValueError(f"kv_dtype {self.kv_dtype!r} is not supported, only {', '.join(KV_DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
-            raise ValueError(f"quantization {self.quantization!r} is not known: {', '.join(QUANTIZATIONS)}")
+            raise ValueError(f"quantization {self.quantization!r} is not supported, only {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:
-            raise ValueError(f"kernels {self.kernels!r} is not known: {', '.join(KERNELS)}")
+            raise ValueError(f"kernels {self.kernels!r} is not supported, only {', '.join(KERNELS)}")
 
     @property
     def torch_device(self) -> torch.device:

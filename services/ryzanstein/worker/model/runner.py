@@ -143,7 +143,7 @@ class ModelRunner:
         if len(rows) != len(plan.sampled):
             raise ValueError(f"step {plan.step}: {len(rows)} rows for {len(plan.sampled)} sampled sequences")
         if not plan.full_logits and any(map(needs_full_logits, rows)):
-            raise ValueError(f"step {plan.step}: a row needs full logits, the plan does not say so")
+            raise ValueError(f"step {plan.step}: a row needs full logits, but the plan does not set full_logits")
 
     def _warm_up_plans(self) -> list[StepPlan]:
         """Returns a prefill of the whole token budget and a decode of the whole batch.

@@ -52,7 +52,7 @@ def _draws(rows: Sequence[SampleRow], random: Sequence[int], vocab_size: int) ->
 def _uniform(rows: Sequence[SampleRow]) -> list[float]:
     seeds = [row.sampling.seed for row in rows]
     if None in seeds:
-        raise ValueError("a row that is drawn at random needs a seed")
+        raise ValueError("a row that is sampled at random needs a seed")
     known = [seed for seed in seeds if seed is not None]
     return [float(number) for number in uniform(known, [row.choice for row in rows], [row.index for row in rows])]
 

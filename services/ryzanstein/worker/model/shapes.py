@@ -45,7 +45,7 @@ def shape_of(preset: str | None, params: str | None) -> ModelShape:
     """
     if preset is not None:
         if preset not in PRESETS:
-            raise ValueError(f"preset {preset!r} is not known: {', '.join(PRESETS)}")
+            raise ValueError(f"unknown preset {preset!r}: must be one of {', '.join(PRESETS)}")
         return PRESETS[preset]
     return usual_shape(_count(params or ""))
 
@@ -80,5 +80,5 @@ def _shape(num_heads: int, num_layers: int, vocab_size: int) -> ModelShape:
 def _count(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
     if match is None or float(match[1]) == 0:
-        raise ValueError(f"number of parameters {text!r} is not understood: write it as 25M or 1.1B")
+        raise ValueError(f"invalid number of parameters {text!r}: write it as 25M or 1.1B")
     return float(match[1]) * _SUFFIXES.get(match[2], 1)

@@ -149,27 +149,27 @@ def _random(name: str, shape: tuple[int, ...], recipe: Recipe) -> Tensor:
 
 
 def main(
-    model_dir: Annotated[Path, typer.Argument(help="Directory to write; made if it is not there.")],
+    model_dir: Annotated[Path, typer.Argument(help="Directory to write; created if missing.")],
     *,
     preset: Annotated[str | None, typer.Option(help=f"A fixed shape: {', '.join(PRESETS)}.")] = None,
     arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(_WRITTEN)}.")] = "llama",
-    params: Annotated[str | None, typer.Option(help="Number of parameters, as 25M or 1.1B; a usual shape is found.")] = None,
+    params: Annotated[str | None, typer.Option(help="Number of parameters, as 25M or 1.1B; a common shape is chosen.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
     dtype: Annotated[str, typer.Option(help=f"auto (float32 below 100M parameters) or {', '.join(DTYPES)}.")] = "auto",
     shards: Annotated[int, typer.Option(min=1, max=1000, help="Number of weight files.")] = 1,
 ) -> None:
     """Write a random checkpoint in the Hugging Face layout."""
     if (preset is None) == (params is None):
-        raise typer.BadParameter("give one of --preset and --params")
+        raise typer.BadParameter("specify exactly one of --preset and --params")
     if arch not in _WRITTEN:
-        raise typer.BadParameter(f"--arch {arch!r} is not known, only {', '.join(_WRITTEN)}")
+        raise typer.BadParameter(f"--arch {arch!r} is not supported, only {', '.join(_WRITTEN)}")
     try:
         shape = shape_of(preset, params)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     chosen = ("float32" if shape.num_parameters < 100e6 else "bfloat16") if dtype == "auto" else dtype
     if chosen not in DTYPES:
-        raise typer.BadParameter(f"--dtype {dtype!r} is not known: auto, {', '.join(DTYPES)}")
+        raise typer.BadParameter(f"--dtype {dtype!r} is not supported, only auto, {', '.join(DTYPES)}")
     num_parameters = synthesize(model_dir, Recipe(arch, shape, chosen, seed, shards))
     typer.echo(f"{model_dir}: {num_parameters / 1e6:.1f}M parameters, {chosen}, {shape}")
 

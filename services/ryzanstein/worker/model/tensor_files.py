@@ -49,7 +49,7 @@ def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
     headers = {file: _read_header(model_dir / file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in headers[file]:
-            raise CheckpointError(f"{model_dir / file}: tensor {name} is missing, {index_file.name} places it there")
+            raise CheckpointError(f"{model_dir / file}: tensor {name} is missing, but listed there in {index_file.name}")
     return {name: headers[file][name] for name, file in weight_map.items()}
 
 
@@ -60,8 +60,8 @@ def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
         other = next((found.name for pattern in _OTHER_FORMATS for found in model_dir.glob(pattern)), None)
         if other is not None:
             raise CheckpointError(
-                f"{path}: No such file or directory. {other} is there, which is not read: save the model as safetensors, "
-                "with save_pretrained of transformers"
+                f"{path}: No such file or directory. {other} exists, but its format is not supported: "
+                "save the model as safetensors, with save_pretrained of transformers"
             )
     return _read_header(path)
 
@@ -113,15 +113,15 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, fi
     shape, dtype = tuple(map(index, fields["shape"])), fields["dtype"]
     data_bytes = file_bytes - data_start
     if not 0 <= start <= end:
-        raise _wrong(path, name, f"lies from byte {shown(start)} to {shown(end)}, which is no range")
+        raise _wrong(path, name, f"has an invalid byte range, from {shown(start)} to {shown(end)}")
     if end > data_bytes:
         raise CheckpointError(
-            f"{path}: truncated in tensor {name}: it ends at byte {shown(end)} of the data, there are {data_bytes}"
+            f"{path}: truncated in tensor {name}: it ends at byte {shown(end)} of the data, which has {data_bytes}"
         )
     if min(shape, default=0) < 0 or not isinstance(dtype, str):
         raise _wrong(path, name, f"has shape {shown(list(shape))} and dtype {shown(dtype)}")
     if dtype in _ITEM_BYTES and end - start != _ITEM_BYTES[dtype] * math.prod(shape):
-        raise _wrong(path, name, f"has {end - start} bytes, {dtype} {shown(list(shape))} needs another number")
+        raise _wrong(path, name, f"has {end - start} bytes, {dtype} {shown(list(shape))} requires a different number")
     return TensorEntry(name, path, shape, dtype, data_start + start, end - start)
 
 
@@ -130,7 +130,7 @@ def _check_neighbours(path: Path, entries: Mapping[str, TensorEntry], data_start
     end = data_start
     for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.num_bytes)):
         if entry.offset < end:
-            raise _wrong(path, entry.name, f"begins at byte {entry.offset}, before the one before it ends")
+            raise _wrong(path, entry.name, f"begins at byte {entry.offset}, before the previous tensor ends")
         end = entry.offset + entry.num_bytes
 
 

@@ -37,7 +37,7 @@ def encode(message: object) -> bytes:
     """Returns a frame. FrameTooLarge: the message has more than MAX_FRAME_BYTES."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(f"a {type(message).__name__} of {len(body)} bytes, the bound is {MAX_FRAME_BYTES}")
+        raise FrameTooLarge(f"{type(message).__name__} of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES} bytes")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -57,7 +57,7 @@ class FrameSplitter:
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_FRAME_BYTES:
-                raise FrameTooLarge(f"a frame of {length} bytes, the bound is {MAX_FRAME_BYTES}")
+                raise FrameTooLarge(f"frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES} bytes")
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break

@@ -100,7 +100,7 @@ def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
     `run` gets the rank and its channel's descriptor. Returns the exit code, of the server or of a
     rank.
     """
-    parser = argparse.ArgumentParser(description="Forks the ranks of a node; the agent starts it.")
+    parser = argparse.ArgumentParser(description="Forks the ranks of a node; started by the agent.")
     for name in ("--parent", "--fd"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--nice", type=int, default=0)
@@ -146,7 +146,7 @@ class Forks:
                     return None
                 request = msgspec.msgpack.decode(data, type=ForkRank)
                 if len(received) != len(request.numbers):
-                    raise OSError(f"{len(received)} descriptors of {len(request.numbers)} arrived: too many are open")
+                    raise OSError(f"received {len(received)} of {len(request.numbers)} descriptors: too many are open")
                 fork = Fork(request.rank, self._nice, os.getpid(), request.numbers, received)
                 if self._is_fork(fork):
                     return fork

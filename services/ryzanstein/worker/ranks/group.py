@@ -291,11 +291,11 @@ class RankGroup:
         """
         if len(self._processes) < self._spec.tp:
             rank = len(self._processes)
-            return RankLoss(rank, LossCause.START, f"rank {rank} was not forked after {self._bounds.start_s:g} s")
+            return RankLoss(rank, LossCause.START, f"rank {rank} was not forked within {self._bounds.start_s:g} s")
         answered = {answer.rank for answer in self._answers}
         slow = min((r for r in self._board.read() if r.rank not in answered), key=lambda r: r.progress_s)
         return RankLoss(
-            slow.rank, LossCause.START, f"rank {slow.rank} was not ready after {self._bounds.start_s:g} s, in {slow.phase}"
+            slow.rank, LossCause.START, f"rank {slow.rank} was not ready within {self._bounds.start_s:g} s, in {slow.phase}"
         )
 
     async def _watch_progress(self) -> None:

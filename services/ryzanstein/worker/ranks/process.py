@@ -156,7 +156,7 @@ async def end(processes: Sequence[Endable], grace_s: float) -> None:
         if alive:
             # It is in an uninterruptible system call (a driver): its memory stays taken, but the
             # node goes on.
-            log.error("process outlives SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
+            log.error("process survived SIGKILL", pids=[process.pid for process in running if not process.exited.done()])
 
 
 def _signal(processes: Sequence[Endable], number: signal.Signals) -> None:

@@ -94,7 +94,7 @@ class Ladder:
         if not why:
             return Recovery(Rung.RESTART_RANKS, self._restart_pause_s(), loss.message)
         self._quarantines += 1
-        reason = f"{why}; the last: {loss.message}"
+        reason = f"{why}; last loss: {loss.message}"
         if self._quarantines > self._policy.quarantine_limit:
             return Recovery(Rung.DRAIN, float("inf"), f"drained after {self._quarantines - 1} quarantines: {reason}")
         pause_s = min(self._policy.longest_quarantine_s, self._policy.quarantine_s * 2.0 ** (self._quarantines - 1))
@@ -114,7 +114,7 @@ class Ladder:
 
     def _too_often(self, served_s: float) -> str:
         if self._quarantines and served_s < self._policy.stable_s:
-            return "lost again right after a quarantine"
+            return "ranks lost again right after a quarantine"
         if self._crashes >= self._policy.crash_limit:
             return f"{self._crashes} crashes in a row"
         if len(self._losses) >= self._policy.loss_limit:

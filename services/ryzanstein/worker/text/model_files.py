@@ -89,7 +89,7 @@ def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Returns the configuration; what a multimodal model says of its decoder takes precedence."""
     nested = config.get("text_config", {})
     if not isinstance(nested, dict):
-        raise model_invalid(path, f"text_config must be an object, is {shown(nested)}")
+        raise model_invalid(path, f"text_config must be an object, got {shown(nested)}")
     return {**config, **nested}
 
 
@@ -105,7 +105,7 @@ def _ids(config: Mapping[str, Any], path: Path, vocab_size: int) -> frozenset[in
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(_is_id(token_id, vocab_size) for token_id in ids):
-        what = f"must be a token id in [0, {vocab_size}), or a list of them, is {shown(value)}"
+        what = f"must be a token id in [0, {vocab_size}), or a list of them, got {shown(value)}"
         raise model_invalid(path, f"eos_token_id {what}")
     return frozenset(ids)
 

@@ -93,10 +93,10 @@ class TextModel:
         """
         if self.template is None:
             raise errors.failed_precondition(
-                "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: complete text instead"
+                "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: use text completion instead"
             )
         if len(messages) > self.context_length:
-            raise errors.invalid("messages", f"has at most {self.context_length} entries for this model", len(messages))
+            raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", len(messages))
         self._check_chars("messages", sum(len(message.content) for message in messages))
         return self.template
 
@@ -141,7 +141,7 @@ class TextModel:
     def _check_chars(self, field: str, num_chars: int) -> None:
         """Checks the length before any work: a text that cannot fit must not occupy the node."""
         if num_chars > self.max_prompt_chars:
-            raise errors.invalid(field, f"has at most {self.max_prompt_chars} characters for this model", num_chars)
+            raise errors.invalid(field, f"must have at most {self.max_prompt_chars} characters for this model", num_chars)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         if len(token_ids) >= self.context_length:
@@ -160,11 +160,11 @@ class TextModel:
         if source is None:
             return None
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise model_invalid(files.directory, f"chat template has {len(source)} characters, over {MAX_TEMPLATE_CHARS}")
+            raise model_invalid(files.directory, f"chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}")
         try:
             parse(source)
         except TemplateSyntaxError as error:
-            raise model_invalid(files.directory, f"chat template, line {error.lineno}: {error}") from error
+            raise model_invalid(files.directory, f"chat template: line {error.lineno}: {error}") from error
         except RecursionError:
             raise model_invalid(files.directory, "chat template: nested too deeply") from None
         control, max_chars = self._control, _TEMPLATE_OVERHEAD * self.max_prompt_chars + MAX_TEMPLATE_CHARS

@@ -29,7 +29,7 @@ def test_sizes_are_listed_in_bytes_ascending_and_once(text: str, sizes: tuple[in
         ("-8", "must be like"),
         ("8KiB..", "must be like"),
         ("1KiB,,2KiB", "must be like"),
-        ("8KiB..2KiB", "a range ascends"),
+        ("8KiB..2KiB", "a range must ascend"),
         ("0", "must be 1 to 1073741824 bytes"),
         ("2GiB", "must be 1 to 1073741824 bytes"),
     ],

@@ -61,8 +61,8 @@ def test_a_models_decode_steps_have_their_share_of_communication() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--ops", "all_reduce,all_to_all"], "ops: must be of all_reduce, all_gather, broadcast"),
-        (["--backends", "mpi"], "backends: must be of shm, gloo, nccl, symm_mem"),
+        (["--ops", "all_reduce,all_to_all"], "ops: must be one of all_reduce, all_gather, broadcast"),
+        (["--backends", "mpi"], "backends: must be one of shm, gloo, nccl, symm_mem"),
         (["--backends", "nccl", "--ranks", "64"], "backends: nccl needs a CUDA device for each of 64 ranks"),
         (["--backends", "symm_mem"], "backends: symm_mem needs symmetric memory"),
         (["--sizes", "4B"], "sizes: must be at least 8 bytes for 2 ranks"),

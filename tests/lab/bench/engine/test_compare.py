@@ -179,7 +179,7 @@ BAD_SAMPLE = {"seconds": 1.0, "reference_s": 0.0, "ratio": 1.0}
         ({"results": []}, "missing required field `schema`"),
         ({key: value for key, value in BUILTINS.items() if key != "kernels"}, "missing required field `kernels`"),
         (BUILTINS | {"figures": []}, "$.figures"),
-        (BUILTINS | {"figures": [BUILTINS["figures"][0]] * 2}, "figures: has each name once"),
+        (BUILTINS | {"figures": [BUILTINS["figures"][0]] * 2}, "figures: must have each name once"),
         (BUILTINS | {"figures": [BUILTINS["figures"][0] | {"rounds": [BAD_SAMPLE]}]}, "$.figures[0].rounds[0].reference_s"),
         ("no document", "Expected `object`"),
     ],

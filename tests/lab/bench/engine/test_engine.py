@@ -39,7 +39,7 @@ def test_the_demo_model_is_measured_at_each_batch_size(tp, tmp_path: Path) -> No
     ("arguments", "why"),
     [
         (["--prompt-tokens", "4000"], "CONTEXT_TOO_LONG"),
-        (["--batch", "1,x"], "batch: must be integers"),
+        (["--batch", "1,x"], "batch: must be comma-separated integers"),
         (["--batch", "0"], "batch: must be at least 1"),
     ],
 )

@@ -81,7 +81,7 @@ def test_what_is_not_installed_is_absent_and_not_beaten(document) -> None:
 @pytest.mark.distributed
 def test_a_peer_of_more_ranks_than_threads_is_absent(document) -> None:
     reasons = [row["reason"] for row in document["absent"] if (row["engine"], row["tp"]) == ("vllm", 2)]
-    assert reasons == ["2 ranks need as many threads, there are 1"]
+    assert reasons == ["2 ranks need at least 2 threads, got 1"]
 
 
 @pytest.mark.distributed
@@ -100,10 +100,10 @@ def test_the_document_says_what_was_run_on_what(document) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--only", "abacus"], "only: must be of transformers"),
-        (["--tp", "1,x"], "tp: must be integers"),
+        (["--only", "abacus"], "only: must be one of transformers"),
+        (["--tp", "1,x"], "tp: must be comma-separated integers"),
         (["--tp", "0"], "tp: must be 1 to"),
-        (["--quantization", "none,int3"], "quantization: must be of none, fp16, int8"),
+        (["--quantization", "none,int3"], "quantization: must be one of none, fp16, int8"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, why, tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_what_cannot_be_compared_is_refused(arguments, why, tmp_path: Path) -> N
 def test_a_model_that_is_neither_name_nor_directory_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["engine", "--model", str(tmp_path / "none")])
     assert result.exit_code == 1
-    assert "model: must be a directory or of demo, S" in result.output
+    assert "model: must be a directory or one of demo, S" in result.output

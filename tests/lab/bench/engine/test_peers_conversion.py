@@ -60,7 +60,7 @@ def test_a_preset_is_written_once_into_the_cache(tmp_path: Path) -> None:
 
 
 def test_an_unknown_peer_is_not_installed() -> None:
-    with pytest.raises(RyzansteinError, match="names: must be of transformers"):
+    with pytest.raises(RyzansteinError, match="names: must be one of transformers"):
         choose_environments(["abacus"])
 
 

@@ -92,7 +92,7 @@ def test_what_ranks_cannot_share_is_measured_on_a_twin() -> None:
     ("arguments", "why"),
     [
         (["--layouts", "two"], "layouts: must be like 1x1,2x1:pin"),
-        (["--quantization", "int3"], "quantization: must be of none, fp16, int8"),
+        (["--quantization", "int3"], "quantization: must be one of none, fp16, int8"),
         (["--collectives", "nccl"], "collectives: must be auto, shm or gloo"),
         (["--batch", "", "--prefill-tokens", "0"], "batch: must not be empty without a prefill"),
         (["--batch", "0"], "batch: must be at least 1"),

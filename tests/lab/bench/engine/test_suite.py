@@ -41,9 +41,9 @@ def test_every_figure_of_every_round_is_written_beside_its_reference_kernel(tmp_
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--models", "demo,XXL"], "models: must be of demo, S"),
+        (["--models", "demo,XXL"], "models: must be one of demo, S"),
         (["--tp", "0"], "tp: must be 1 to 64"),
-        (["--tp", "1,two"], "tp: must be integers"),
+        (["--tp", "1,two"], "tp: must be comma-separated integers"),
         (["--batch", "0"], "batch: must be at least 1"),
         (["--prompt-tokens", "4000"], "CONTEXT_TOO_LONG"),
     ],

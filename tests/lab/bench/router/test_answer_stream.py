@@ -54,10 +54,10 @@ def test_messages_may_come_in_any_pieces(cut: int) -> None:
     [
         (lambda: (delta(0), delta(2), end()), "index 2 came after 1"),
         (lambda: (delta(0), delta(0), delta(1), end()), "index 0 came after 1"),
-        (lambda: (delta(0), delta(1), end()), "2 of 3 tokens came"),
-        (lambda: (delta(0), delta(1), delta(2)), "the end did not come"),
+        (lambda: (delta(0), delta(1), end()), "2 of 3 tokens received"),
+        (lambda: (delta(0), delta(1), delta(2)), "no final message"),
         (lambda: (delta(0), delta(1, 2, " word wort"), end()), "the text at index 1"),
-        (lambda: (delta(0), struct.pack(">BI", 0, 2) + b"\xff\xff", delta(1, 2), end()), "cannot be read"),
+        (lambda: (delta(0), struct.pack(">BI", 0, 2) + b"\xff\xff", delta(1, 2), end()), "cannot be decoded"),
     ],
     ids=["lost", "repeated", "short", "no end", "other text", "garbage"],
 )

@@ -94,7 +94,7 @@ async def test_a_lost_token_is_noticed(serve: Any) -> None:
 async def test_a_refusal_is_an_answer_without_tokens(serve: Any) -> None:
     async with connections(await serve(Refuses), 1) as (connection,):
         tally = await answer_once(connection, Script(tokens=6))
-    assert tally.problems == ["0 of 6 tokens came"]
+    assert tally.problems == ["0 of 6 tokens received"]
 
 
 async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: Any) -> None:

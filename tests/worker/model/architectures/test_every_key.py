@@ -514,7 +514,7 @@ def test_rope_scaling_counts_before_rope_parameters(judge: Callable[[str], Judge
 def test_attention_that_looks_ahead_is_refused(judge: Callable[[str], Judge], name: str) -> None:
     case = judge(name)
     case.checkpoint.write({"is_causal": False})
-    assert "is_causal false is not known" in str(ours(case.checkpoint, case.runner))
+    assert "is_causal false is not supported" in str(ours(case.checkpoint, case.runner))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "cohere"])

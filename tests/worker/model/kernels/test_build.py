@@ -112,14 +112,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, built: Path) -> None:
     (tmp_path / built.name).write_bytes(built.read_bytes())
     tmp_path.chmod(0o777)
-    with pytest.raises(NotBuilt, match="may be written by other users"):
+    with pytest.raises(NotBuilt, match="is writable by other users"):
         library(tmp_path)
 
 
 def test_a_library_that_others_may_write_is_refused(tmp_path: Path, built: Path) -> None:
     (tmp_path / built.name).write_bytes(built.read_bytes())
     (tmp_path / built.name).chmod(0o722)
-    with pytest.raises(NotBuilt, match=rf"{built.name} may be written by other users"):
+    with pytest.raises(NotBuilt, match=rf"{built.name} is writable by other users"):
         library(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_library_of_another_user_is_refused(tmp_path: Path, built: Path) -> No
         os.chown(path, 65534, 65534)
     else:
         path.symlink_to("/etc/passwd")
-    with pytest.raises(NotBuilt, match=rf"{built.name} belongs to another user"):
+    with pytest.raises(NotBuilt, match=rf"{built.name} is owned by another user"):
         library(tmp_path)
 
 
@@ -150,8 +150,8 @@ def test_processes_may_compile_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_there_are_none_for_other_dtypes(dtype: str) -> None:
     opened = open_kernels(RunnerOptions(dtype=dtype))
-    assert (opened.native, opened.reason) == (None, f"there are none for {dtype} on cpu")
-    with pytest.raises(ModelRefused, match=f"kernels native: there are none for {dtype} on cpu"):
+    assert (opened.native, opened.reason) == (None, f"no native kernels for {dtype} on cpu")
+    with pytest.raises(ModelRefused, match=f"kernels native: no native kernels for {dtype} on cpu"):
         open_kernels(RunnerOptions(dtype=dtype, kernels="native"))
 
 

@@ -18,12 +18,12 @@ def gauges(node: Any, name: str = "native_kernels") -> list[str]:
 def test_a_node_with_kernels_says_so_for_each_rank(node: Any) -> None:
     assert gauges(node) == [f'ryzanstein_worker_native_kernels{{rank="{rank}"}} 1.0' for rank in (0, 1)]
     assert gauges(node, "row_invariant") == [f'ryzanstein_worker_row_invariant{{rank="{rank}"}} 1.0' for rank in (0, 1)]
-    assert not {"no kernels of our own", "answers depend on their company"} & {line["event"] for line in node.events}
+    assert not {"native kernels unavailable", "outputs depend on batch composition"} & {line["event"] for line in node.events}
 
 
 @pytest.mark.parametrize(
     ("compiler", "flags", "why"),
-    [("/nonexistent", (), "there is no C compiler '/nonexistent'"), ("cc", ("--kernels", "torch"), "chosen")],
+    [("/nonexistent", (), "no C compiler '/nonexistent'"), ("cc", ("--kernels", "torch"), "chosen")],
     ids=["no compiler", "chosen"],
 )
 def test_a_node_without_says_why(
@@ -31,9 +31,9 @@ def test_a_node_without_says_why(
 ) -> None:
     monkeypatch.setenv("CC", compiler)
     node = start_node(*flags, tp=1)
-    assert why in node.wait_event("no kernels of our own")["reason"]
+    assert why in node.wait_event("native kernels unavailable")["reason"]
     assert gauges(node) == ['ryzanstein_worker_native_kernels{rank="0"} 0.0']
-    assert "depends on the batch" in node.wait_event("answers depend on their company")["reason"]
+    assert "depends on the batch" in node.wait_event("outputs depend on batch composition")["reason"]
     assert gauges(node, "row_invariant") == ['ryzanstein_worker_row_invariant{rank="0"} 0.0']
 
 
@@ -42,4 +42,4 @@ def test_a_node_that_must_have_them_refuses_to_serve_without(
 ) -> None:
     monkeypatch.setenv("CC", "/nonexistent")
     node = start_node("--kernels", "native", tp=1)
-    assert "kernels native: there is no C compiler '/nonexistent'" in node.wait_event("model refused")["reason"]
+    assert "kernels native: no C compiler '/nonexistent'" in node.wait_event("model refused")["reason"]

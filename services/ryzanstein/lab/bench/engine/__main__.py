@@ -14,7 +14,7 @@ from ryzanstein.lab.bench.engine.scaling import scaling
 from ryzanstein.lab.bench.engine.scaling_predict import predict_steps
 from ryzanstein.lab.bench.engine.suite import suite
 
-app = typer.Typer(help="Measure what this machine does.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks of this machine: engine, collectives, loading and scaling.", no_args_is_help=True)
 app.command()(engine)
 app.command()(install_peers)
 app.command()(load)

@@ -34,7 +34,7 @@ def _range(text: str) -> list[int]:
         return [_size(first)]
     low, high = _size(first), _size(last)
     if low > high:
-        raise errors.invalid("sizes", "a range ascends", text)
+        raise errors.invalid("sizes", "a range must ascend", text)
     return list(takewhile(lambda size: size <= high, (low << doubling for doubling in range(MAX_BYTES.bit_length()))))
 
 

@@ -80,7 +80,7 @@ class CollectiveRanks:
     def _expect(self, kind: type[Answer], answer: BenchmarkAnswer) -> Answer:
         if isinstance(answer, kind):
             return answer
-        text = answer.message if isinstance(answer, RankCrashed) else f"answers {type(answer).__name__}"
+        text = answer.message if isinstance(answer, RankCrashed) else f"unexpected answer {type(answer).__name__}"
         raise errors.failed_precondition("RANKS_FAILED", f"{self._spec.collectives}: rank {answer.rank}: {text}")
 
     async def _spawn(self) -> None:

@@ -60,7 +60,7 @@ def _why_no_nccl(ranks: int) -> str:
     import torch
 
     devices = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
-    return "" if devices >= ranks else f"needs a CUDA device for each of {ranks} ranks, there are {devices}"
+    return "" if devices >= ranks else f"needs a CUDA device for each of {ranks} ranks, found {devices}"
 
 
 def _why_no_symmetric_memory() -> str:
@@ -74,14 +74,14 @@ def _why_no_symmetric_memory() -> str:
     try:
         _symmetric_memory.empty(1, device=torch.device("cpu"))
     except RuntimeError as error:
-        return f"needs symmetric memory between CPUs, which torch {torch.__version__} refuses: {error}"
-    return "needs symmetric memory, which has no code here"
+        return f"needs symmetric memory between CPUs, which torch {torch.__version__} does not support: {error}"
+    return "needs symmetric memory, which is not implemented"
 
 
 def _names(field: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(known):
-        raise errors.invalid(field, f"must be of {', '.join(known)}", text)
+        raise errors.invalid(field, f"must be one of {', '.join(known)}", text)
     return names
 
 
@@ -116,20 +116,20 @@ def collectives(
     *,
     ranks: Annotated[int, typer.Option(min=2, max=MAX_RANKS)] = 2,
     sizes: Annotated[str, typer.Option(help="like 8KiB, 2KiB,1MiB or 2KiB..64MiB (doubling); at most 1GiB")] = "2KiB..64MiB",
-    ops: Annotated[str, typer.Option(help="several with commas between")] = ",".join(OPS),
-    backends: Annotated[str, typer.Option(help="several with commas between; default: all that run here")] = "",
-    pin: Annotated[bool, typer.Option(help="give each rank cores of its own")] = False,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="of each rank")] = 1,
+    ops: Annotated[str, typer.Option(help="comma-separated")] = ",".join(OPS),
+    backends: Annotated[str, typer.Option(help="comma-separated; default: all that are supported here")] = "",
+    pin: Annotated[bool, typer.Option(help="pin each rank to separate cores")] = False,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="per rank")] = 1,
     rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 5,
-    seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="for each op, size and backend")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="per op, size and backend")] = 0.5,
     model: Annotated[
         Path | None,
-        typer.Option(help="a checkpoint: also its decode steps' share of communication", exists=True, file_okay=False),
+        typer.Option(help="checkpoint; also measures communication in its decode steps", exists=True, file_okay=False),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=10**6, help="decode steps of each batch and round")] = 128,
+    steps: Annotated[int, typer.Option(min=1, max=10**6, help="decode steps per batch and round")] = 128,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Latency and bandwidth of what ranks compute together, and its share in a model's decode steps."""
+    """Measure latency and bandwidth of collectives, and their share of a model's decode steps."""
     with refusals_as_exit() as people:
         wanted = choose_backends(backends, ranks)
         for name, reason in wanted.absent.items():

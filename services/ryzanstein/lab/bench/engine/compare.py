@@ -57,7 +57,7 @@ def _seconds(row: FigureChange) -> tuple[float, float]:
 
 def table(comparison: DocumentComparison) -> Table:
     """Returns the table for people."""
-    shown = Table(title="later over earlier, in ratios to the reference kernel", title_justify="left")
+    shown = Table(title="after over before, relative to the reference kernel", title_justify="left")
     for heading in ("figure", "before", "after", "factor", "within", "verdict"):
         shown.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
     for row in comparison.rows:
@@ -70,13 +70,13 @@ def table(comparison: DocumentComparison) -> Table:
 
 def compare(
     before: Annotated[Path, typer.Argument(help="document of `bench suite`", dir_okay=False)],
-    after: Annotated[Path, typer.Argument(help="a later one, of the same machine", dir_okay=False)],
+    after: Annotated[Path, typer.Argument(help="a later document of the same machine", dir_okay=False)],
     *,
-    min_effect: Annotated[float, typer.Option(min=0.0, max=10.0, help="smaller changes do not count; 0.05 is 5 %")] = 0.05,
-    false_alarms: Annotated[float, typer.Option(min=1e-6, max=0.5, help="chance of any alarm between equals")] = 0.05,
+    min_effect: Annotated[float, typer.Option(min=0.0, max=10.0, help="smallest change that counts; 0.05 is 5 %")] = 0.05,
+    false_alarms: Annotated[float, typer.Option(min=1e-6, max=0.5, help="chance of any alarm if nothing changed")] = 0.05,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """What became slower from BEFORE to AFTER, beyond the noise. Exit code 1 when something did, 2 when they do not compare."""
+    """Report what became slower from BEFORE to AFTER, beyond noise. Exit code 1: something did, 2: they are not comparable."""
     people = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         earlier, later = read_document(before), read_document(after)
@@ -95,6 +95,6 @@ def _tell(comparison: DocumentComparison, people: Console) -> None:
     for note in (*comparison.notes, *(f"{name} is new" for name in comparison.added)):
         people.print(note)
     factors = ", ".join(f"{name} {factor:.2f}" for name, factor in comparison.kernel_factors.items())
-    people.print(f"the machine itself, later over earlier: {factors}")
+    people.print(f"the machine itself, after over before: {factors}")
     counts = ((verdict, comparison.named(verdict)) for verdict in ("slower", "faster", "same", "unclear"))
     people.print(", ".join(f"{len(rows)} {verdict}" for verdict, rows in counts))

@@ -65,7 +65,7 @@ class DecodeLoad:
         workload.check(files.context_length)
         chosen = {backend: spec for backend, spec in specs.items() if backend in _HOST_BACKENDS}
         if not chosen:
-            raise errors.invalid("backends", f"the decode share is measured with {' or '.join(_HOST_BACKENDS)}")
+            raise errors.invalid("backends", f"the decode share requires {' or '.join(_HOST_BACKENDS)}")
         loaded = {backend: _with_model(spec, model, workload) for backend, spec in chosen.items()}
         return cls(workload, loaded, files.vocab_size)
 

@@ -129,7 +129,7 @@ def integers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise errors.invalid(name, "must be integers with commas between", text) from error
+        raise errors.invalid(name, "must be comma-separated integers", text) from error
 
 
 def batches(text: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from ryzanstein.worker.text.model_files import ModelFiles
 
 CACHE_HOME = Path.home() / ".cache"
 
-CacheHome = Annotated[Path, typer.Option(envvar="XDG_CACHE_HOME", help="ryzanstein/ in it has peers and synthesized models")]
+CacheHome = Annotated[Path, typer.Option(envvar="XDG_CACHE_HOME", help="parent of ryzanstein/, the cache of peers and models")]
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def rank_counts(text: str) -> tuple[int, ...]:
 def one_of(field: str, text: str, known: tuple[str, ...]) -> str:
     """Returns the text itself. Raises INVALID_ARGUMENT if it is unknown."""
     if text not in known:
-        raise errors.invalid(field, f"must be of {', '.join(known)}", text)
+        raise errors.invalid(field, f"must be one of {', '.join(known)}", text)
     return text
 
 
@@ -46,34 +46,34 @@ def quantizations(text: str) -> tuple[Quantization, ...]:
     """Parses `none,int8`; each once."""
     names = dict.fromkeys(text.split(","))
     if not names.keys() <= set(QUANTIZATIONS):
-        raise errors.invalid("quantization", f"must be of {', '.join(QUANTIZATIONS)}", text)
+        raise errors.invalid("quantization", f"must be one of {', '.join(QUANTIZATIONS)}", text)
     return tuple(kind for kind in QUANTIZATIONS if kind in names)
 
 
 def engine(
     *,
-    model: Annotated[str, typer.Option(help="directory of a checkpoint, or demo, or a preset of `synthesize`: S, L, M")],
+    model: Annotated[str, typer.Option(help="checkpoint directory, demo, or a preset of `synthesize`: S, L, M")],
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
-    tp: Annotated[str, typer.Option(help="ranks, several with commas between")] = "1",
-    quantization: Annotated[str, typer.Option(help="of our weights, several with commas between")] = "none",
-    kv_dtype: Annotated[str, typer.Option(help="of our keys and values: auto, float16")] = "auto",
-    kernels: Annotated[str, typer.Option(help="ours between products: auto, native, torch")] = "auto",
-    batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "1,4,8,32",
+    tp: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1",
+    quantization: Annotated[str, typer.Option(help="weight formats of the engine, comma-separated")] = "none",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache format of the engine: auto, float16")] = "auto",
+    kernels: Annotated[str, typer.Option(help="kernels of the engine: auto, native, torch")] = "auto",
+    batch: Annotated[str, typer.Option(help="batch sizes, comma-separated")] = "1,4,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
     new_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
     rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 3,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="of each rank, with --peers of all ranks; 0: all cores")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="per rank, with --peers of all ranks; 0: all cores")] = 0,
     max_tokens_per_step: Annotated[
         int, typer.Option(min=1, max=65536, help="token budget of a step; at least the batch")
     ] = 512,
-    openmp_spins: Annotated[int, typer.Option(min=0, max=10**9, help="looks of a thread before it sleeps; 0: many")] = 0,
-    peers: Annotated[bool, typer.Option("--peers", help="also what else is installed, see install-peers")] = False,
-    peers_dir: Annotated[Path | None, typer.Option(help="where the peers are; default: peers/ in the cache")] = None,
-    only: Annotated[str, typer.Option(help="of the peers those of these engines, several with commas between")] = "",
-    peer_timeout_s: Annotated[float, typer.Option(min=1.0, max=86_400, help="for a peer to load, and for each batch")] = 1200.0,
+    openmp_spins: Annotated[int, typer.Option(min=0, max=10**9, help="spins before sleep; 0: OpenMP's default")] = 0,
+    peers: Annotated[bool, typer.Option("--peers", help="also measure the installed peers, see install-peers")] = False,
+    peers_dir: Annotated[Path | None, typer.Option(help="directory of the peers; default: peers/ in the cache")] = None,
+    only: Annotated[str, typer.Option(help="only the peers of these engines, comma-separated")] = "",
+    peer_timeout_s: Annotated[float, typer.Option(min=1.0, max=86_400, help="limit of a load and of each batch")] = 1200.0,
     cache_home: CacheHome = CACHE_HOME,
 ) -> None:
-    """Tokens per second of the engine and its ranks on this machine."""
+    """Measure tokens per second of the engine and its ranks on this machine."""
 
     def specs() -> Iterator[RankSpec]:
         for kind in quantizations(quantization):

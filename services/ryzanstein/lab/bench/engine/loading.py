@@ -163,7 +163,7 @@ def rank_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise errors.invalid("tp", "must be integers with commas between", text) from error
+        raise errors.invalid("tp", "must be comma-separated integers", text) from error
     if min(counts) < 1:
         raise errors.invalid("tp", "must be at least 1", min(counts))
     return counts
@@ -171,14 +171,14 @@ def rank_counts(text: str) -> tuple[int, ...]:
 
 def load(
     *,
-    model: Annotated[Path, typer.Option(help="directory of a checkpoint", exists=True, file_okay=False)],
+    model: Annotated[Path, typer.Option(help="checkpoint directory", exists=True, file_okay=False)],
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
-    tp: Annotated[str, typer.Option(help="numbers of ranks, several with commas between")] = "1,2",
+    tp: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1,2",
     rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 5,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="of each rank; 0: the cores divided by the ranks")] = 0,
-    quantization: Annotated[Quantization, typer.Option(help="of the weights")] = "none",
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="per rank; 0: the cores divided by the ranks")] = 0,
+    quantization: Annotated[Quantization, typer.Option(help="weight format")] = "none",
 ) -> None:
-    """How long ranks on this machine's CPU take until they are ready, and the memory of their weights."""
+    """Measure how long ranks take to start on this machine's CPU, and the memory of their weights."""
     with refusals_as_exit() as people:
         cores = len(os.sched_getaffinity(0))
         specs = [

@@ -97,10 +97,10 @@ def table(ceilings: Sequence[Ceilings]) -> Table:
 def machine(
     *,
     rounds: Annotated[int, typer.Option(min=1, max=100)] = 9,
-    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="what is read; 0: twice the largest cache")] = 0,
+    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="buffer to read; 0: twice the largest cache")] = 0,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Memory bandwidth and float32 products per second of this machine, with one thread and with all cores."""
+    """Measure memory bandwidth and float32 products per second, with one thread and with all cores."""
     with refusals_as_exit():
         ceilings = measure_ceilings(rounds, buffer_mib * 2**20 or choose_buffer_bytes())
         document = {"machine": SuiteMachine.here(), "ceilings": ceilings}

@@ -45,22 +45,22 @@ def choose_loads(batch: str, steps: int, prefill_tokens: int, context_length: in
 
 def scaling(
     *,
-    model: Annotated[Path, typer.Option(help="directory of a checkpoint", exists=True, file_okay=False)],
-    layouts: Annotated[str, typer.Option(help="ranks x threads of each, pinned or not")] = "1x1,2x1,2x1:pin,1x2",
-    quantization: Annotated[str, typer.Option(help=f"of the weights: {', '.join(QUANTIZATIONS)}")] = "none",
+    model: Annotated[Path, typer.Option(help="checkpoint directory", exists=True, file_okay=False)],
+    layouts: Annotated[str, typer.Option(help="ranks x threads per rank, pinned or not")] = "1x1,2x1,2x1:pin,1x2",
+    quantization: Annotated[str, typer.Option(help=f"weight format: {', '.join(QUANTIZATIONS)}")] = "none",
     collectives: Annotated[str, typer.Option(help="shm, gloo or auto")] = "auto",
-    batch: Annotated[str, typer.Option(help="sequences that decode at once, several with commas between; empty: none")] = "1,8",
-    steps: Annotated[int, typer.Option(min=2, max=10**6, help="decode steps of each batch and round")] = 16,
-    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**6, help="of a prompt alone; 0: none")] = 512,
+    batch: Annotated[str, typer.Option(help="batch sizes of decode steps, comma-separated; empty: none")] = "1,8",
+    steps: Annotated[int, typer.Option(min=2, max=10**6, help="decode steps per batch and round")] = 16,
+    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**6, help="prompt of the prefill; 0: no prefill")] = 512,
     rounds: Annotated[int, typer.Option(min=1, max=10**4)] = 3,
-    unsplit: Annotated[bool, typer.Option("--unsplit", help="also what ranks cannot share, on a twin without width")] = False,
+    unsplit: Annotated[bool, typer.Option("--unsplit", help="also measure the unsplit work, on a narrow model")] = False,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Tokens per second and communication of one rank and of several, in ratios round by round."""
+    """Measure tokens per second and communication of one rank and of several, as ratios within each round."""
     with refusals_as_exit() as people, losses_as_errors():
         kind = next((name for name in QUANTIZATIONS if name == quantization), None)
         if kind is None:
-            raise errors.invalid("quantization", f"must be of {', '.join(QUANTIZATIONS)}", quantization)
+            raise errors.invalid("quantization", f"must be one of {', '.join(QUANTIZATIONS)}", quantization)
         if collectives not in ("auto", "shm", "gloo"):
             raise errors.invalid("collectives", "must be auto, shm or gloo", collectives)
         files = ModelFiles.read(model)

@@ -71,7 +71,7 @@ def _ratio(samples: Samples, layout: RankLayout, over: RankLayout, load: Scaling
 
 def figure_table(rows: Sequence[ScalingFigure]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="layouts (ranks x threads of each)", title_justify="left")
+    shown = Table(title="layouts (ranks x threads per rank)", title_justify="left")
     for heading in ("load", "layout", "tokens/s", "step", "communication by rank"):
         shown.add_column(heading, justify="right")
     for row in sorted(rows, key=lambda row: row.load):
@@ -82,7 +82,7 @@ def figure_table(rows: Sequence[ScalingFigure]) -> Table:
 
 def ratio_table(rows: Sequence[ScalingRatio]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="tokens/s in ratios, round by round", title_justify="left")
+    shown = Table(title="ratios of tokens/s within each round", title_justify="left")
     for heading in ("load", "layout", "over", "median", "least", "most"):
         shown.add_column(heading, justify="right")
     for row in sorted(rows, key=lambda row: row.load):

@@ -34,7 +34,7 @@ def parse_layouts(text: str) -> tuple[RankLayout, ...]:
 def _layout(text: str) -> RankLayout:
     match = _LAYOUT.fullmatch(text)
     if match is None:
-        raise errors.invalid("layouts", "must be like 1x1,2x1:pin, ranks x threads of each", text)
+        raise errors.invalid("layouts", "must be like 1x1,2x1:pin, ranks x threads per rank", text)
     layout = RankLayout(int(match[1]), int(match[2]), match[3] is not None)
     if not 1 <= layout.ranks <= MAX_RANKS or layout.threads < 1:
         raise errors.invalid("layouts", f"must have 1 to {MAX_RANKS} ranks and at least one thread", text)

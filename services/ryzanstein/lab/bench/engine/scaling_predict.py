@@ -93,14 +93,14 @@ def predict_steps(
     hardware: Annotated[str, typer.Option(help=f"published figures: {', '.join(published())}")] = "",
     machine: Annotated[Path | None, typer.Option(help="JSON of `bench machine`, instead of published figures")] = None,
     collectives: Annotated[Path | None, typer.Option(help="JSON of `bench collectives`")] = None,
-    scaling: Annotated[Path | None, typer.Option(help="JSON of `bench scaling --unsplit`, also to compare with")] = None,
-    ranks: Annotated[str, typer.Option(help="several with commas between")] = "1,2",
-    batch: Annotated[str, typer.Option(help="sequences that decode at once, several with commas between; empty: none")] = "1,8",
-    context: Annotated[int, typer.Option(min=1, max=10**8, help="keys that a decoding sequence looks at")] = 1024,
-    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**8, help="of a prompt alone; 0: none")] = 0,
+    scaling: Annotated[Path | None, typer.Option(help="JSON of `bench scaling --unsplit`, also compared with")] = None,
+    ranks: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1,2",
+    batch: Annotated[str, typer.Option(help="batch sizes of decode steps, comma-separated; empty: none")] = "1,8",
+    context: Annotated[int, typer.Option(min=1, max=10**8, help="context length of each decoding sequence")] = 1024,
+    prefill_tokens: Annotated[int, typer.Option(min=0, max=10**8, help="prompt of the prefill; 0: no prefill")] = 0,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Time of a step by number of ranks: memory or arithmetic, what is not shared, and messages."""
+    """Predict the time of a step by number of ranks: memory or arithmetic, unsplit work and messages."""
     with refusals_as_exit():
         seen = None if scaling is None else read_document("scaling", scaling, ScalingDocument)
         chosen = _choose_hardware(hardware, machine, collectives, seen)
@@ -119,7 +119,7 @@ def _choose_hardware(name: str, machine: Path | None, collectives: Path | None, 
     if name:
         known = published()
         if name not in known:
-            raise errors.invalid("hardware", f"must be of {', '.join(known)}", name)
+            raise errors.invalid("hardware", f"must be one of {', '.join(known)}", name)
         return known[name]
     if machine is None or collectives is None or scaling is None:
         raise errors.invalid("hardware", "must be given, or all of machine, collectives and scaling")
@@ -134,5 +134,5 @@ def _dense_model(model: Path, scaling: ScalingDocument | None) -> DenseModel:
     if scaling is None:
         return DenseModel(spec, _GPU_BYTES, _GPU_BYTES)
     if scaling.quantization not in _CPU_WEIGHT_BYTES:
-        raise errors.invalid("scaling", f"quantization must be of {', '.join(_CPU_WEIGHT_BYTES)}", scaling.quantization)
+        raise errors.invalid("scaling", f"quantization must be one of {', '.join(_CPU_WEIGHT_BYTES)}", scaling.quantization)
     return DenseModel(spec, _CPU_WEIGHT_BYTES[scaling.quantization], _CPU_ACTIVATION_BYTES)

@@ -53,7 +53,7 @@ class SuitePlan:
         """Raises INVALID_ARGUMENT with the parameter."""
         unknown = [name for name in self.models if name != _DEMO and name not in PRESETS]
         if unknown:
-            raise errors.invalid("models", f"must be of {', '.join((_DEMO, *PRESETS))}", unknown[0])
+            raise errors.invalid("models", f"must be one of {', '.join((_DEMO, *PRESETS))}", unknown[0])
         if not all(1 <= tp <= MAX_RANKS for tp in self.tps):
             raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", ",".join(map(str, self.tps)))
 
@@ -118,17 +118,17 @@ def show_seconds(seconds: float) -> str:
 
 def suite(
     *,
-    models: Annotated[str, typer.Option(help="demo or presets of synthesize, several with commas between")] = "",
-    tp: Annotated[str, typer.Option(help="ranks, several with commas between")] = "1,2",
-    batch: Annotated[str, typer.Option(help="sequences at once, several with commas between")] = "",
+    models: Annotated[str, typer.Option(help="demo or presets of `synthesize`, comma-separated")] = "",
+    tp: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1,2",
+    batch: Annotated[str, typer.Option(help="batch sizes, comma-separated")] = "",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, max=10**6)] = 32,
     rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS)] = 12,
-    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="that the kernel `read` reads; 0: twice the caches")] = 0,
-    quick: Annotated[bool, typer.Option(help="the demo model alone at batch 1 and 8, unless they are named")] = False,
+    buffer_mib: Annotated[int, typer.Option(min=0, max=16384, help="buffer of the kernel `read`; 0: twice the caches")] = 0,
+    quick: Annotated[bool, typer.Option(help="by default only the demo model at batch 1 and 8")] = False,
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Time engine, collectives and small parts beside reference kernels, for `bench compare`."""
+    """Time the engine, collectives and small parts relative to reference kernels, for `bench compare`."""
     with refusals_as_exit() as people:
         sizes = batches(batch or ("1,8" if quick else "1,8,32"))
         chosen = tuple(dict.fromkeys((models or ("demo" if quick else "demo,S")).split(",")))
@@ -142,4 +142,4 @@ def _ranks(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise errors.invalid("tp", "must be integers with commas between", text) from error
+        raise errors.invalid("tp", "must be comma-separated integers", text) from error

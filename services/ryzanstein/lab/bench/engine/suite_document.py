@@ -82,7 +82,7 @@ def read_document(path: Path) -> SuiteDocument:
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise errors.invalid(str(path), f"has at most {_MAX_BYTES} bytes", path.stat().st_size)
+            raise errors.invalid(str(path), f"must have at most {_MAX_BYTES} bytes", path.stat().st_size)
         text = path.read_bytes()
         schema = msgspec.json.decode(text, type=_Head).schema
         if schema != SCHEMA:
@@ -104,4 +104,4 @@ def _refuse_twins(path: Path, figures: Sequence[SuiteFigure]) -> None:
     names = [figure.name for figure in figures]
     twin = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twin is not None:
-        raise errors.invalid(f"{path}: figures", "has each name once", twin)
+        raise errors.invalid(f"{path}: figures", "must have each name once", twin)

@@ -25,22 +25,22 @@ _DEFAULT = SurveyPlan(SYSTEMS, (1, 64, 512), rounds=3, seconds=1.0)
 
 
 def router(  # noqa: PLR0917 - the command's options
-    streams: Annotated[str, typer.Option(help="numbers of streams at once, separated by commas")] = "1,64,512",
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="of each window")] = _DEFAULT.seconds,
-    rounds: Annotated[int, typer.Option(min=1, max=50, help="windows of each system and number of streams")] = _DEFAULT.rounds,
-    systems: Annotated[str, typer.Option(help=f"of {', '.join(SYSTEMS)}")] = ",".join(SYSTEMS),
+    streams: Annotated[str, typer.Option(help="numbers of concurrent streams, comma-separated")] = "1,64,512",
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="length of each window")] = _DEFAULT.seconds,
+    rounds: Annotated[int, typer.Option(min=1, max=50, help="windows per system and number of streams")] = _DEFAULT.rounds,
+    systems: Annotated[str, typer.Option(help=f"any of {', '.join(SYSTEMS)}")] = ",".join(SYSTEMS),
     first_tokens: Annotated[
-        int, typer.Option(min=0, max=10**6, help="single answers a round; 0: none")
+        int, typer.Option(min=0, max=10**6, help="single answers per round; 0: none")
     ] = _DEFAULT.first_tokens,
-    idle: Annotated[int, typer.Option(min=0, max=8000, help="idle connections whose memory is read; 0: none")] = _DEFAULT.idle,
-    active: Annotated[int, typer.Option(min=0, max=4000, help="streams whose memory is read; 0: none")] = _DEFAULT.active,
+    idle: Annotated[int, typer.Option(min=0, max=8000, help="idle connections to measure memory; 0: none")] = _DEFAULT.idle,
+    active: Annotated[int, typer.Option(min=0, max=4000, help="streams to measure memory; 0: none")] = _DEFAULT.active,
     many: Annotated[int, typer.Option(min=0, max=4000, help="streams that are opened at once; 0: none")] = _DEFAULT.many,
-    many_tokens: Annotated[int, typer.Option(min=1, max=10**6, help="of each, one every 0.25 s")] = _DEFAULT.many_tokens,
-    slow: Annotated[int, typer.Option(min=0, max=1000, help="readers that do not read; 0: none")] = _DEFAULT.slow,
-    slow_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="that each of them is owed")] = _DEFAULT.slow_tokens,
-    json_path: Annotated[str, typer.Option("--json", help="a file for the document; -: standard output")] = "",
+    many_tokens: Annotated[int, typer.Option(min=1, max=10**6, help="per stream, one every 0.25 s")] = _DEFAULT.many_tokens,
+    slow: Annotated[int, typer.Option(min=0, max=1000, help="clients that do not read; 0: none")] = _DEFAULT.slow,
+    slow_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="for each such client")] = _DEFAULT.slow_tokens,
+    json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
-    """Measure the router beside nginx, haproxy, envoy and nothing at all, in front of one scripted node."""
+    """Compare the router with nginx, haproxy, envoy and direct connections, in front of one scripted node."""
     _raise_descriptor_limit()
     people = Console(stderr=True, highlight=False)
     try:
@@ -78,7 +78,7 @@ def _names(option: str, text: str, known: tuple[str, ...] | None) -> list[str]:
         if (name not in known if known is not None else not name.isdecimal() or not 0 < int(name) <= 4000)
     ]
     if bad or not names:
-        what = f"of {', '.join(known)}" if known else "numbers from 1 to 4000"
+        what = f"any of {', '.join(known)}" if known else "numbers from 1 to 4000"
         raise typer.BadParameter(f"must be {what}: {text!r}", param_hint=f"--{option}")
     return names
 

@@ -52,14 +52,14 @@ class AnswerStream:
 
     def _missing(self) -> str:
         if self.tokens != self._script.tokens:
-            return f"{self.tokens} of {self._script.tokens} tokens came"
-        return "" if self._finished else "the end did not come"
+            return f"{self.tokens} of {self._script.tokens} tokens received"
+        return "" if self._finished else "no final message"
 
     def _message(self, message: bytes) -> None:
         try:
             event = inference.StreamChatResponse.FromString(message).event
         except DecodeError:
-            self.problem = self.problem or "a message cannot be read"
+            self.problem = self.problem or "a message cannot be decoded"
             return
         if event.HasField("delta"):
             self._delta(event.delta)
@@ -70,7 +70,7 @@ class AnswerStream:
         if delta.first_index != self.tokens:
             self.problem = self.problem or f"index {delta.first_index} came after {self.tokens} tokens"
         if delta.text != WORD * len(delta.token_ids):
-            self.problem = self.problem or f"the text at index {delta.first_index} is another"
+            self.problem = self.problem or f"the text at index {delta.first_index} is wrong"
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
         self.tokens += len(delta.token_ids)

@@ -138,7 +138,7 @@ class Http2Connection(asyncio.Protocol):
             self.transport.write(_frame(_PING, _ACK, 0, payload))
 
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._lose_all(f"the server goes away with code {int.from_bytes(payload[4:8])}")
+        self._lose_all(f"GOAWAY with code {int.from_bytes(payload[4:8])}")
 
     def _end(self, stream_id: int, problem: str) -> None:
         stream = self._streams.pop(stream_id, None)

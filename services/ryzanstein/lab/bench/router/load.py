@@ -107,7 +107,7 @@ class StreamLoad:
         if self.running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-        self.tally.problems += [f"not ended after {timeout_s:g} s, {stream.tokens} tokens came" for stream in self.running]
+        self.tally.problems += [f"not ended after {timeout_s:g} s, {stream.tokens} tokens received" for stream in self.running]
         return self.tally
 
 
@@ -143,4 +143,4 @@ async def ready(port: int) -> None:
             return
         problem = tally.problems[0]
         await asyncio.sleep(0.05)
-    raise errors.unavailable("NOT_READY", f"no whole answer within {_READY_S:g} s: {problem}")
+    raise errors.unavailable("NOT_READY", f"no complete answer within {_READY_S:g} s: {problem}")

@@ -79,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "partition_router_node_one_way",
-        "one way between router and node drops everything",
+        "one direction between router and node drops all packets",
         _one_way,
         (SUSPECTED, LINK_DOWN),
         bounds=FaultBounds(FROZEN_S),
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         "partition_router_node_two_way",
-        "both ways between router and node drop everything",
+        "both directions between router and node drop all packets",
         _two_way,
         (SUSPECTED, LINK_DOWN),
         bounds=FaultBounds(FROZEN_S),
@@ -97,9 +97,9 @@ FAULTS = (
     ),
     Fault(
         "partition_node_orchestrator",
-        "both ways between a node and the orchestrator drop everything for 4 s",
+        "both directions between a node and the orchestrator drop all packets for 4 s",
         _from_orchestrator,
-        (Sign("orchestrator", "node gone"),),
+        (Sign("orchestrator", "node removed"),),
         scope=Scope.NODE,
         resumes=Resume.ANY,
         lasts_s=_NO_ORCHESTRATOR_S,
@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         "node_500ms_away",
-        "everything to and from a node takes 0.5 s longer, each way",
+        "traffic between router and a node is delayed by 0.5 s in each direction",
         _far_away,
         (SUSPECTED, LINK_DOWN),
         DISTANT,

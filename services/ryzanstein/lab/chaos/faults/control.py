@@ -79,7 +79,7 @@ FAULTS = (
         "orchestrator_sigkill",
         "SIGKILL and restart of the orchestrator",
         _kill_orchestrator,
-        (Sign("router", "no orchestrator"), Sign("node", "no orchestrator")),
+        (Sign("node", "orchestrator unavailable"),),
         scope=Scope.ALL,
         resumes=Resume.ANY,
     ),
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "busy_cpu",
-        f"no fault: {_SPINNERS} processes that compute for {BUSY_S:g} s beside the cluster",
+        f"no fault: {_SPINNERS} busy processes beside the cluster for {BUSY_S:g} s",
         _busy,
         (SUSPECTED, LINK_DOWN),
         scope=Scope.ALL,

@@ -34,7 +34,7 @@ async def _an_hour_passes(stage: Stage, victim: Victim) -> AsyncIterator[frozens
     assert clock is not None, "the layout has a fast clock"
     stage.load.set_width(0)
     if not await stage.load.until_ended(stage.load.under_way, _STREAM_S):
-        raise LaboratoryError("the answers before the hour do not end")
+        raise LaboratoryError("the answers before the hour did not end")
     await clock.pass_time(_HOUR_S)
     for pids in stage.rank_pids.values():
         send(victim.rng.choice(pids), LONG_STEP)

@@ -93,7 +93,7 @@ class _Layout:
     def fault(self, name: str, what: str, strike: Strike, signs: tuple[Sign, ...], bounds: FaultBounds) -> Fault:
         return Fault(
             name,
-            f"{what}, {LATE_S:g} s and more into answers of a minute",
+            f"{what}, at least {LATE_S:g} s into answers of a minute",
             strike,
             signs,
             self.layout,
@@ -133,7 +133,7 @@ FAULTS = (
     ),
     _alone.fault(
         "alone_agent_killed",
-        f"SIGKILL of the only node's agent, started again {_SUPERVISOR_S:g} s later",
+        f"SIGKILL of the only node's agent, restarted {_SUPERVISOR_S:g} s later",
         _all_agents_killed,
         (LINK_DOWN,),
         FaultBounds(DEATH_S, rerouted_s=None),

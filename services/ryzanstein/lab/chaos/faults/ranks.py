@@ -137,7 +137,7 @@ FAULTS = (
     ),
     Fault(
         "rank_out_of_memory",
-        "the ranks of a node can map no more memory while long prompts come",
+        "the ranks of a node cannot map more memory while long prompts arrive",
         _out_of_memory,
         (_RANKS_LOST, Sign("node", "step retried in smaller parts"), Sign("node", "generation failed")),
         RANKS,

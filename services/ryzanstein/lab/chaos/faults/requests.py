@@ -94,7 +94,7 @@ async def _again_and_again(ask: _Ask) -> None:
 FAULTS = (
     Fault(
         "large_bodies",
-        "large wrong requests over both faces of a router for 2 s",
+        "large invalid requests over both faces of a router for 2 s",
         _large_bodies,
         (LINK_DOWN,),
         scope=Scope.ALL,

@@ -30,7 +30,7 @@ async def _sqlite_locked(stage: Stage, victim: Victim) -> AsyncIterator[frozense
 async def _disk_full(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     disk = stage.plan.disk
     if disk is None:
-        raise LaboratoryError("this fault needs the right to mount")
+        raise LaboratoryError("this fault needs permission to mount")
     for path in _databases(stage.plan.sessions):
         # A write-ahead log that has grown takes many more writes without another page of the disk.
         with closing(sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)) as connection:
@@ -62,12 +62,12 @@ def _databases(directory: Path) -> list[Path]:
 
 _OUTAGE = (
     Sign("router", "session store fails, sessions are kept in memory"),
-    Sign("router", "journal out of reach; generations go on in memory"),
+    Sign("router", "journal unavailable, generations continue in memory"),
 )
 FAULTS = (
     Fault(
         "store_sqlite_locked",
-        f"another process holds the session database for {_OUTAGE_S:g} s",
+        f"another process locks the session database for {_OUTAGE_S:g} s",
         _sqlite_locked,
         _OUTAGE,
         scope=Scope.ALL,
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         "store_redis_killed",
-        f"SIGKILL of Redis, back after {_OUTAGE_S:g} s",
+        f"SIGKILL of Redis, restarted after {_OUTAGE_S:g} s",
         _redis_killed,
         _OUTAGE,
         ROUTERS,

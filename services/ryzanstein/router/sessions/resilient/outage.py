@@ -72,7 +72,7 @@ class StoreOutage:
         await self._flush_what_can_be()
         if lost := len(self._backlog):
             self._telemetry.store_lost_writes.labels("stopped").inc(lost)
-            log.error("session writes lost: stopped while the store fails", writes=lost)
+            log.error("session writes lost, router stopped while the store fails", writes=lost)
 
     async def _flush_what_can_be(self) -> None:
         while True:

@@ -175,7 +175,7 @@ class ResilientSessions:
             except RyzansteinError:
                 raise
             except Exception as error:
-                log.exception("session turn not written yet", session_id=session_id)
+                log.exception("session turn not written, queued for retry", session_id=session_id)
                 self._outage.begin(unexpected(error))
         if generation_id and self._backlog.has_turn(generation_id):
             return False
@@ -255,7 +255,7 @@ class ResilientSessions:
         try:
             session = self.recent.get(session_id)
         except KeyError:
-            what = f"session {session_id[:128]!r} is not in memory here and the session store is unavailable"
+            what = f"session {session_id[:128]!r} is not in this router's memory and the session store is unavailable"
             raise store_unavailable(what, session_id) from None
         self._telemetry.store_from_memory.inc()
         return session
@@ -268,7 +268,7 @@ class ResilientSessions:
 
     def _check_room(self, session_id: str) -> None:
         if self._backlog.full:
-            what = f"{len(self._backlog)} writes of sessions wait for the session store, no further turn can be kept"
+            what = f"the session store is unavailable and its backlog is full ({len(self._backlog)} writes)"
             raise store_unavailable(what, session_id)
 
     def _queue(

@@ -68,7 +68,7 @@ class RedisSessions:
             raise errors.failed_precondition("SESSION_STORE_REFUSED", f"Redis refuses this router: {error}") from None
         except Exception as error:
             # CONFIG may be forbidden; if the server is away, its first user reports that.
-            log.info("Redis not examined", error=str(error))
+            log.info("Redis eviction policy unknown", error=str(error))
         else:
             if policy.get("maxmemory-policy") != "noeviction":
                 log.warning("Redis may evict sessions", policy=policy, want="noeviction")
@@ -96,7 +96,7 @@ class RedisSessions:
         if not fields:
             raise errors.not_found("session", session_id)
         if len(packed) != int(fields["num_messages"]):
-            what = f"session {session_id[:128]!r} has {len(packed)} of {fields['num_messages']} messages in Redis"
+            what = f"session {session_id[:128]!r} is damaged: Redis has {len(packed)} of {fields['num_messages']} messages"
             raise errors.failed_precondition("SESSION_DAMAGED", what)
         return Session(
             session_id,

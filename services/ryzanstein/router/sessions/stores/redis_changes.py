@@ -44,7 +44,7 @@ class RedisChanges:
                         await subscription.subscribe(self._channel)
                         await self._listen(subscription)
             except ConnectionError as error:
-                log.debug("changes of sessions are not heard", error=str(error))
+                log.debug("subscription to session changes failed", error=str(error))
                 await asyncio.sleep(_PAUSE_S)
 
     async def close(self) -> None:

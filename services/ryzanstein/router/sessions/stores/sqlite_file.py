@@ -63,7 +63,7 @@ def connect(path: Path) -> sqlite3.Connection:
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
-            _migrate(db)
+            _migrate(db, path)
         db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
     except BaseException:
         db.close()
@@ -111,7 +111,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _corrupt(path: Path, what: str) -> errors.RyzansteinError:
     return errors.failed_precondition(
-        "STATE_CORRUPT", f"{path}: {what}; nothing was changed: restore the file, or move it away to begin without sessions"
+        "STATE_CORRUPT", f"{path}: {what}; the file was not changed: restore it, or move it away to start without sessions"
     )
 
 
@@ -131,24 +131,24 @@ def _check(db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(found)
 
 
-def _migrate(db: sqlite3.Connection) -> None:
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
     """Updates the schema.
 
     Takes the write lock only if there is something to do, so that a router can start while another
     process holds the lock.
     """
-    if _version(db) == SCHEMA_VERSION:
+    if _version(db, path) == SCHEMA_VERSION:
         return
     with transaction(db):
-        for step in _STEPS[_version(db) :]:
+        for step in _STEPS[_version(db, path) :]:
             for statement in filter(str.strip, step.split(";")):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _version(db: sqlite3.Connection, path: Path) -> int:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        what = f"sessions of schema {version}, this router knows {SCHEMA_VERSION}"
+        what = f"the session database {path} has schema {version}, this router supports {SCHEMA_VERSION}"
         raise errors.failed_precondition("STATE_TOO_NEW", what)
     return int(version)

@@ -64,7 +64,7 @@ def _falcon_names(values: Values, groups: bool, parallel: bool) -> WeightNames:
     if groups and num_norms in (None, 2):
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     if num_norms not in (None, 1):
-        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {shown(num_norms)} is not known")
+        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {shown(num_norms)} is not supported")
     return replace(names, mlp_norm=None)
 
 
@@ -79,7 +79,9 @@ def _mpt(spec: DecoderSpec, values: Values) -> DecoderSpec:
     attention = values.table("attn_config")
     for key, only in _MPT_ATTENTION.items():
         if attention.config.get(key, only) != only:
-            raise CheckpointError(f"config.json: attn_config.{key} {shown(attention.config[key])} is not known, only {only!r}")
+            raise CheckpointError(
+                f"config.json: attn_config.{key} {shown(attention.config[key])} is not supported, only {only!r}"
+            )
     scale = attention.number("softmax_scale", spec.head_dim**-0.5)
     return replace(
         spec,

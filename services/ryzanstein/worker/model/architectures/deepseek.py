@@ -41,7 +41,7 @@ _DEFAULTS = {"head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lor
 def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
     method = str(values.optional("topk_method"))
     if method not in _NUM_RATED:
-        raise CheckpointError(f"config.json: topk_method {shown(method)} is not known, only {', '.join(_NUM_RATED)}")
+        raise CheckpointError(f"config.json: topk_method {shown(method)} is not supported, only {', '.join(_NUM_RATED)}")
     routing = RoutingSpec("softmax", scale=values.number("routed_scaling_factor"), groups=_groups(values, _NUM_RATED[method]))
     return _sparse(_latent(spec, values), values, routing)
 
@@ -75,7 +75,7 @@ def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
         norm=replace(spec.norm, eps=_LATENT_EPS),
     )
     if spec.num_kv_heads != spec.num_heads:
-        raise CheckpointError(f"config.json: num_key_value_heads {spec.num_kv_heads} is not known, only {spec.num_heads}")
+        raise CheckpointError(f"config.json: num_key_value_heads {spec.num_kv_heads} is not supported, only {spec.num_heads}")
     scale = score_growth(values) * (latent.plain_dim + latent.rotary_dim) ** -0.5
     return replace(
         spec,
@@ -111,7 +111,10 @@ def _check_groups(experts: MoeSpec) -> None:
         return
     size, rest = divmod(experts.num_experts, groups.num_groups)
     if rest or size < groups.num_rated:
-        raise CheckpointError(f"config.json: n_group is {groups.num_groups}, there are {experts.num_experts} experts")
+        raise CheckpointError(
+            f"config.json: n_group {groups.num_groups} must divide the {experts.num_experts} experts into groups of at least "
+            f"{groups.num_rated}"
+        )
     if groups.top_k > groups.num_groups or experts.top_k > groups.top_k * size:
         raise CheckpointError(
             f"config.json: topk_group is {groups.top_k} of {groups.num_groups} groups of {size} experts, "

@@ -44,7 +44,7 @@ def moe_spec(values: Values, width: int, routing: RoutingSpec, shared_width: int
     """Returns the experts that config.json describes, each of `width` columns."""
     num_experts, top_k = values.count("num_experts"), values.count("num_experts_per_tok")
     if top_k > num_experts:
-        raise CheckpointError(f"config.json: num_experts_per_tok is {top_k}, there are {num_experts} experts")
+        raise CheckpointError(f"config.json: num_experts_per_tok is {top_k}, but there are only {num_experts} experts")
     return MoeSpec(num_experts, top_k, width, routing, shared_width)
 
 

@@ -15,11 +15,11 @@ def refuse_foreign(config: Mapping[str, Any]) -> None:
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(f"config.json: quantization_config is not known (quant_method {shown(method)}): {_SERVED_AS}")
+        raise CheckpointError(f"config.json: quantization_config is not supported (quant_method {shown(method)}): {_SERVED_AS}")
     if not config.get("is_causal", True):
-        raise CheckpointError("config.json: is_causal false is not known: only decoders that look back are served")
+        raise CheckpointError("config.json: is_causal false is not supported: attention must be causal")
     if config.get("per_layer_config"):
-        raise CheckpointError("config.json: per_layer_config is not known: all layers must have the same sizes")
+        raise CheckpointError("config.json: per_layer_config is not supported: all layers must have the same sizes")
 
 
 def refuse_nested(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -89,7 +89,7 @@ def _rotary(values: Values, spec: DecoderSpec, table: Values, theta: float) -> R
     table.refuse_null("rope_theta")
     stretched = scaling(values, table)
     if isinstance(stretched, LongScaling):
-        raise table.error("rope_type", "'longrope' is not known here")
+        raise table.error("rope_type", "'longrope' is not supported for this architecture")
     return RotarySpec(table.number("rope_theta", theta), spec.head_dim, scaling=stretched)
 
 

@@ -35,7 +35,7 @@ def _gpt2(spec: DecoderSpec, values: Values) -> DecoderSpec:
 def _opt(spec: DecoderSpec, values: Values) -> DecoderSpec:
     width = values.count("word_embed_proj_dim", spec.hidden_size)
     if width != spec.hidden_size:
-        raise values.error("word_embed_proj_dim", f"{width} is not known, only hidden_size {spec.hidden_size}")
+        raise values.error("word_embed_proj_dim", f"{width} is not supported, only hidden_size {spec.hidden_size}")
     return spec
 
 

@@ -107,7 +107,7 @@ def _phi3_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _phi3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     kind = rotary_kind(values)
     if kind not in ("default", "longrope"):
-        raise rotary_table(values).error("rope_type", f"{shown(kind)} is not known, only default, longrope")
+        raise rotary_table(values).error("rope_type", f"{shown(kind)} is not supported, only default, longrope")
     return spec
 
 

@@ -63,7 +63,7 @@ def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
     refuse_nested(config, ARCHITECTURES)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise CheckpointError(f"config.json: model_type {shown(model_type)} is not known, only {sorted(ARCHITECTURES)}")
+        raise CheckpointError(f"config.json: model_type {shown(model_type)} is not supported, only {sorted(ARCHITECTURES)}")
     return ARCHITECTURES[model_type].spec(config)
 
 

@@ -43,7 +43,7 @@ def rotary(values: Values, head_dim: int, rotated: Rotated, *, interleaved: bool
         return RotarySpec(10000.0, _paired(values.count("rotary_dim"), head_dim), interleaved)
     table = rotary_table(values)
     if (kind := next((key for key in ("full_attention", "sliding_attention") if key in table.config), None)) is not None:
-        raise table.error(kind, "is not known: all layers rotate alike here")
+        raise table.error(kind, "is not supported: all layers must have the same rotation")
     table.refuse_null("rope_theta")
     theta = table.number("rope_theta", values.number("rope_theta", 10000.0))
     dim = _dim(values, table, head_dim, rotated)
@@ -57,7 +57,7 @@ def scaling(values: Values, table: Values) -> RotaryScaling | None:
     """Returns how `table` stretches the wavelengths, or None if it does not."""
     kind = _kind(table)
     if kind not in SCALINGS:
-        raise table.error("rope_type", f"{shown(kind)} is not known, only {', '.join(SCALINGS)}")
+        raise table.error("rope_type", f"{shown(kind)} is not supported, only {', '.join(SCALINGS)}")
     return SCALINGS[kind](values, table)
 
 
@@ -103,7 +103,9 @@ def _dim(values: Values, table: Values, head_dim: int, rotated: Rotated) -> int:
         table.refuse_null("partial_rotary_factor")
         return _paired(int(head_dim * _factor(values, table)), head_dim)
     if _kind(table) != "default" and int(head_dim * _factor(values, table)) != head_dim:
-        raise CheckpointError(f"config.json: partial_rotary_factor is not known with {table.name('rope_type')} {_kind(table)}")
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is not supported with {table.name('rope_type')} {_kind(table)}"
+        )
     return _paired(head_dim, head_dim)
 
 
@@ -113,7 +115,9 @@ def _factor(values: Values, table: Values) -> float:
 
 def _paired(dim: int, head_dim: int) -> int:
     if dim % 2 or not 0 < dim <= head_dim:
-        raise CheckpointError(f"config.json: {dim} of the {head_dim} numbers of a head cannot be rotated in pairs")
+        raise CheckpointError(
+            f"config.json: {dim} numbers of a head cannot be rotated: must be even, above 0 and at most {head_dim}"
+        )
     return dim
 
 

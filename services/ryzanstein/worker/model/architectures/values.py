@@ -61,7 +61,7 @@ class Values:
             own = self.renamed[key]
             one, other = self.config.get(own), self.config.get(key)
             if one is not None and other is not None and one != other:
-                raise self.error(own, f"is {shown(one)}, {key} is {shown(other)}: they are the same")
+                raise self.error(own, f"is {shown(one)} but {key} is {shown(other)}: they must be equal")
 
     def count(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT) -> int:
         value = self._get(key, default)

@@ -64,7 +64,7 @@ class DistributedCollectives:
         return x
 
     def rejoin(self) -> None:
-        raise CannotRejoin("a step that was given up leaves torch's process group unusable")
+        raise CannotRejoin("an aborted step leaves torch's process group unusable")
 
     def close(self) -> None:
         self._group.shutdown()

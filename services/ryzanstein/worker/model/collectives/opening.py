@@ -56,7 +56,7 @@ def _open_distributed(
 
     openers = {"gloo": gloo_collectives, "nccl": nccl_collectives}
     if address.backend not in openers:
-        raise ValueError(f"unknown collectives backend {address.backend!r}: shm, gloo or nccl")
+        raise ValueError(f"unknown collectives backend {address.backend!r}: must be shm, gloo or nccl")
     if address.store_path is None:
         raise ValueError(f"{address.backend} needs a store path")
     return openers[address.backend](address.store_path, rank, size, progress, patience.deadline_s)

@@ -36,7 +36,7 @@ class ShmCollectives:
 
     def __init__(self, segment_fd: int, rank: int, size: int, progress: CollectiveProgress, patience: WaitPolicy) -> None:
         if platform.machine() not in _ORDERED_MACHINES:
-            raise OSError(f"shared-memory collectives rely on the store order of x86, this is {platform.machine()}: use gloo")
+            raise OSError(f"shared-memory collectives require the store order of x86, not {platform.machine()}: use gloo")
         self._rank, self._size = rank, size
         self._progress = progress
         self._patience = patience
@@ -160,9 +160,9 @@ class ShmCollectives:
             if self._flags[theirs] < self._arrivals:
                 self._await(peer, op)
             if self._flags[theirs] >= self._epoch_end:
-                raise PeerGaveUp(f"{op}: rank {peer} has left the step")
+                raise PeerGaveUp(f"{op}: rank {peer} has aborted the step")
             if self._flags[theirs + said_at] != said:
-                raise OutOfStep(f"{op} of {x_N.nbytes} bytes: rank {peer} is in another operation than rank {self._rank}")
+                raise OutOfStep(f"{op} of {x_N.nbytes} bytes: rank {peer} is in a different operation than rank {self._rank}")
 
     def _await(self, peer: int, op: str) -> None:
         await_flag(self._flags, peer * _STRIDE, self._arrivals, self._patience, f"{op}: rank {self._rank} waits for {peer}")

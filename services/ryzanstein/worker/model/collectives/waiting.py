@@ -40,4 +40,4 @@ def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, 
         elif waited_s < patience.deadline_s:
             time.sleep(_SLEEP_S)
         else:
-            raise CollectiveTimeout(f"{waiting}: nothing for {waited_s:.1f} s")
+            raise CollectiveTimeout(f"{waiting}: timed out after {waited_s:.1f} s")

@@ -56,7 +56,7 @@ def _compiler() -> list[str]:
     except ValueError as error:
         raise NotBuilt(f"CC {named!r}: {error}") from error
     if not command or shutil.which(command[0]) is None:
-        raise NotBuilt(f"there is no C compiler {named!r}: install one or set CC")
+        raise NotBuilt(f"no C compiler {named!r}: install one or set CC")
     return command
 
 
@@ -67,9 +67,9 @@ def _check_ours(path: Path) -> None:
     """
     status = path.stat()
     if status.st_uid != os.getuid():
-        raise NotBuilt(f"{path} belongs to another user")
+        raise NotBuilt(f"{path} is owned by another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotBuilt(f"{path} may be written by other users")
+        raise NotBuilt(f"{path} is writable by other users")
 
 
 def _compile(compiler: list[str], target: Path) -> None:
@@ -98,7 +98,7 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{command[0]} took longer than {_TIMEOUT_S:.0f} s") from error
+        raise NotBuilt(f"{command[0]} timed out after {_TIMEOUT_S:.0f} s") from error
     if done.returncode:
         raise NotBuilt(f"{command[0]}: {_complaint(done.stderr)}")
 
@@ -142,4 +142,4 @@ def _cache_dir() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ryzanstein" / "kernels"
     except RuntimeError as error:
-        raise NotBuilt("there is no home folder to keep the library in: set XDG_CACHE_HOME") from error
+        raise NotBuilt("no home directory for the compiled library: set XDG_CACHE_HOME") from error

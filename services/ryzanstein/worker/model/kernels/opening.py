@@ -27,7 +27,7 @@ def open_kernels(options: RunnerOptions) -> OpenedKernels:
         return OpenedKernels(None, "chosen")
     wanted = f"{options.torch_dtype} on {options.device}".removeprefix("torch.")
     if wanted != "float32 on cpu":
-        return _without(options, f"there are none for {wanted}")
+        return _without(options, f"no native kernels for {wanted}")
     try:
         return OpenedKernels(NativeKernels(library()))
     except (NotBuilt, OSError) as error:

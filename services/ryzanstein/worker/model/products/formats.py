@@ -43,7 +43,7 @@ class WeightFormat:
         if device.type != "cpu" or dtype != torch.float32:
             raise ModelRefused(f"quantization {quantization} needs float32 on a CPU, not {dtype} on {device}")
         if quantization == "fp16" and "fbgemm" not in torch.backends.quantized.supported_engines:
-            raise ModelRefused("quantization fp16: this torch has no FBGEMM")
+            raise ModelRefused("quantization fp16: this build of torch lacks FBGEMM")
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         """Returns the product with a weight, which the caller may release.

@@ -23,7 +23,7 @@ def half_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels
     least, most = (float(bound) for bound in weight_OI.aminmax())
     largest = max(-least, most)
     if not largest <= _LARGEST:
-        raise ModelRefused(f"quantization fp16: a weight of {largest} is beyond float16's {_LARGEST}")
+        raise ModelRefused(f"quantization fp16: a weight of {largest} exceeds the float16 maximum of {_LARGEST}")
     if native is not None:
         return Packed(weight_OI, bias_O, native, torch.float16)
     return FbgemmHalfProduct(weight_OI, bias_O)

@@ -78,7 +78,7 @@ class _Child:
     async def read(self) -> Answer:
         (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
         if length > MAX_FRAME_BYTES:
-            raise ConnectionError(f"it says {length} bytes")
+            raise ConnectionError(f"frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES} bytes")
         answer: Answer = msgspec.msgpack.decode(await self.reader.readexactly(length), type=Answer)
         return answer
 
@@ -110,7 +110,7 @@ class TemplateProcess:
     async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
         answer = await self._ask(template, messages)
         if isinstance(answer, Ready):
-            raise errors.internal("the template process answers another question")
+            raise errors.internal("the template process sent an unexpected answer")
         return rendered(answer)
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class TemplateProcess:
             async with asyncio.timeout(_START_S):
                 answer = await asked.answer
         except TimeoutError:
-            raise errors.unavailable("NODE_NOT_READY", "the node's template process does not answer") from None
+            raise errors.unavailable("NODE_NOT_READY", "the node's template process is not responding") from None
         if isinstance(answer, Limited):
             self._on_limit(answer.limit)
         return answer
@@ -166,7 +166,8 @@ class TemplateProcess:
             limit = _limit_of(code, asked.tries)
             if limit is not None and not asked.answer.done():
                 asked.answer.set_result(Limited(limit))
-            raise TemplateProcessLost("it did not answer in time" if late else f"it {exit_text(code)}") from error
+            ended = "timed out" if late else exit_text(code)
+            raise TemplateProcessLost(f"template process {ended}") from error
 
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[_Child]:
@@ -176,7 +177,7 @@ class TemplateProcess:
                 await child.read()
             yield child
         except (EOFError, ConnectionError, TimeoutError) as error:
-            raise TemplateProcessLost(f"it {exit_text(await child.ended())} at its start") from error
+            raise TemplateProcessLost(f"template process {exit_text(await child.ended())} during startup") from error
         finally:
             await child.ended()
 

@@ -56,7 +56,7 @@ class Program:
     def _answer(self, job: Job) -> Answer:
         self._template = job.template or self._template
         if self._template is None:
-            raise ValueError("the first job brings a template")
+            raise ValueError("the first job must have a template")
         if job.messages is None:
             return self._renderer.check(self._template) or Ready()
         return self._renderer.render(self._template, job.messages)
@@ -102,7 +102,7 @@ def _bound_memory(memory_bytes: int) -> None:
 
 def main() -> int:
     """Runs the process; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Renders chat templates; the agent starts it.")
+    parser = argparse.ArgumentParser(description="Renders chat templates; started by the agent.")
     for name in ("--parent", "--fd", "--memory-bytes"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--cpu-s", type=float, required=True)

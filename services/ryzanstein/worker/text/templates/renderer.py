@@ -22,7 +22,7 @@ from ryzanstein.worker.text.templates.rendering import (
 from ryzanstein.worker.text.templates.sandbox import ChatTemplate, OutputTooLong
 from ryzanstein.worker.text.templates.veil import Ambiguous, ControlTexts
 
-AMBIGUOUS = "they have the text of control tokens, and it changes that: whose they are in the prompt is not certain"
+AMBIGUOUS = "they contain the text of control tokens, which the template changes, so their origin in the prompt is ambiguous"
 
 
 class Renderer:

@@ -114,7 +114,7 @@ def rendered(outcome: Outcome) -> Rendered:
         case RenderRefused(message):
             raise errors.invalid("messages", f"the model's chat template refuses them: {message[:MAX_SHOWN_CHARS]}")
         case TemplateUnreadable(message):
-            raise errors.failed_precondition("MODEL_INVALID", f"chat template, {message[:MAX_SHOWN_CHARS]}")
+            raise errors.failed_precondition("MODEL_INVALID", f"chat template: {message[:MAX_SHOWN_CHARS]}")
 
 
 def limited(limit: RenderLimit) -> RyzansteinError:
@@ -128,7 +128,7 @@ def limited(limit: RenderLimit) -> RyzansteinError:
 _MEANING = {
     RenderLimit.TIME: "the model's chat template takes too long",
     RenderLimit.MEMORY: "the model's chat template takes too much memory",
-    RenderLimit.OUTPUT: "the model's chat template writes too long a text",
+    RenderLimit.OUTPUT: "the model's chat template produces too much text",
     RenderLimit.DEPTH: "the model's chat template is nested too deeply",
     RenderLimit.PROCESS: "the process that renders the model's chat template ended twice",
 }

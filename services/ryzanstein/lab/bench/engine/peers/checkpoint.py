@@ -29,7 +29,7 @@ def checkpoint(name: str, cache_dir: Path) -> Path:
     if name in PRESETS:
         return _synthesized(name, cache_dir / "models")
     if not Path(name).is_dir():
-        raise errors.invalid("model", f"must be a directory or of {', '.join((_DEMO, *PRESETS))}", name)
+        raise errors.invalid("model", f"must be a directory or one of {', '.join((_DEMO, *PRESETS))}", name)
     return Path(name)
 
 

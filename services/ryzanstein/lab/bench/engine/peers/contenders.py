@@ -132,7 +132,7 @@ def choose_peers(names: str) -> tuple[Peer, ...]:
     known = dict.fromkeys(peer.engine for peer in PEERS)
     wanted = names.split(",") if names else list(known)
     if not set(wanted) <= known.keys():
-        raise errors.invalid("only", f"must be of {', '.join(known)}", names)
+        raise errors.invalid("only", f"must be one of {', '.join(known)}", names)
     return tuple(peer for peer in PEERS if peer.engine in wanted)
 
 
@@ -150,7 +150,7 @@ def present_peers(site: Site) -> tuple[list[PeerContender], dict[Label, str]]:
 def _why_absent(peer: Peer, site: Site) -> str:
     python = python_of(site.peers_dir, peer.environment)
     if not python.exists():
-        return f"not installed: {python} is not there"
+        return f"not installed: {python} does not exist"
     if peer.tp > site.settings.threads:
-        return f"{peer.tp} ranks need as many threads, there are {site.settings.threads}"
+        return f"{peer.tp} ranks need at least {peer.tp} threads, got {site.settings.threads}"
     return ""

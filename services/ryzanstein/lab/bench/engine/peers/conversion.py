@@ -60,7 +60,7 @@ async def _run(command: list[str], variables: Mapping[str, str], purpose: str) -
             last = await _last_line(process)
             code = await process.wait()
     except TimeoutError:
-        raise PeerFailed(f"{purpose}: not done within {_TIMEOUT_S:.0f} s") from None
+        raise PeerFailed(f"{purpose} did not finish within {_TIMEOUT_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()

@@ -43,7 +43,7 @@ def choose_environments(names: Sequence[str]) -> Mapping[str, Environment]:
     """
     for name in names:
         if name not in ENVIRONMENTS:
-            raise errors.invalid("names", f"must be of {', '.join(ENVIRONMENTS)}", name)
+            raise errors.invalid("names", f"must be one of {', '.join(ENVIRONMENTS)}", name)
     return {name: ENVIRONMENTS[name] for name in names} if names else ENVIRONMENTS
 
 

@@ -13,10 +13,10 @@ from ryzanstein.lab.bench.engine.report import refusals_as_exit
 
 
 def install_peers(
-    peers_dir: Annotated[Path, typer.Argument(help="a virtual environment for each goes there; made if it is not there")],
-    names: Annotated[list[str] | None, typer.Argument(help=f"of {', '.join(ENVIRONMENTS)}; default: all")] = None,
+    peers_dir: Annotated[Path, typer.Argument(help="directory of the virtual environments; created if missing")],
+    names: Annotated[list[str] | None, typer.Argument(help=f"any of {', '.join(ENVIRONMENTS)}; default: all")] = None,
 ) -> None:
-    """Install what `bench engine --peers` measures beside the engine, each into a virtual environment of its own."""
+    """Install the engines that `bench engine --peers` compares with, each into a separate virtual environment."""
     with refusals_as_exit() as people:
         for name, environment in choose_environments(names or []).items():
             people.print(f"{name}: {', '.join(environment.requirements)}")

@@ -108,7 +108,7 @@ class PeerProcess:
             async with asyncio.timeout(_END_S):
                 await asyncio.gather(self._process.wait(), self._reading)
         lines = self._tail.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return f"ended with {self._process.returncode}: {last}"
 
     async def _read_errors(self) -> None:

@@ -21,7 +21,7 @@ class LlamaCpp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         repacks = _survives(lambda: Model(settings.model, repack=True).prefill_alone(settings, _PROBE))
-        self.facts = {"weights repacked": "yes" if repacks else "no: it crashes here"}
+        self.facts = {"weights repacked": "yes" if repacks else "no: it crashes on this machine"}
         self._model = Model(settings.model, repack=repacks)
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
@@ -72,7 +72,7 @@ class Model:
         parameters.use_extra_bufts = repack
         self.handle = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
         if not self.handle:
-            raise RuntimeError(f"llama.cpp does not load {path}")
+            raise RuntimeError(f"llama.cpp cannot load {path}")
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.handle))
 
     def prefill_alone(self, settings: Settings, prompts: list[list[int]]) -> None:
@@ -93,7 +93,7 @@ class Context:
         parameters.n_threads = parameters.n_threads_batch = settings.threads
         self._context = llama_cpp.llama_init_from_model(model.handle, parameters)
         if not self._context:
-            raise RuntimeError(f"llama.cpp makes no context for {num_sequences} sequences of {settings.max_tokens} tokens")
+            raise RuntimeError(f"llama.cpp creates no context for {num_sequences} sequences of {settings.max_tokens} tokens")
         self._batch: Any = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
         self._vocab_size = model.vocab_size
 

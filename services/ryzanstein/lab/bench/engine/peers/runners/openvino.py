@@ -28,7 +28,7 @@ class OpenVino:
             settings.model, _scheduling(settings), "CPU", properties
         )
         self._numbers = itertools.count()
-        self.facts = {"precision": properties.get("INFERENCE_PRECISION_HINT", "its own choice")}
+        self.facts = {"precision": properties.get("INFERENCE_PRECISION_HINT", "chosen by OpenVINO")}
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
         config = openvino_genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)

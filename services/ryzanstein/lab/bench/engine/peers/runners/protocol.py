@@ -70,7 +70,7 @@ def finished(
     """Returns the answer. Raises ValueError if an answer is shorter or longer than requested."""
     lengths = {len(answer) for answer in answers}
     if lengths != {new_tokens}:
-        raise ValueError(f"answers of {sorted(lengths)} tokens, {new_tokens} were asked for")
+        raise ValueError(f"answers of {sorted(lengths)} tokens, expected {new_tokens}")
     num_tokens = len(answers) * new_tokens
     return RunnerAnswer(ttft_s, total_s, num_tokens, num_tokens - num_at_first, [int(answer[0]) for answer in answers])
 
