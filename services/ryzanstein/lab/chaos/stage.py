@@ -128,16 +128,21 @@ class Stage:
     async def serving(self, timeout_s: float) -> bool:
         """Restarts what ended, and waits until all nodes serve. Returns False on timeout."""
         deadline = time.monotonic() + timeout_s
-        for service in self.cluster.services.values():
-            if not service.running:
-                service.kill()
-                service.start()
-        try:
-            await asyncio.to_thread(wait_all_ready, list(self.cluster.services.values()), deadline)
-            await asyncio.to_thread(self.cluster.wait_nodes, self.layout.nodes, max(0.0, deadline - time.monotonic()))
-        except ServiceFailedError:
-            return False
-        return True
+        services = list(self.cluster.services.values())
+        while time.monotonic() < deadline:
+            for service in services:
+                if not service.running:
+                    service.kill()
+                    service.start()
+            try:
+                await asyncio.to_thread(wait_all_ready, services, deadline)
+                await asyncio.to_thread(self.cluster.wait_nodes, self.layout.nodes, max(0.0, deadline - time.monotonic()))
+            except ServiceFailedError:
+                # A killed process may take a moment to end: it counted as running above.
+                await asyncio.sleep(_POLL_S)
+            else:
+                return True
+        return False
 
     async def metrics(self) -> dict[str, dict[str, float]]:
         urls = {name: service.metrics_url for name, service in self.cluster.services.items() if service.running}
