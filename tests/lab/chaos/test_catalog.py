@@ -55,7 +55,7 @@ def test_an_answer_that_is_struck_late_may_not_fail_though_no_node_is_left(fault
     assert fault.runs(2) == 2
 
 
-@pytest.mark.parametrize("layout", {fault.layout for fault in LATE}, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", list(dict.fromkeys(fault.layout for fault in LATE)), ids=lambda layout: layout.name)
 def test_long_answers_outlast_the_strikes_and_strikes_the_patience_of_a_router(layout: ClusterLayout) -> None:
     struck = [fault for fault in LATE if fault.layout == layout]
     answer_s = min(question.sampling["max_tokens"] for question in LONG_QUESTIONS) * layout.step_s

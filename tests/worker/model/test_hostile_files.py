@@ -191,7 +191,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a deep index": (spell(INDEX, DEEP), "nested too deeply"),
     "weights of torch only": (
         instead(WEIGHTS, lambda path: path.with_name("pytorch_model.bin").write_bytes(b"PK")),
-        "pytorch_model.bin is there, which is not read: save the model as safetensors",
+        "pytorch_model.bin exists, but its format is not supported: save the model as safetensors",
     ),
     **{
         f"{name} {what}": (change(name), name)

@@ -99,7 +99,7 @@ def test_a_weight_beyond_float16_is_refused(half: Half, normal: Callable[..., Te
     weight_OI[17, 3] = weight
     with pytest.raises(ModelRefused, match=said) as caught:
         half(weight_OI, None)
-    assert "beyond float16's 65504" in str(caught.value)
+    assert "exceeds the float16 maximum of 65504" in str(caught.value)
 
 
 def test_the_largest_weight_that_float16_has_is_served(half: Half) -> None:
