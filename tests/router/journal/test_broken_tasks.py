@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ryzanstein.router.journal.encoding import BatchWriter
-from ryzanstein.router.journal.journal import Owner
+from ryzanstein.router.journal.journal import JournalUnavailableError, Owner
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
@@ -97,6 +97,19 @@ async def test_a_removal_that_fails_is_made_up_for(
     await until(lambda: not router.router.core._recorder.forgetting(generation_id))
     await until(lambda: router.value("journal_up") == 1)
     assert await journal.head(generation_id) is None
+
+
+async def test_removals_do_not_pile_up_while_the_store_is_down(
+    start_node: Any, start_router: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await start_router(await start_node("a"), session_store="sqlite", reattach_window_s=0.1, lease_s=0.5)
+    journal, recorder = router.router.core._journal, router.router.core._recorder
+    generation_id, _ = await read(router.inference.StreamChat(chat(5)))
+    for method in ("write", "remove"):
+        fail(monkeypatch, journal, method, JournalUnavailableError("gone"))
+    await until(lambda: recorder.forgetting(generation_id))
+    await until(lambda: not recorder.forgetting(generation_id))
+    assert await journal.head(generation_id) is None, "it has expired by itself"
 
 
 @pytest.mark.parametrize("error", NEVER_THOUGHT_OF, ids=lambda error: type(error).__name__)

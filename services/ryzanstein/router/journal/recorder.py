@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, takewhile
 
 import structlog
 
@@ -56,6 +57,14 @@ class _Entry:
     suspect: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """An entry that is to be removed, since a time of the monotonic clock."""
+
+    epoch: int
+    since: float
+
+
 class JournalRecorder:
     """Implements `Recorder`. Call `start` when the owner's address is known, `close` at the end."""
 
@@ -76,7 +85,7 @@ class JournalRecorder:
         self._next_look = 0.0
         self._epochs: dict[str, int] = {}
         self._urgent: dict[str, _Entry] = {}
-        self._removals: dict[str, int] = {}
+        self._removals: dict[str, _Removal] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         metrics.lag.set_function(lambda: sum(entry.writer.lag for entry in self._entries.values()))
@@ -124,7 +133,7 @@ class JournalRecorder:
         self._urgent.pop(generation_id, None)
         epoch = self._epochs.pop(generation_id, None)
         if epoch is not None and not self._closed:
-            self._removals[generation_id] = epoch
+            self._removals[generation_id] = _Removal(epoch, time.monotonic())
             self._wake.set()
 
     def forgetting(self, generation_id: str) -> bool:
@@ -194,6 +203,7 @@ class JournalRecorder:
 
         Returns False if the store does not answer.
         """
+        self._drop_expired_removals()
         waiters, self._waiters = self._waiters, []
         urgent, self._urgent = self._urgent, {}
         entries = list(urgent.values())
@@ -315,8 +325,18 @@ class JournalRecorder:
         """
         return not entry.suspect and time.monotonic() - entry.written_at > self._pace.retention_s
 
+    def _drop_expired_removals(self) -> None:
+        """Drops the removals of entries that have expired, so that a long outage does not pile them up.
+
+        An entry expires a retention after its last append, which was at most a write before.
+        """
+        oldest = time.monotonic() - 2 * self._pace.retention_s
+        expired = list(takewhile(lambda each: self._removals[each].since < oldest, self._removals))
+        for generation_id in expired:
+            del self._removals[generation_id]
+
     async def _remove(self) -> bool:
-        removals = list(self._removals.items())[: 4 * MAX_APPENDS]
+        removals = [(each, removal.epoch) for each, removal in islice(self._removals.items(), 4 * MAX_APPENDS)]
         if not removals:
             return True
         try:
