@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
-# Tests that measure no time and start no services: several at once change nothing.
-COMPUTING := tests/worker/model tests/worker/engine tests/worker/text tests/demo tests/lab/simulation
+# Tests at once: those that start services mostly wait for them, so one more than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py
@@ -15,7 +15,7 @@ MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup parts run test test-lab up bench chaos lint types protos manifests clean
+.PHONY: help setup parts run test coverage test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,11 +31,12 @@ $(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ry
 run: setup ## Run the demo: two nodes, a conversation, a node killed during an answer
 	$(BIN)/ryzanstein demo
 
-test: setup ## Run the tests: those that only compute on all cores, then the others one after the other
-	@code=0; worse() { [ $$1 -le $$code ] || code=$$1; }; \
-	$(BIN)/python -m pytest -n auto $(COMPUTING) || worse $$?; \
-	$(BIN)/python -m pytest $(COMPUTING:%=--ignore=%) $(LABORATORY:%=--ignore=%) || worse $$?; \
-	mkdir -p .pytest_cache; echo $$code > .pytest_cache/worst; exit $$code
+test: setup ## Run the tests, several at once
+	@code=0; $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) || code=$$?; \
+	mkdir -p .pytest_cache; echo $$code > .pytest_cache/outcome; exit $$code
+
+coverage: setup ## Run the tests with line coverage, of the services' processes too
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) --cov --cov-report=term:skip-covered
 
 test-lab: parts setup ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
 	@code=0; \
