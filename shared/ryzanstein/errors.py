@@ -135,7 +135,7 @@ def already_exists(kind: str, name: str) -> RyzansteinError:
 
 def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> RyzansteinError:
     return RyzansteinError(
-        f"queue is full: {waiting} requests, the bound is {bound}",
+        f"too many requests: {waiting}, the bound is {bound}",
         Code.RESOURCE_EXHAUSTED,
         "QUEUE_FULL",
         {"waiting": str(waiting), "bound": str(bound)},

@@ -79,7 +79,8 @@ def undrain(
     *,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     direct: Annotated[
-        str | None, typer.Option(callback=address_value, help="host:port of the node: undrain it directly, end a quarantine.")
+        str | None,
+        typer.Option(callback=address_value, help="host:port of the node: undrain it directly, ending a quarantine."),
     ] = None,
 ) -> None:
     """Undrain a node: it takes work again."""

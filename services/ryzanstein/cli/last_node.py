@@ -22,7 +22,7 @@ class LastNode:
     model: str
 
     def __str__(self) -> str:
-        return f"{self.node_id} is the last ready node of {self.model!r}: after it drains, every request for it fails"
+        return f"{self.node_id} is the last ready node of {self.model!r}: after it drains, every request for this model fails"
 
 
 async def last_node(orchestrator: str, node_id: str) -> LastNode | None:

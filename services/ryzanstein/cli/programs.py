@@ -26,7 +26,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "bench": (
             "ryzanstein.lab.bench.engine",
-            "Run a benchmark: `bench engine | load | collectives | scaling | machine | suite | compare | router | failover`.",
+            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, router, failover.",
         ),
     }
 )

@@ -74,15 +74,15 @@ class RouterSettings(ServiceSettings):
     bound_floor: int = Field(16, ge=1, description="requests in the window below which a node is never too full")
     load_bound: float = Field(1.04, ge=1.01, le=2, description="multiple of the mean load at which a node is too full")
     imbalance_alarm: float = Field(0.10, gt=0, le=10, description="load imbalance beyond chance that raises the alarm")
-    imbalance_switch: float = Field(0.15, gt=0, le=10, description="load imbalance that switches affinity to bounded")
-    imbalance_calm: float = Field(0.05, gt=0, le=10, description="load imbalance below which the alarm ends")
+    imbalance_switch: float = Field(0.15, gt=0, le=10, description="imbalance beyond chance that switches affinity to bounded")
+    imbalance_calm: float = Field(0.05, gt=0, le=10, description="load imbalance beyond chance below which the alarm ends")
     imbalance_calm_s: float = Field(900.0, ge=0, description="time below imbalance_calm until bounded becomes affinity again")
     prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="prefixes that the prefix policy remembers per model")
 
     router_address: str = Field(
         "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
     )
-    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router's lease lasts without renewal")
+    lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
     journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="interval of writes to the journal")
 
     unread_grace_s: float = Field(
@@ -93,8 +93,8 @@ class RouterSettings(ServiceSettings):
     )
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation is kept without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="maximum tokens kept of ended generations")
-    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits for a node before NO_NODES")
-    max_fruitless_attempts: int = Field(5, ge=1, description="failed attempts in a row before ATTEMPTS_EXHAUSTED")
+    failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without a usable node before NO_NODES")
+    max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token before ATTEMPTS_EXHAUSTED")
     accept_s: float = Field(5.0, gt=0, description="time for a node to accept an attempt")
     attempt_silence_s: float = Field(
         20.0, gt=0, description="time for an attempt to produce a token on a node that serves others; longer with a queue"

@@ -81,7 +81,7 @@ class RouterTelemetry:
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
         self.refused = counter("refused", "Requests refused by admission", "reason")
-        self.http_refused = _known(counter("http_refused", "HTTP input refused before admission", "reason"), HTTP_REFUSALS)
+        self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")
         self.first_token = histogram(
             "time_to_first_token", "Time from submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model"

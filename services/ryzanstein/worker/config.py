@@ -22,13 +22,18 @@ from ryzanstein.worker.text.templates.process import TemplateBounds
 class WorkerSettings(ServiceSettings):
     """The settings of one node."""
 
-    node_id: str = Field(default_factory=socket.gethostname, min_length=1, max_length=MAX_NAME_CHARS)
-    grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC port; 0: a free port, which is logged")
+    node_id: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=MAX_NAME_CHARS,
+        description="name of the node; by default the host name",
+    )
+    grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     max_request_bytes: int = Field(
-        16 * 2**20, ge=2**16, le=2**26, description="bytes of one router message, with its session and generated tokens"
+        16 * 2**20, ge=2**16, le=2**26, description="maximum size of a router's message, with session and generated tokens"
     )
     max_request_records: int = Field(
-        32_768, ge=1024, le=2**20, description="fields of one router message, including those of nested messages"
+        32_768, ge=1024, le=2**20, description="maximum fields of a router's message, including those of nested messages"
     )
     advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host name, and the port")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
@@ -36,12 +41,14 @@ class WorkerSettings(ServiceSettings):
     model: str = Field("", description="directory of a Hugging Face checkpoint; empty: no model until one is deployed")
     model_name: str = Field("", max_length=MAX_NAME_CHARS, description="name of the model; empty: the directory name")
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the ranks")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="data type of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU"
+    )
     kernels: Kernels = Field("auto", description="native ones need a C compiler; auto: native where available, else torch")
     kv_dtype: KvDtype = Field("auto", description="dtype of the KV cache; auto: same as dtype")
     quantization: Quantization = Field("none", description="quantization of weights; CPU only")
-    collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
+    collectives: Literal["auto", "shm", "gloo", "nccl"] = Field("auto", description="backend of the collectives")
     threads_per_rank: int = Field(0, ge=0, le=1024, description="threads of each rank; 0: number of cores divided by tp")
     rank_nice: int = Field(10, ge=0, le=19, description="niceness of ranks, so that the agent has priority; 0: none")
     openmp_spins: int = Field(
@@ -76,8 +83,8 @@ class WorkerSettings(ServiceSettings):
     link_bytes: int = Field(8 * 2**20, ge=1024, description="bytes that may wait for a router before its link is closed")
 
     start_timeout_s: float = Field(300.0, gt=0, description="time limit for all ranks to load and warm up")
-    stall_min_s: float = Field(2.0, gt=0, description="lower bound of the time without progress that is a stall")
-    stall_factor: float = Field(10.0, ge=1, description="time without progress that is a stall, in p99 steps")
+    stall_min_s: float = Field(2.0, gt=0, description="minimum time without progress that counts as a stall")
+    stall_factor: float = Field(10.0, ge=1, description="minimum multiple of the p99 step that counts as a stall")
     slow_factor: float = Field(4.0, gt=1, description="a rank that computes this many times as long as its peers is slow")
     slow_warn_s: float = Field(5.0, gt=0, description="time of slow work after which a slow rank is logged")
     slow_restart_s: float = Field(60.0, ge=0, description="time of slow work after which the ranks are restarted; 0: never")
@@ -85,12 +92,12 @@ class WorkerSettings(ServiceSettings):
     watch_interval_s: float = Field(0.1, gt=0, le=1, description="interval of the watchdog's checks")
     stop_grace_s: float = Field(2.0, ge=0, description="time from SIGTERM to SIGKILL for a rank")
     restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
-    restart_longest_s: float = Field(30.0, gt=0)
+    restart_longest_s: float = Field(30.0, gt=0, description="longest back-off between restarts")
     crash_limit: int = Field(5, ge=1, description="crashes in a row that put the node in quarantine")
     loss_limit: int = Field(20, ge=1, description="losses of ranks within loss_window_s that put the node in quarantine")
     loss_window_s: float = Field(600.0, gt=0, description="window of loss_limit; serving that long clears the record")
     quarantine_s: float = Field(30.0, gt=0, description="length of the first quarantine; doubled for each further one")
-    longest_quarantine_s: float = Field(600.0, gt=0)
+    longest_quarantine_s: float = Field(600.0, gt=0, description="length of the longest quarantine")
     quarantine_limit: int = Field(5, ge=0, description="quarantines after which the node drains until it is undrained")
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ class WorkerTelemetry:
 
         self.tokens = self._counter("tokens_total", "Tokens computed.", "kind")
         self.prefix_tokens = self._counter("prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "outcome")
-        self.preemptions = self._counter("preemptions_total", "Running sequences paused: their KV blocks are freed.")
+        self.preemptions = self._counter("preemptions_total", "Running sequences paused, which frees their KV blocks.")
         self.paused = self._counter("paused_total", "Running sequences paused, by cause.", "cause")
         self.resumed = self._counter("resumed_total", "Paused sequences resumed.")
         self.shed = self._counter("shed_total", "Groups refused for lack of room or time, by cause.", "cause")

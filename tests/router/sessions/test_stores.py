@@ -277,7 +277,7 @@ async def test_a_file_of_a_later_version_is_refused_and_kept(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "s.db") as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     db.close()
-    with pytest.raises(RyzansteinError, match=f"schema {SCHEMA_VERSION + 1}, this router supports {SCHEMA_VERSION}"):
+    with pytest.raises(RyzansteinError, match=f"version {SCHEMA_VERSION + 1}, the newest supported is {SCHEMA_VERSION}"):
         await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
 
 

@@ -118,7 +118,7 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def _submit(self, link: RouterLink, submit: pb.Submit) -> None:
         if submit.handle in link.handles:
-            raise errors.invalid("submit.handle", "is already in use on this stream", submit.handle)
+            raise errors.invalid("submit.handle", "must not be in use on this stream", submit.handle)
         try:
             attempt = attempt_from_wire(submit)
         except RyzansteinError as error:

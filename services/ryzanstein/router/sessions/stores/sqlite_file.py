@@ -149,6 +149,6 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
 def _version(db: sqlite3.Connection, path: Path) -> int:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        what = f"the session database {path} has schema {version}, this router supports {SCHEMA_VERSION}"
+        what = f"the session database {path} has schema version {version}, the newest supported is {SCHEMA_VERSION}"
         raise errors.failed_precondition("STATE_TOO_NEW", what)
     return int(version)
