@@ -66,7 +66,7 @@ def ends(router: Any, task: str) -> float:
 async def test_a_recorder_that_fails_is_seen_and_writes_afterwards_what_waited(
     router: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    journal = router.router.core._journal
+    journal = router.router.core._cluster.journal
     stream = router.inference.StreamChat(chat())
     generation_id, begun = await read(stream, 5)
     with monkeypatch.context() as broken:
@@ -89,7 +89,7 @@ async def test_a_removal_that_fails_is_made_up_for(
     start_node: Any, start_router: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await start_router(await start_node("a"), session_store="sqlite", reattach_window_s=0.1, lease_s=1.0)
-    journal = router.router.core._journal
+    journal = router.router.core._cluster.journal
     with monkeypatch.context() as broken:
         fail(broken, journal, "remove", ValueError("odd"))
         generation_id, _ = await read(router.inference.StreamChat(chat(5)))
@@ -103,7 +103,7 @@ async def test_removals_do_not_pile_up_while_the_store_is_down(
     start_node: Any, start_router: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await start_router(await start_node("a"), session_store="sqlite", reattach_window_s=0.1, lease_s=0.5)
-    journal, recorder = router.router.core._journal, router.router.core._recorder
+    journal, recorder = router.router.core._cluster.journal, router.router.core._recorder
     generation_id, _ = await read(router.inference.StreamChat(chat(5)))
     for method in ("write", "remove"):
         fail(monkeypatch, journal, method, JournalUnavailableError("gone"))
@@ -118,14 +118,14 @@ async def test_a_lease_that_cannot_be_kept_is_seen_and_renewed_as_soon_as_it_can
 ) -> None:
     core = router.router.core
     with monkeypatch.context() as broken:
-        fail(broken, core._journal, "renew", error)
+        fail(broken, core._cluster.journal, "renew", error)
         await until(lambda: router.value("journal_up") == 0)
         _, tokens = await read(router.inference.StreamChat(chat(20)))
         assert len(tokens) == 20
         await until(lambda: ends(router, "journal_lease") > 1)
         assert router.value("journal_up") == 0, "what can be written does not hide it"
     await until(lambda: router.value("journal_up") == 1)
-    assert await core._journal.find(core._owner.owner_id) is not None
+    assert await core._cluster.journal.find(core._owner.owner_id) is not None
 
 
 async def test_one_generation_that_cannot_be_journalled_keeps_no_other_from_it(
@@ -147,14 +147,14 @@ async def test_one_generation_that_cannot_be_journalled_keeps_no_other_from_it(
     await until(lambda: router.value("journal_unwritable_total") == 1)
     await until(lambda: router.value("journal_lag_tokens") == 0)
     assert router.value("journal_up") == 1
-    assert await journalled_tokens(core._journal, generation_id) == 20
+    assert await journalled_tokens(core._cluster.journal, generation_id) == 20
 
 
 @pytest.mark.parametrize("error", NEVER_THOUGHT_OF, ids=repr)
 async def test_a_client_that_attaches_meanwhile_is_asked_to_come_back(
     router: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail(monkeypatch, router.router.core._journal, "head", error)
+    fail(monkeypatch, router.router.core._cluster.journal, "head", error)
     request = inference.AttachGenerationRequest(generation_id="of-another-router")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await read(router.inference.AttachGeneration(request))

@@ -98,7 +98,7 @@ async def test_a_paused_copy_is_dropped_when_another_router_has_gone_on(node: An
     times = {"unread_grace_s": 0.3, "reattach_window_s": 2.5 if then == "window" else 30.0, "lease_s": 1.0}
     first, second = await start("first", **times), await start("second", **times)
     client = await Client().ask(first, 600).read(5)
-    journal = first.router.core._journal
+    journal = first.router.core._cluster.journal
     write, renew = journal.write, journal.renew
 
     async def cut_off(*_: Any) -> Any:

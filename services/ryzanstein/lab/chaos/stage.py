@@ -129,11 +129,15 @@ class Stage:
         """Restarts what ended, and waits until all nodes serve. Returns False on timeout."""
         deadline = time.monotonic() + timeout_s
         services = list(self.cluster.services.values())
+        restarted: set[str] = set()
         while time.monotonic() < deadline:
-            for service in services:
-                if not service.running:
-                    service.kill()
-                    service.start()
+            ended = [service for service in services if not service.running]
+            if any(service.name in restarted for service in ended):
+                return False
+            for service in ended:
+                service.kill()
+                service.start()
+                restarted.add(service.name)
             try:
                 await asyncio.to_thread(wait_all_ready, services, deadline)
                 await asyncio.to_thread(self.cluster.wait_nodes, self.layout.nodes, max(0.0, deadline - time.monotonic()))

@@ -67,8 +67,6 @@ class ClusteredCore(LocalCore):
     def __init__(self, parts: CoreParts, cluster: Cluster) -> None:
         super().__init__(replace(parts, recorder=cluster.recorder, others=cluster.peers))
         self._cluster = cluster
-        self._journal = cluster.journal
-        self._metrics = cluster.metrics
         self._background = parts.telemetry.background
         self._owner = Owner(cluster.owner_id, "")
         self._lease: asyncio.Task[None] | None = None
@@ -92,12 +90,12 @@ class ClusteredCore(LocalCore):
         self._lease.cancel()
         self._lease = self._keep_lease(draining)
         with suppress(JournalUnavailableError):
-            await self._journal.renew(draining)
+            await self._cluster.journal.renew(draining)
 
     def _keep_lease(self, owner: Owner) -> asyncio.Task[None]:
         return self._background.supervise(
             LEASE_KEEPER,
-            partial(keep_lease, self._journal, owner, self._cluster.lease_s, self._cluster.outage),
+            partial(keep_lease, self._cluster.journal, owner, self._cluster.lease_s, self._cluster.outage),
             Backoff(longest_s=self._cluster.lease_s / 3),
             on_end=lambda _: self._cluster.outage.broke(LEASE_KEEPER),
         )
@@ -109,7 +107,7 @@ class ClusteredCore(LocalCore):
             self._lease.cancel()
             await asyncio.gather(self._lease, *self._taking.values(), return_exceptions=True)
             try:
-                await self._journal.resign(self._owner)
+                await self._cluster.journal.resign(self._owner)
             except JournalUnavailableError as error:
                 log.warning("lease not released", error=str(error))
 
@@ -130,7 +128,7 @@ class ClusteredCore(LocalCore):
                 await super().cancel(generation_id)
                 return
             try:
-                self._metrics.relayed.inc()
+                self._cluster.metrics.relayed.inc()
                 await self._cluster.peers.cancel(place, generation_id)
                 return
             except OwnerLostError as error:
@@ -167,7 +165,7 @@ class ClusteredCore(LocalCore):
     ) -> AsyncGenerator[GenerationEvent, None]:
         if place is None:
             return super().follow(generation_id, reader.from_index, whole=whole)
-        self._metrics.relayed.inc()
+        self._cluster.metrics.relayed.inc()
         return self._cluster.peers.attach(place, generation_id, reader.from_index, whole=whole)
 
     async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
@@ -194,7 +192,7 @@ class ClusteredCore(LocalCore):
     async def _head(self, generation_id: str) -> Head:
         if not generation_id or len(generation_id) > MAX_ID_CHARS or self._cluster.recorder.forgetting(generation_id):
             raise errors.not_found("generation", generation_id)
-        head = await self._asked(generation_id, self._journal.head(generation_id))
+        head = await self._asked(generation_id, self._cluster.journal.head(generation_id))
         if head is None:
             raise errors.not_found("generation", generation_id)
         return head
@@ -233,7 +231,7 @@ class ClusteredCore(LocalCore):
         except BaseException:
             place.leave()
             raise
-        self._metrics.taken_over.labels(cause).inc()
+        self._cluster.metrics.taken_over.labels(cause).inc()
         log.warning(
             "generation taken over",
             generation_id=generation_id,
@@ -245,7 +243,7 @@ class ClusteredCore(LocalCore):
         return generation
 
     async def _taken(self, generation_id: str, head: Head) -> JournalRecord | None:
-        return await self._asked(generation_id, self._journal.take(generation_id, head.epoch, self._owner))
+        return await self._asked(generation_id, self._cluster.journal.take(generation_id, head.epoch, self._owner))
 
     async def _asked(self, generation_id: str, answer: Awaitable[_Answer]) -> _Answer:
         """Returns the journal's answer. Raises JOURNAL_UNAVAILABLE when the journal fails.

@@ -93,8 +93,9 @@ class LocalCore:
 
     async def leave(self, generation_id: str) -> None:
         """See `Core.leave`."""
-        if not self._generations.get(generation_id).num_readers:
-            await self.cancel(generation_id)
+        generation = self._generations.get(generation_id)
+        if not generation.num_readers:
+            self._lifecycle.cancel(generation)
 
     async def interrupt(self, generation_id: str) -> bool:
         """Ends a generation without readers, so that its session can take a new turn.

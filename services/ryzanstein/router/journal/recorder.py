@@ -203,7 +203,7 @@ class JournalRecorder:
 
         Returns False if the store does not answer.
         """
-        self._drop_expired_removals()
+        began = time.monotonic()
         waiters, self._waiters = self._waiters, []
         urgent, self._urgent = self._urgent, {}
         entries = list(urgent.values())
@@ -213,6 +213,8 @@ class JournalRecorder:
         try:
             if done := await self._write(owner, entries) and (not sweep or await self._remove()):
                 self._outage.mended(RECORDER)
+            elif time.monotonic() - began < self._pace.retention_s:
+                self._drop_expired_removals()
             return done
         finally:
             for waiter in waiters:
@@ -326,9 +328,10 @@ class JournalRecorder:
         return not entry.suspect and time.monotonic() - entry.written_at > self._pace.retention_s
 
     def _drop_expired_removals(self) -> None:
-        """Drops the removals of entries that have expired, so that a long outage does not pile them up.
+        """Drops the removals of entries that have expired, so that they do not pile up in an outage.
 
-        An entry expires a retention after its last append, which was at most a write before.
+        An entry expires a retention after its last append. That may be a call to the store that was
+        under way when its generation was forgotten, hence twice the time.
         """
         oldest = time.monotonic() - 2 * self._pace.retention_s
         expired = list(takewhile(lambda each: self._removals[each].since < oldest, self._removals))

@@ -1,8 +1,9 @@
 """A journal in Redis, for routers on several hosts.
 
-A generation is a hash (owner, epoch, request, time of the last append) and a list of batches; a lease is a key. Redis
-expires them. Everything that compares an epoch is a script, so it is atomic. A call that exceeds
-its timeout counts as an outage instead of being waited for. Every call is safe to repeat.
+A generation is a hash (owner, epoch, request, time of the last append) and a list of batches; a
+lease is a key. Redis expires them. Everything that compares an epoch is a script, so it is atomic.
+A call that exceeds its timeout counts as an outage instead of being waited for. Every call is safe
+to repeat.
 """
 
 from __future__ import annotations

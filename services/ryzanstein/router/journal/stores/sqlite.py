@@ -192,9 +192,9 @@ class SqliteJournal:
             "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
             " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number, written"
         )
-        now = time.monotonic()
-        values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, now)
         with self._transaction() as db:
+            now = time.monotonic()
+            values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, now)
             row = db.execute(update, values).fetchone()
             if row is None:
                 return None
