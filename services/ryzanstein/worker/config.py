@@ -52,7 +52,7 @@ class WorkerSettings(ServiceSettings):
     threads_per_rank: int = Field(0, ge=0, le=1024, description="threads of each rank; 0: number of cores divided by tp")
     rank_nice: int = Field(10, ge=0, le=19, description="niceness of ranks, so that the agent has priority; 0: none")
     openmp_spins: int = Field(
-        0, ge=0, description="spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; use 1500 where cores are shared"
+        0, ge=0, description="spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; shared cores: 1500"
     )
     pin: bool = Field(False, description="bind each rank to its own cores")
 
