@@ -46,7 +46,7 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterParts:
     """What the routers of a cluster share, and how this one takes part.
 
     `owner_id` names this router. `recorder` writes to `journal`. A lease lasts for `lease_s`.
@@ -64,7 +64,7 @@ class Cluster:
 class ClusteredCore(LocalCore):
     """A core with a journal. `start` it when the gRPC face listens."""
 
-    def __init__(self, parts: CoreParts, cluster: Cluster) -> None:
+    def __init__(self, parts: CoreParts, cluster: ClusterParts) -> None:
         super().__init__(replace(parts, recorder=cluster.recorder, others=cluster.peers))
         self._cluster = cluster
         self._background = parts.telemetry.background

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.core.clustered import Cluster, ClusteredCore
+from ryzanstein.router.core.clustered import ClusteredCore, ClusterParts
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.core.peers import Peers
 from ryzanstein.router.journal.journal import Journal
@@ -47,7 +47,7 @@ def journalled_core(opened: OpenJournal, settings: RouterSettings, owner_id: str
     metrics = JournalMetrics(telemetry.registry)
     outage = JournalOutage(metrics)
     pace = FlushPace(settings.journal_flush_s, retention_s)
-    cluster = Cluster(
+    cluster = ClusterParts(
         opened.journal,
         JournalRecorder(opened.journal, pace, metrics, outage, telemetry.background),
         opened.peers,
