@@ -17,7 +17,7 @@ MAX_FALSE_ALARM_SHARE = 0.01
 class Quantiles:
     """Quantiles over the runs in which it happened.
 
-    They are by nearest rank: of 30 runs, p99 is the maximum.
+    They are by nearest rank: of up to 99 runs, p99 is the maximum.
 
     `count` 0: it never happened.
     """
