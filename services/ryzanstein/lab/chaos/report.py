@@ -47,8 +47,8 @@ answer to the same request without a fault: tokens, text, log probabilities with
 the other, and the time to the first new token is then the time until a node is back. Grammar-constrained answers are not
 supported, so they are not tested.
 
-Times are in seconds, p50 / p99 over the runs in which the event occurred, by nearest rank: **of up to 99 runs, p99 is the maximum**.
-The slowest stream of each run counts."""
+Times are in seconds, p50 / p99 over the runs in which the event occurred, by nearest rank: **of up to 99 runs, p99 is the
+maximum**. The slowest stream of each run counts."""
 
 
 def _costs(rows: Sequence[BudgetRow]) -> str:
