@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 STAMP := $(VENV)/.installed
-# Tests at once: those that start services mostly wait for them, so one more than there are cores; 9 at most.
-JOBS ?= $(shell cores=$$(nproc); echo $$(( cores < 8 ? cores + 1 : 9 )))
+# Tests at once: one per core.
+JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py

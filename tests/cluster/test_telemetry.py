@@ -20,6 +20,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_SPAN = "b7ad6b7169203331"
+SERVICES = {"ryzanstein-router", "ryzanstein-worker"}
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 
 
@@ -128,10 +129,20 @@ def test_one_trace_goes_from_the_client_to_the_node(traced: tuple[Sink, Any], ho
     with grpc.insecure_channel(cluster.router_address) as channel:
         metadata = (("traceparent", f"00-{TRACE_ID}-{CLIENT_SPAN}-01"),)
         inference_grpc.InferenceServiceStub(channel).Chat(request, timeout=30, metadata=metadata)
-    assert holds(lambda: {service for service, _ in sink.spans} == {"ryzanstein-router", "ryzanstein-worker"}, 10)
-    by_id = {span.span_id.hex(): (service, span) for service, span in sink.spans}
-    roots = [span for service, span in by_id.values() if span.parent_span_id.hex() == CLIENT_SPAN]
+
+    def by_id() -> dict[str, tuple[str, Any]]:
+        return {span.span_id.hex(): (service, span) for service, span in list(sink.spans)}
+
+    def all_here() -> bool:
+        """Each service sends its spans when it likes: also the parents' have arrived."""
+        spans = by_id()
+        parents = {span.parent_span_id.hex() for _, span in spans.values()}
+        return {service for service, _ in spans.values()} == SERVICES and parents <= {*spans, CLIENT_SPAN}
+
+    assert holds(all_here, 20)
+    spans = by_id()
+    roots = [span for _, span in spans.values() if span.parent_span_id.hex() == CLIENT_SPAN]
     assert len(roots) == 1
-    parents = {by_id[span.parent_span_id.hex()][0] for service, span in by_id.values() if service == "ryzanstein-worker"}
+    parents = {spans[span.parent_span_id.hex()][0] for service, span in spans.values() if service == "ryzanstein-worker"}
     assert "ryzanstein-router" in parents
-    assert all("Secret" not in str(span) for _, span in by_id.values())
+    assert all("Secret" not in str(span) for _, span in spans.values())
