@@ -249,3 +249,25 @@ async def test_a_session_stays_busy_while_a_router_that_drains_answers_in_it(
     await new_client().ask(second, 2, session_id="s")
     session = (await second.sessions.GetSession(inference.GetSessionRequest(session_id="s"))).session
     assert [len(message.content.split()) for message in session.messages] == [1, 300, 1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), JournalUnavailableError("gone")], ids=["odd", "gone"])
+async def test_a_relayed_reader_does_not_depend_on_the_store(node: Any, start: Any, until: Any, error: Exception) -> None:
+    first, second = await start("first"), await start("second")
+    client = await Client().ask(first, 150).read(5)
+    elsewhere = Client()
+    elsewhere.generation_id = client.generation_id
+    await elsewhere.attach(second).read(10)
+    asked = 0
+
+    async def failing(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise error
+
+    second.router.core._cluster.journal.find = failing
+    node.step_s = 1.0  # while nothing comes the owner's lease is looked up
+    rest = asyncio.create_task(elsewhere.read())
+    await until(lambda: asked > 2)
+    node.step_s = 0.001
+    assert len((await rest).tokens) == 150

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
@@ -28,6 +29,8 @@ from ryzanstein.v1 import peer_pb2 as peer
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 from ryzanstein.wire import event_from_wire
+
+log = structlog.get_logger(__name__)
 
 OWNER = "x-ryzanstein-owner"
 # The relayed client sees nothing before the end. Routers of an earlier version ignore it.
@@ -110,7 +113,7 @@ class Peers:
         """
         request = peer.InterruptGenerationRequest(generation_id=generation_id)
         try:
-            owner = await self._journal.find(owner_id)
+            owner = await self._leaseholder(owner_id)
             if owner is None or not owner.address:
                 return False
             async with self._channel(owner.address) as channel:
@@ -144,9 +147,23 @@ class Peers:
     async def _found(self, owner_id: str) -> Owner | None:
         for look in range(_EXPIRED_LOOKS):
             await asyncio.sleep(_LOOK_S if look else 0)
-            if (owner := await self._journal.find(owner_id)) is not None:
+            if (owner := await self._leaseholder(owner_id)) is not None:
                 return owner
         return None
+
+    async def _leaseholder(self, owner_id: str) -> Owner | None:
+        """Returns the owner while its lease is valid.
+
+        Raises JournalUnavailableError for every failure of the store, also an unexpected one: a
+        reader of another router's generation must not end because of it.
+        """
+        try:
+            return await self._journal.find(owner_id)
+        except JournalUnavailableError:
+            raise
+        except Exception as error:
+            log.exception("journal request failed", owner_id=owner_id)
+            raise JournalUnavailableError(str(error)) from error
 
     async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
         """Returns the answer. Raises OwnerLostError when the owner is lost before it arrives."""
@@ -166,7 +183,7 @@ class Peers:
 
     async def _alive(self, owner: Owner) -> bool:
         try:
-            return await self._journal.find(owner.owner_id) is not None
+            return await self._leaseholder(owner.owner_id) is not None
         except JournalUnavailableError:
             return True
 
