@@ -213,3 +213,14 @@ async def test_a_generation_of_an_earlier_version_can_be_taken(tmp_path: Path) -
     assert record == JournalRecord(1, b"request of a", (b"1",))
     assert record.age_s == 0.0
     await journal.close()
+
+
+async def test_a_generation_of_an_earlier_version_can_be_taken_from_redis(start_redis: Any) -> None:
+    client = redis_client((await start_redis()).url, decode_responses=False)
+    journal = RedisJournal(client, "test:", 60.0, 60.0)
+    await journal.write(ONE, [opening("a", b"1")])
+    assert await client.hdel("test:generation:a", "written_ms") == 1
+    record = await journal.take("a", 0, OTHER)
+    assert record == JournalRecord(1, b"request of a", (b"1",))
+    assert record.age_s == 0.0
+    await journal.close()

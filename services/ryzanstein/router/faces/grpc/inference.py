@@ -23,7 +23,7 @@ from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
-from ryzanstein.router.faces.grpc.responses import chat_response, complete_response
+from ryzanstein.router.faces.grpc.responses import whole_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
@@ -45,12 +45,12 @@ class InferenceServicer(InferenceServiceServicer):
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
             asked = call.complete(chat_from_wire(request, self._most), request.request_id)
-            return chat_response(await self._answer(asked))
+            return whole_response(inference.ChatResponse, await self._answer(asked))
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
             asked = call.complete(complete_from_wire(request, self._most), request.request_id)
-            return complete_response(await self._answer(asked))
+            return whole_response(inference.CompleteResponse, await self._answer(asked))
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire import token_logprobs_to_wire, usage_to_wire
 
+_Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 
-def chat_response(answer: Answer) -> inference.ChatResponse:
-    return inference.ChatResponse(
+
+def whole_response(kind: type[_Response], answer: Answer) -> _Response:
+    """Returns the answer as a response of this kind. Both kinds have the same fields."""
+    return kind(
         generation_id=answer.started.generation_id,
         model=answer.started.model,
         node_id=answer.node_id,
-        choices=_choices(answer),
+        choices=[_choice(answer, number) for number in sorted(answer.reasons)],
         usage=usage_to_wire(answer.usage),
     )
-
-
-def complete_response(answer: Answer) -> inference.CompleteResponse:
-    return inference.CompleteResponse(
-        generation_id=answer.started.generation_id,
-        model=answer.started.model,
-        node_id=answer.node_id,
-        choices=_choices(answer),
-        usage=usage_to_wire(answer.usage),
-    )
-
-
-def _choices(answer: Answer) -> list[inference.Choice]:
-    return [_choice(answer, number) for number in sorted(answer.reasons)]
 
 
 def _choice(answer: Answer, number: int) -> inference.Choice:
