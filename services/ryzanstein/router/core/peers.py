@@ -162,7 +162,8 @@ class Peers:
         except JournalUnavailableError:
             raise
         except Exception as error:
-            log.exception("journal request failed", owner_id=owner_id)
+            # For each waiting reader four times a second: the recorder reports the outage.
+            log.debug("lease lookup failed", owner_id=owner_id, error=repr(error))
             raise JournalUnavailableError(str(error)) from error
 
     async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
