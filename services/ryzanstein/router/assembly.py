@@ -36,6 +36,7 @@ from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.sessions.claimed import Claimed
+from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
@@ -91,7 +92,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
             sessions,
             owner_id,
             settings.claim_ttl_s,
-            _nobody_is_gone if journal is None else journal.peers.is_gone,
+            _no_other_router if journal is None else journal.peers.holding,
             telemetry.background,
         )
         stack.push_async_callback(claimed.close)
@@ -152,9 +153,9 @@ def _log_pause(late_s: float) -> None:
     log.warning("stood still, no node is suspected for it", late_s=round(late_s, 3))
 
 
-async def _nobody_is_gone(owner_id: str) -> bool:
-    """Returns False: a router without a journal shares its sessions with no other router."""
-    return False
+async def _no_other_router(owner_id: str, session_id: str) -> Holding:
+    """Returns UNKNOWN: a router without a journal shares its sessions with no other router."""
+    return Holding.UNKNOWN
 
 
 def _thresholds(settings: RouterSettings) -> PhiThresholds:

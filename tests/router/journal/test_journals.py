@@ -142,8 +142,11 @@ async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_re
     await asyncio.sleep(0.6)
     assert await other.find(ONE.owner_id) is None
     assert await journal.find(OTHER.owner_id) == OTHER
+    await other.renew(OTHER)
+    assert await other.last_known(ONE.owner_id) == ONE, "its owner may only have lost the store"
     await other.resign(OTHER)
     assert await journal.find(OTHER.owner_id) is None
+    assert await journal.last_known(OTHER.owner_id) is None
 
 
 async def test_a_locked_file_is_an_outage_and_no_wait_for_ever(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.claims import SessionBusyError
+from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
@@ -157,6 +157,19 @@ async def test_a_generations_turn_is_added_once_however_often_it_is_appended(ope
     assert (await store.get("s")).messages == HELLO
 
 
+class Written:
+    """A store that has written everything."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def unwritten(self, session_id: str) -> bool:
+        return False
+
+
 async def refused_as_busy(claim: Awaitable[None]) -> None:
     with pytest.raises(RyzansteinError) as failure:
         await claim
@@ -188,22 +201,45 @@ async def test_a_claim_of_an_owner_that_is_gone_is_no_obstacle_to_one_other(open
     assert await store.renew({"s": "g"}, "dead", 60.0) == {"s"}
 
 
-async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener) -> None:
-    store = await open_store()
-    for session_id, owner in (("dead's", "dead"), ("living's", "living"), ("mine, not given back", "me")):
-        await store.claim(session_id, "g", owner, 60.0)
+@pytest.mark.parametrize("expired", [False, True])
+async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener, expired: bool) -> None:
+    store = Written(await open_store())
+    for owner in (*Holding, "me"):
+        await store.claim(f"{owner}", "g", f"{owner}", 0.01 if expired else 60.0)
+    await asyncio.sleep(0.02)
     asked = []
 
-    async def is_gone(owner: str) -> bool:
+    async def ask(owner: str, session_id: str) -> Holding:
+        assert owner == session_id
         asked.append(owner)
-        return owner == "dead"
+        return next(holding for holding in Holding if f"{holding}" == owner)
 
-    claimed = Claimed(store, "me", 60.0, is_gone, RouterTelemetry().background)
-    await claimed.claim("dead's", "h")
-    await claimed.claim("mine, not given back", "h")
-    await refused_as_busy(claimed.claim("living's", "h"))
-    await refused_as_busy(claimed.claim("dead's", "i"))
-    assert asked == ["dead", "living"]
+    claimed = Claimed(store, "me", 60.0, ask, RouterTelemetry().background)
+    free = {Holding.GONE, Holding.FREE, Holding.UNKNOWN} if expired else {Holding.GONE}
+    for holding in Holding:
+        if holding in free:
+            await claimed.claim(f"{holding}", "h")
+            await refused_as_busy(claimed.claim(f"{holding}", "i"))
+            assert claimed.holds(f"{holding}")
+        else:
+            await refused_as_busy(claimed.claim(f"{holding}", "h"))
+            assert not claimed.holds(f"{holding}")
+    await claimed.claim("me", "h")
+    assert asked == [f"{holding}" for holding in Holding]
+    await claimed.close()
+
+
+async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced(open_store: Opener) -> None:
+    store = Written(await open_store())
+    await store.claim("s", "g", "other", 0.01)
+    await asyncio.sleep(0.02)
+
+    async def ask(owner: str, session_id: str) -> Holding:
+        await store.claim(session_id, "next", owner, 60.0, expired_of=owner)
+        return Holding.FREE
+
+    claimed = Claimed(store, "me", 60.0, ask, RouterTelemetry().background)
+    await refused_as_busy(claimed.claim("s", "h"))
     await claimed.close()
 
 
@@ -223,8 +259,12 @@ async def test_a_claim_ends_with_its_time_unless_it_is_renewed(open_store: Opene
     for _ in range(4):
         await asyncio.sleep(0.1)
         assert not await store.renew({"kept": "g"}, "r1", 0.3)
-    await refused_as_busy(store.claim("kept", "h", "r2", 60.0))
-    await store.claim("s", "h", "r2", 60.0)
+    await refused_as_busy(store.claim("kept", "h", "r2", 60.0, expired_of="r1"))
+    with pytest.raises(SessionBusyError) as busy:
+        await store.claim("s", "h", "r2", 60.0)
+    assert (busy.value.generation_id, busy.value.owner, busy.value.expired) == ("g", "r1", True)
+    await refused_as_busy(store.claim("s", "h", "r2", 60.0, expired_of="somebody else"))
+    await store.claim("s", "h", "r2", 60.0, expired_of="r1")
     assert await store.renew({"s": "g", "kept": "g"}, "r1", 60.0) == {"s"}
 
 

@@ -21,7 +21,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.generation import GenerationEvent
 from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.parts import CoreParts
-from ryzanstein.router.core.peers import RESTARTED, OwnerLostError, Peers, moved
+from ryzanstein.router.core.peers import MOVED, RESTARTED, OwnerLostError, Peers, moved
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, JournalUnavailableError, Owner
@@ -143,6 +143,15 @@ class ClusteredCore(LocalCore):
         if owner_id != self._cluster.owner_id:
             raise moved(generation_id)
         return await self.interrupt(generation_id)
+
+    def holds_session_for_peer(self, session_id: str, owner_id: str) -> bool:
+        """Returns whether this router speaks in the session or has a turn of it to write.
+
+        Raises GENERATION_MOVED when this router is not the owner that the caller addresses.
+        """
+        if owner_id != self._cluster.owner_id:
+            raise errors.unavailable(MOVED, "another router has started at this address", 0.1)
+        return self._turns.claimed.holds(session_id)
 
     async def _follow_anywhere(
         self, generation_id: str, reader: PassedReader, owner_id: str, whole: bool

@@ -1,4 +1,4 @@
-"""Calls to other routers: read, cancel or interrupt a generation there, check that they live.
+"""Calls to other routers: read, cancel or interrupt a generation there, ask about a session.
 
 A call names the owner that it addresses (`OWNER` in its metadata). Any other router refuses it, so
 that calls never loop. An owner is lost when it cannot be reached, does not answer, or its lease
@@ -22,6 +22,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Delta, GenerationEvent
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
+from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -113,7 +114,7 @@ class Peers:
         """
         request = peer.InterruptGenerationRequest(generation_id=generation_id)
         try:
-            owner = await self._leaseholder(owner_id)
+            owner = await self._leaseholder(owner_id) or await self._last_known(owner_id)
             if owner is None or not owner.address:
                 return False
             async with self._channel(owner.address) as channel:
@@ -125,24 +126,41 @@ class Peers:
         except (grpc.aio.AioRpcError, OwnerLostError, JournalUnavailableError):
             return False
 
-    async def is_gone(self, owner_id: str) -> bool:
-        """Returns True when the owner no longer runs.
+    async def holding(self, owner_id: str, session_id: str) -> Holding:
+        """Asks an owner whether it still speaks in a session.
 
-        That is the case when its lease has expired, nothing listens at its address, or another
-        process does. Returns False for an owner that does not answer, which may only be slow, and
-        while the journal cannot be reached, because nothing is known then.
+        It is gone when it has resigned, nothing listens at its address, another process does, or
+        its lease has expired and it does not answer. A router whose lease has expired may only have
+        lost the store, so it is asked too. An owner that does not answer while its lease is valid
+        may only be slow: UNKNOWN, as while the journal cannot be reached.
         """
         try:
             owner = await self._found(owner_id)
-            if owner is not None and owner.address:
-                # No generation has an empty id: the owner answers NOT_FOUND, any other process that
-                # it is not the owner.
-                await self.cancel(Head(owner, 0), "")
+            leased = owner is not None
+            owner = owner or await self._last_known(owner_id)
+            if owner is None or not owner.address:
+                return Holding.UNKNOWN if leased else Holding.GONE
+            return Holding.HELD if await self._check_session(owner, session_id) else Holding.FREE
         except OwnerLostError as error:
-            return error.cause != SILENT
+            return Holding.UNKNOWN if error.cause == SILENT else Holding.GONE
         except (JournalUnavailableError, RyzansteinError):
-            return False
-        return owner is None
+            return Holding.UNKNOWN
+
+    async def _check_session(self, owner: Owner, session_id: str) -> bool:
+        request = peer.CheckSessionRequest(session_id=session_id)
+        async with self._channel(owner.address) as channel:
+            call: Any = PeerServiceStub(channel).CheckSession(request, metadata=((OWNER, owner.owner_id),))
+            try:
+                return bool((await self._watched(call, owner, self._answer_s)).held)
+            except grpc.aio.AioRpcError as failure:
+                if failure.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise _meaning(failure) from None
+            finally:
+                call.cancel()
+        # A router of an earlier version, or another process. No generation has an empty id: the
+        # owner answers NOT_FOUND, any other process that it is not the owner.
+        await self.cancel(Head(owner, 0), "")
+        return False
 
     async def _found(self, owner_id: str) -> Owner | None:
         for look in range(_EXPIRED_LOOKS):
@@ -157,14 +175,11 @@ class Peers:
         Raises JournalUnavailableError for every failure of the store, also an unexpected one: a
         reader of another router's generation must not end because of it.
         """
-        try:
-            return await self._journal.find(owner_id)
-        except JournalUnavailableError:
-            raise
-        except Exception as error:
-            # For each waiting reader four times a second: the recorder reports the outage.
-            log.debug("lease lookup failed", owner_id=owner_id, error=repr(error))
-            raise JournalUnavailableError(str(error)) from error
+        return await _looked_up(owner_id, self._journal.find(owner_id))
+
+    async def _last_known(self, owner_id: str) -> Owner | None:
+        """Returns the owner also when its lease has expired, unless it resigned."""
+        return await _looked_up(owner_id, self._journal.last_known(owner_id))
 
     async def _watched(self, answer: Awaitable[_Result], owner: Owner, limit_s: float = float("inf")) -> _Result:
         """Returns the answer. Raises OwnerLostError when the owner is lost before it arrives."""
@@ -214,6 +229,17 @@ def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:
         return
     for i, token in enumerate(event.tokens):
         yield Delta(event.choice, event.first_index + i, (token,), event.node_id)
+
+
+async def _looked_up(owner_id: str, answer: Awaitable[_Result]) -> _Result:
+    try:
+        return await answer
+    except JournalUnavailableError:
+        raise
+    except Exception as error:
+        # For each waiting reader four times a second: the recorder reports the outage.
+        log.debug("lease lookup failed", owner_id=owner_id, error=repr(error))
+        raise JournalUnavailableError(str(error)) from error
 
 
 def _meaning(failure: grpc.aio.AioRpcError) -> Exception:

@@ -15,6 +15,8 @@ from typing import Protocol
 # The time from the claim of a key to the opening of its generation. In between, the session is
 # claimed and its history is read.
 KEY_HOLD_S = 5.0
+# How long the address of an owner whose lease has expired is known.
+LAST_KNOWN_KEEP_S = 3600.0
 
 
 class JournalUnavailableError(Exception):
@@ -136,6 +138,13 @@ class Journal(Protocol):
 
     async def find(self, owner_id: str) -> Owner | None:
         """Returns the owner while its lease is valid."""
+        ...
+
+    async def last_known(self, owner_id: str) -> Owner | None:
+        """Returns the owner as of its last lease, also for `LAST_KNOWN_KEEP_S` after that expired.
+
+        None when it resigned. Such an owner may be dead, or may only have lost the store.
+        """
         ...
 
     async def resign(self, owner: Owner) -> None:

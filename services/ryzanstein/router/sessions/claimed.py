@@ -2,8 +2,9 @@
 
 The claims of this router itself are known without the store. A claim that the store has lost (it
 was emptied, or was away for longer than a claim lives) is taken again by the next renewal, unless
-another router was faster. A conflicting claim is examined: it blocks nothing when its owner is
-gone, or when its owner is this router, which no longer holds it.
+another router was faster. The owner of a conflicting claim is asked. The claim blocks nothing when
+its owner is gone or is this router, which no longer holds it, or when it has expired and its owner
+does not hold the session.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from ryzanstein.background import Background
-from ryzanstein.router.sessions.claims import SessionBusyError
-from ryzanstein.router.sessions.store import SessionStore, StoreUnavailableError
+from ryzanstein.router.sessions.claims import Holding, SessionBusyError
+from ryzanstein.router.sessions.store import ServingStore, StoreUnavailableError
 
 log = structlog.get_logger(__name__)
 
@@ -26,21 +27,21 @@ _MAX_BATCH = 500
 class Claimed:
     """The claims of one owner.
 
-    `is_gone` says whether another owner no longer runs. `close` waits for pending releases.
+    `ask` asks another owner about a session. `close` waits for pending releases.
     """
 
     def __init__(
         self,
-        store: SessionStore,
+        store: ServingStore,
         owner: str,
         ttl_s: float,
-        is_gone: Callable[[str], Awaitable[bool]],
+        ask: Callable[[str, str], Awaitable[Holding]],
         background: Background,
     ) -> None:
         self._store = store
         self._owner = owner
         self._ttl_s = ttl_s
-        self._is_gone = is_gone
+        self._ask = ask
         self._background = background
         self._held: dict[str, str] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
@@ -76,6 +77,10 @@ class Claimed:
             self._releasing[session_id] = task
             task.add_done_callback(lambda _: self._released(session_id, task))
 
+    def holds(self, session_id: str) -> bool:
+        """Returns whether this router speaks in the session or has a turn of it to write."""
+        return session_id in self._held or self._store.unwritten(session_id)
+
     async def released(self, session_id: str) -> None:
         """Returns when the store no longer has a claim that `release` gave back.
 
@@ -94,10 +99,18 @@ class Claimed:
         try:
             await self._store.claim(session_id, generation_id, self._owner, self._ttl_s)
         except SessionBusyError as busy:
-            if busy.owner != self._owner and not await self._is_gone(busy.owner):
-                raise
-            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s, gone=busy.owner)
+            gone = busy.owner if await self._is_gone(session_id, busy) else ""
+            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s, gone=gone, expired_of=busy.owner)
             log.warning("stale session claim replaced", session_id=session_id, of=busy.owner, held_for=busy.generation_id)
+
+    async def _is_gone(self, session_id: str, busy: SessionBusyError) -> bool:
+        """Returns whether a claim's owner is gone. Raises the error again if the claim stands."""
+        if busy.owner == self._owner:
+            return True
+        holding = await self._ask(busy.owner, session_id)
+        if holding is Holding.HELD or (holding is not Holding.GONE and not busy.expired):
+            raise busy
+        return holding is Holding.GONE
 
     def _released(self, session_id: str, task: asyncio.Task[None]) -> None:
         if self._releasing.get(session_id) is task:

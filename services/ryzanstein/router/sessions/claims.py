@@ -2,7 +2,8 @@
 
 A claim names the generation and the running router that has it (its owner), and expires unless it
 is renewed. Another owner of the same generation has taken it over, so the claim passes to that
-owner. An owner that is known to be gone blocks nothing.
+owner. An owner that is known to be gone blocks nothing. An expired claim blocks until its owner has
+been asked: it may only have lost the store, and still have a turn to write.
 """
 
 from __future__ import annotations
@@ -10,8 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from enum import Enum
 
 from ryzanstein.errors import Code, RyzansteinError
+
+# How long a store remembers an expired claim.
+EXPIRED_CLAIM_KEEP_S = 3600.0
+
+
+class Holding(Enum):
+    """What another router says of a session that it claimed."""
+
+    HELD = "held"
+    """It still speaks there, or has a turn to write."""
+    FREE = "free"
+    GONE = "gone"
+    """It no longer runs, or its lease has expired and it does not answer."""
+    UNKNOWN = "unknown"
+    """It may only be slow, or it cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +47,14 @@ class Claim:
         """
         return self.taken_at <= now < self.taken_at + self.ttl_s
 
-    def forbids(self, other: Claim, gone: str) -> bool:
+    def forbids(self, other: Claim, gone: str, expired_of: str) -> bool:
         """Returns whether this claim keeps another generation from speaking.
 
-        It does while it is valid, unless its owner is the one that is `gone`.
+        It does unless its owner is `gone`, or it has expired and its owner is `expired_of`.
         """
-        return self.generation_id != other.generation_id and self.owner != gone and self.holds(other.taken_at)
+        if self.generation_id == other.generation_id or self.owner == gone or self.taken_at > other.taken_at:
+            return False
+        return self.holds(other.taken_at) or self.owner != expired_of
 
     def yields_to(self, other: Claim | None) -> bool:
         """Returns whether another owner or generation held the session when this claim was made."""
@@ -47,10 +66,11 @@ class Claim:
 class SessionBusyError(RyzansteinError):
     """ABORTED SESSION_BUSY: another generation speaks in the session.
 
-    `generation_id` and `owner` are that one's; the client sees neither.
+    `generation_id` and `owner` are that one's, and its claim may have `expired`; the client sees
+    none of them.
     """
 
-    def __init__(self, session_id: str, generation_id: str, owner: str) -> None:
+    def __init__(self, session_id: str, generation_id: str, owner: str, *, expired: bool = False) -> None:
         super().__init__(
             f"session {session_id[:128]!r} is busy with another request",
             Code.ABORTED,
@@ -60,6 +80,7 @@ class SessionBusyError(RyzansteinError):
         )
         self.generation_id = generation_id
         self.owner = owner
+        self.expired = expired
 
 
 class LocalClaims:
@@ -68,11 +89,14 @@ class LocalClaims:
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
 
-    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+    def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
         """See `SessionStore.claim`."""
         mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._claims.get(session_id)
-        if held is not None and held.forbids(mine, gone):
-            raise SessionBusyError(session_id, held.generation_id, held.owner)
+        if held is not None and held.forbids(mine, gone, expired_of):
+            expired = not held.holds(mine.taken_at)
+            raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
         self._claims[session_id] = mine
 
     def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:

@@ -12,7 +12,7 @@ from ryzanstein import errors
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.resilient.recent import Changes
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
-from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.store import ServingStore, SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_url import address
@@ -26,7 +26,7 @@ def session_bounds(settings: RouterSettings) -> SessionBounds:
 
 
 @contextlib.asynccontextmanager
-async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
+async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
     """Yields the session store and closes it at the end.
 
     Raises OSError, sqlite3.Error or FAILED_PRECONDITION when the store exists and cannot be used. A
@@ -36,7 +36,7 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
         async with _open_redis(settings, telemetry) as sessions:
             yield sessions
         return
-    store: SessionStore
+    store: ServingStore
     if settings.session_store == "memory":
         store = MemorySessions(session_bounds(settings), telemetry.sessions_evicted.inc)
     else:
@@ -50,7 +50,7 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
 
 
 @contextlib.asynccontextmanager
-async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[SessionStore]:
+async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
     try:
         # An optional dependency: installed only where it is used.
         from ryzanstein.router.sessions.stores.redis import RedisSessions

@@ -135,12 +135,14 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+    async def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
         """Claims the session for the generation, for `ttl_s` from now.
 
         The session need not exist yet. Raises SessionBusyError while another generation has it,
-        unless that one's owner is `gone`. Another owner of the same generation takes the claim
-        over.
+        unless that one's owner is `gone`. An expired claim also raises it, unless its owner is
+        `expired_of`. Another owner of the same generation takes the claim over.
         """
         ...
 
@@ -156,6 +158,14 @@ class SessionStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class ServingStore(SessionStore, Protocol):
+    """The store that requests use."""
+
+    def unwritten(self, session_id: str) -> bool:
+        """Returns whether a change of the session is not in the store yet."""
+        ...
 
 
 def checked_id(session_id: str) -> str:

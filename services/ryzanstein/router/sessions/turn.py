@@ -15,7 +15,7 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStore
+from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -104,7 +104,7 @@ class Turn:
 class Turns:
     """Opens turns in sessions for this router's generations."""
 
-    def __init__(self, store: SessionStore, bounds: SessionBounds, telemetry: RouterTelemetry, claimed: Claimed) -> None:
+    def __init__(self, store: ServingStore, bounds: SessionBounds, telemetry: RouterTelemetry, claimed: Claimed) -> None:
         self.store = store
         self.telemetry = telemetry
         self.claimed = claimed

@@ -27,3 +27,7 @@ class PeerServicer(PeerServiceServicer):
         with self._calls.call("InterruptGeneration", context) as call:
             interrupted = await self._core.interrupt_for_peer(request.generation_id, call.owner_id)
             return pb.InterruptGenerationResponse(interrupted=interrupted)
+
+    async def CheckSession(self, request: pb.CheckSessionRequest, context: _Context) -> pb.CheckSessionResponse:
+        with self._calls.call("CheckSession", context) as call:
+            return pb.CheckSessionResponse(held=self._core.holds_session_for_peer(request.session_id, call.owner_id))

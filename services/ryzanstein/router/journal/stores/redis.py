@@ -1,9 +1,9 @@
 """A journal in Redis, for routers on several hosts.
 
-A generation is a hash (owner, epoch, request, time of the last append) and a list of batches; a
-lease is a key. Redis expires them. Everything that compares an epoch is a script, so it is atomic.
-A call that exceeds its timeout counts as an outage instead of being waited for. Every call is safe
-to repeat.
+A generation is a hash (owner, epoch, request, time of the last append) and a list of batches. A
+lease is a key; its owner's address is another one that is kept for longer. Redis expires them.
+Everything that compares an epoch is a script, so it is atomic. A call that exceeds its timeout
+counts as an outage instead of being waited for. Every call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from ryzanstein.router.journal.journal import (
     KEY_HOLD_S,
+    LAST_KNOWN_KEEP_S,
     Append,
     AppendOutcome,
     Head,
@@ -142,14 +143,23 @@ class RedisJournal:
         await _asked(self._free_key_script([self._key(key)], [generation_id]))
 
     async def renew(self, owner: Owner) -> None:
-        await _asked(self._redis.set(self._lease(owner.owner_id), owner.address, px=self._lease_ms))
+        both = self._redis.pipeline(transaction=True)
+        both.set(self._lease(owner.owner_id), owner.address, px=self._lease_ms)
+        both.set(self._address(owner.owner_id), owner.address, px=self._lease_ms + int(1000 * LAST_KNOWN_KEEP_S))
+        await _asked(both.execute())
 
     async def find(self, owner_id: str) -> Owner | None:
-        address: Any = await _asked(self._redis.get(self._lease(owner_id)))
+        return await self._owner(owner_id, self._lease(owner_id))
+
+    async def last_known(self, owner_id: str) -> Owner | None:
+        return await self._owner(owner_id, self._address(owner_id))
+
+    async def _owner(self, owner_id: str, key: str) -> Owner | None:
+        address: Any = await _asked(self._redis.get(key))
         return None if address is None else Owner(owner_id, address.decode())
 
     async def resign(self, owner: Owner) -> None:
-        await _asked(self._redis.delete(self._lease(owner.owner_id)))
+        await _asked(self._redis.delete(self._lease(owner.owner_id), self._address(owner.owner_id)))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -162,6 +172,9 @@ class RedisJournal:
 
     def _lease(self, owner_id: str) -> str:
         return f"{self._prefix}lease:{owner_id}"
+
+    def _address(self, owner_id: str) -> str:
+        return f"{self._prefix}address:{owner_id}"
 
 
 async def _asked(answer: Awaitable[_Result]) -> _Result:

@@ -25,6 +25,7 @@ import structlog
 from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.journal import (
     KEY_HOLD_S,
+    LAST_KNOWN_KEEP_S,
     Append,
     AppendOutcome,
     Head,
@@ -105,7 +106,10 @@ class SqliteJournal:
         await self._run(lambda: self._renew(owner))
 
     async def find(self, owner_id: str) -> Owner | None:
-        return await self._run(lambda: self._find(owner_id))
+        return await self._run(lambda: self._find(owner_id, time.monotonic()))
+
+    async def last_known(self, owner_id: str) -> Owner | None:
+        return await self._run(lambda: self._find(owner_id, time.monotonic() - LAST_KNOWN_KEEP_S))
 
     async def resign(self, owner: Owner) -> None:
         await self._run(lambda: self._resign(owner))
@@ -226,13 +230,14 @@ class SqliteJournal:
         now = time.monotonic()
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
-            db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
+            db.execute("DELETE FROM leases WHERE expires <= ?", (now - LAST_KNOWN_KEEP_S,))
             _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
             db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
 
-    def _find(self, owner_id: str) -> Owner | None:
+    def _find(self, owner_id: str, since: float) -> Owner | None:
+        """Returns an owner whose lease is valid, or expired after `since`."""
         query = "SELECT address FROM leases WHERE owner_id = ? AND expires > ?"
-        row = self._connection.execute(query, (owner_id, time.monotonic())).fetchone()
+        row = self._connection.execute(query, (owner_id, since)).fetchone()
         return None if row is None else Owner(owner_id, row[0])
 
     def _resign(self, owner: Owner) -> None:

@@ -56,7 +56,7 @@ class OutagePolicy:
 
 
 class ResilientSessions:
-    """A `SessionStore` on top of another one, which it closes with itself."""
+    """A `ServingStore` on top of another store, which it closes with itself."""
 
     def __init__(
         self,
@@ -195,7 +195,9 @@ class ResilientSessions:
             self.recent.forget(session_id)
         return added
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
+    async def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
         """Claims a session.
 
         While the store fails every claim succeeds: routers cannot know of each other, and each
@@ -205,7 +207,7 @@ class ResilientSessions:
         if self._outage.active:
             return
         try:
-            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s, gone))
+            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of))
         except StoreUnavailableError as error:
             self._outage.begin(error)
 
@@ -226,6 +228,9 @@ class ResilientSessions:
             await self._bounded(self._store.release(session_id, generation_id, owner))
         except StoreUnavailableError as error:
             self._outage.begin(error)
+
+    def unwritten(self, session_id: str) -> bool:
+        return self._backlog.touches(session_id)
 
     async def close(self) -> None:
         await self._outage.close()

@@ -79,14 +79,19 @@ class MemorySessions:
             self._claims.turn_stored(session_id, generation_id)
         return added
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
-        self._claims.claim(session_id, generation_id, owner, ttl_s, gone)
+    async def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
+        self._claims.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of)
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         return self._claims.renew(held, owner, ttl_s)
 
     async def release(self, session_id: str, generation_id: str, owner: str) -> None:
         self._claims.release(session_id, generation_id, owner)
+
+    def unwritten(self, session_id: str) -> bool:
+        return False
 
     async def close(self) -> None:
         self._sessions.clear()

@@ -19,7 +19,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ryzanstein import errors
 from ryzanstein.generation import Message, Role
-from ryzanstein.router.sessions.claims import SessionBusyError
+from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
@@ -122,26 +122,29 @@ class RedisSessions:
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
-        keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed")
+        keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed", "claimed")
         values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, messages))
         found = await self._run("APPEND", keys, values, session_id)
         if not found:
             raise errors.not_found("session", session_id)
         return bool(found == _ADDED)
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
-        values = (generation_id, owner, round(ttl_s * 1000), gone)
-        if held := await self._run("CLAIM", self._keys(session_id, "claim"), values, session_id):
-            raise SessionBusyError(session_id, *held)
+    async def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
+        values = (generation_id, owner, *_lasting_ms(ttl_s), gone, expired_of)
+        if held := await self._run("CLAIM", self._keys(session_id, "claim", "claimed"), values, session_id):
+            holder_id, of, expired = held
+            raise SessionBusyError(session_id, holder_id, of, expired=bool(expired))
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
-        keys = [f"{self._prefix}claim:{session_id}" for session_id in held]
-        lost = await self._run("RENEW", keys, (owner, round(ttl_s * 1000), *held.values()))
+        keys = [key for session_id in held for key in self._keys(session_id, "claim", "claimed")]
+        lost = await self._run("RENEW", keys, (owner, *_lasting_ms(ttl_s), *held.values()))
         session_ids = list(held)
         return {session_ids[number - 1] for number in lost}
 
     async def release(self, session_id: str, generation_id: str, owner: str) -> None:
-        await self._run("RELEASE", self._keys(session_id, "claim"), (generation_id, owner), session_id)
+        await self._run("RELEASE", self._keys(session_id, "claim", "claimed"), (generation_id, owner), session_id)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -161,6 +164,11 @@ def _as_unavailable(session_id: str) -> Iterator[None]:
             yield
     except ConnectionError as error:
         raise store_unavailable(f"Redis failed: {error}", session_id) from error
+
+
+def _lasting_ms(ttl_s: float) -> tuple[int, int]:
+    """Returns how long a claim is valid, and how long it is remembered."""
+    return round(ttl_s * 1000), round((ttl_s + EXPIRED_CLAIM_KEEP_S) * 1000)
 
 
 def _packed(message: Message) -> str:

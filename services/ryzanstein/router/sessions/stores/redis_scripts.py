@@ -3,8 +3,9 @@
 The times of sessions and claims come from the server's clock.
 
 Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of
-generations that are in it, `claim:ID` a hash that expires, `sessions` the ids by time of use. Each
-change is published on `changed`, with origin and id.
+generations that are in it, `claim:ID` a hash that expires with the claim, `claimed:ID` the same hash
+kept for longer, `sessions` the ids by time of use. Each change is published on `changed`, with
+origin and id. Routers of an earlier version do not know `claimed`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ return {now, math.max(surplus, 0)}
 """
 )
 
-# KEYS session messages turns sessions claim changed
+# KEYS session messages turns sessions claim changed claimed
 # ARGV id generation_id model node_id origin, then the messages
 # Returns 0 when there is no such session, 1 when it has the turn already, 2 when it was added.
 APPEND = (
@@ -50,7 +51,9 @@ APPEND = (
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if ARGV[2] ~= '' then
-    if redis.call('HGET', KEYS[5], 'generation_id') == ARGV[2] then redis.call('DEL', KEYS[5]) end
+    for _, key in ipairs({KEYS[5], KEYS[7]}) do
+        if redis.call('HGET', key, 'generation_id') == ARGV[2] then redis.call('DEL', key) end
+    end
     if redis.call('SADD', KEYS[3], ARGV[2]) == 0 then return 1 end
 end
 if redis.call('HGET', KEYS[1], 'model') == '' then redis.call('HSET', KEYS[1], 'model', ARGV[3]) end
@@ -90,38 +93,50 @@ end
 return found
 """
 
-# KEYS claim
-# ARGV generation_id owner ttl_ms gone
-# Returns the {generation_id, owner} of another holder, or {}.
+# KEYS claim claimed
+# ARGV generation_id owner ttl_ms keep_ms gone expired_of
+# Returns {generation_id, owner, expired} of another holder, or {}.
 CLAIM = """
-local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
-if held[1] and held[1] ~= ARGV[1] and held[2] ~= ARGV[4] then return held end
-redis.call('HSET', KEYS[1], 'generation_id', ARGV[1], 'owner', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local held, expired = redis.call('HMGET', KEYS[1], 'generation_id', 'owner'), 0
+if not held[1] then
+    held, expired = redis.call('HMGET', KEYS[2], 'generation_id', 'owner'), 1
+end
+if held[1] and held[1] ~= ARGV[1] and held[2] ~= ARGV[5] and not (expired == 1 and held[2] == ARGV[6]) then
+    return {held[1], held[2], expired}
+end
+for i, key in ipairs(KEYS) do
+    redis.call('HSET', key, 'generation_id', ARGV[1], 'owner', ARGV[2])
+    redis.call('PEXPIRE', key, ARGV[2 + i])
+end
 return {}
 """
 
-# KEYS claims
-# ARGV owner ttl_ms, then a generation_id for each
+# KEYS claim and claimed of each
+# ARGV owner ttl_ms keep_ms, then a generation_id for each
 # Returns the numbers of the lost claims.
 RENEW = """
 local lost = {}
-for i, key in ipairs(KEYS) do
-    local held = redis.call('HMGET', key, 'generation_id', 'owner')
-    if held[1] and (held[1] ~= ARGV[i + 2] or held[2] ~= ARGV[1]) then
+for i = 1, #KEYS / 2 do
+    local claim, generation_id = KEYS[2 * i - 1], ARGV[i + 3]
+    local held = redis.call('HMGET', claim, 'generation_id', 'owner')
+    if held[1] and (held[1] ~= generation_id or held[2] ~= ARGV[1]) then
         table.insert(lost, i)
     else
-        redis.call('HSET', key, 'generation_id', ARGV[i + 2], 'owner', ARGV[1])
-        redis.call('PEXPIRE', key, ARGV[2])
+        for j, key in ipairs({claim, KEYS[2 * i]}) do
+            redis.call('HSET', key, 'generation_id', generation_id, 'owner', ARGV[1])
+            redis.call('PEXPIRE', key, ARGV[1 + j])
+        end
     end
 end
 return lost
 """
 
-# KEYS claim
+# KEYS claim claimed
 # ARGV generation_id owner
 RELEASE = """
-local held = redis.call('HMGET', KEYS[1], 'generation_id', 'owner')
-if held[1] == ARGV[1] and held[2] == ARGV[2] then redis.call('DEL', KEYS[1]) end
+for _, key in ipairs(KEYS) do
+    local held = redis.call('HMGET', key, 'generation_id', 'owner')
+    if held[1] == ARGV[1] and held[2] == ARGV[2] then redis.call('DEL', key) end
+end
 return 1
 """

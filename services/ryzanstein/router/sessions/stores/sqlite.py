@@ -88,8 +88,10 @@ class SqliteSessions:
     ) -> bool:
         return await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
 
-    async def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str = "") -> None:
-        await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s, gone))
+    async def claim(
+        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
+    ) -> None:
+        await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of))
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         return await self._run(lambda: self._claims.renew(held, owner, ttl_s))

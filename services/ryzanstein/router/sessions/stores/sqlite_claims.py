@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Set
 
-from ryzanstein.router.sessions.claims import Claim, SessionBusyError
+from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, Claim, SessionBusyError
 from ryzanstein.router.sessions.stores.sqlite_file import transaction
 
 
@@ -20,11 +20,12 @@ class SqliteClaims:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, gone: str) -> None:
+    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str, expired_of: str) -> None:
         with transaction(self._connection):
             mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._held(session_id)
-            if held is not None and held.forbids(mine, gone):
-                raise SessionBusyError(session_id, held.generation_id, held.owner)
+            if held is not None and held.forbids(mine, gone, expired_of):
+                expired = not held.holds(mine.taken_at)
+                raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
             self._sweep(mine.taken_at)
             self._take(session_id, mine)
 
@@ -64,4 +65,5 @@ class SqliteClaims:
 
     def _sweep(self, now: float) -> None:
         """Deletes the claims of dead routers, which nothing releases."""
-        self._connection.execute("DELETE FROM claims WHERE taken_at + ttl_s <= ? OR taken_at > ?", (now, now))
+        statement = "DELETE FROM claims WHERE taken_at + ttl_s <= ? OR taken_at > ?"
+        self._connection.execute(statement, (now - EXPIRED_CLAIM_KEEP_S, now))
