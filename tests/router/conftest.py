@@ -90,6 +90,8 @@ class ScriptedNode(WorkerServiceServicer):
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None
     """Attempts that reach this index stand still there, while the node works for the others."""
+    preempts: bool = False
+    """Those that stand still are reported as preempted."""
     refuse: RyzansteinError | None = None
     refuse_node_fault: bool = False
     context_length: int = CONTEXT_LENGTH
@@ -248,6 +250,8 @@ class ScriptedNode(WorkerServiceServicer):
         for choice in sorted(run.left):
             index = run.next_index[choice]
             if index == self.freeze_at:
+                if self.preempts:
+                    output.preempted.add(handle=run.handle, choice=choice)
                 continue
             if index == self.die_at:
                 self.die_at = None

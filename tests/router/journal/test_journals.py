@@ -118,7 +118,7 @@ async def test_a_generation_expires_unless_it_is_touched(open_journal: Opener) -
     assert await journal.head("a") is None
     assert await journal.take("a", 0, OTHER) is None
     await journal.renew(ONE)
-    assert await journal.write(ONE, [Append("a", 0, b"2")]) == [AppendOutcome.MISSING]
+    assert await journal.write(ONE, [Append("a", 0, b"2")]) == [AppendOutcome.EXPIRED]
     assert await journal.take("b", 0, OTHER) == JournalRecord(1, b"request of b", (b"1",))
 
 
@@ -131,6 +131,26 @@ async def test_a_generation_that_is_written_to_does_not_expire(open_journal: Ope
         await journal.renew(ONE)
     assert await journal.head("a") == Head(ONE, 0)
     assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"0", b"1", b"2", b"3", b"4", b"5"))
+
+
+@pytest.mark.parametrize("then", ["nothing", "taken", "removed"])
+async def test_an_owner_that_slept_learns_whether_another_router_had_its_generation(open_journal: Opener, then: str) -> None:
+    journal = await open_journal(retention_s=0.3)
+    await journal.write(ONE, [opening("a", b"0")])
+    if then == "taken":
+        assert await journal.take("a", 0, OTHER) is not None
+    elif then == "removed":
+        await journal.remove([("a", 0)])
+    await asyncio.sleep(0.4)
+    await journal.renew(OTHER)
+    assert await journal.head("a") is None
+    expected = AppendOutcome.EXPIRED if then == "nothing" else AppendOutcome.MISSING
+    assert await journal.write(ONE, [Append("a", 0, b"1")]) == [expected]
+    if then == "nothing":
+        assert await journal.write(ONE, [opening("a", b"0"), Append("a", 0, b"1")]) == [AppendOutcome.WRITTEN] * 2
+        assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"0", b"1"))
+        await journal.remove([("a", 1)])
+        assert await journal.write(ONE, [Append("a", 0, b"2")]) == [AppendOutcome.MISSING], "the other router has ended it"
 
 
 async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_resigning(open_journal: Opener) -> None:

@@ -229,6 +229,25 @@ async def test_a_stopped_routers_sessions_are_free_when_its_lease_has_expired(
     first.send(signal.SIGCONT)
 
 
+async def test_a_router_that_slept_for_longer_than_the_journal_keeps_goes_on(
+    start_node: Any, start_routers: Any, new_client: Any
+) -> None:
+    node = await start_node("a", step_s=0.02)
+    (router,) = await start_routers(1, node, lease_s=0.5, reattach_window_s=0.5)
+    (other,) = await start_routers(1, node, lease_s=0.5, reattach_window_s=0.5)
+    client = new_client()
+    await client.ask(router, 300, until_tokens=5)
+    router.send(signal.SIGSTOP)
+    await asyncio.sleep(2)
+    lost = new_client()
+    lost.seen.generation_id = client.seen.generation_id
+    assert (await failure_of(lost.come_back(other))).code is Code.NOT_FOUND, "it has expired"
+    router.send(signal.SIGCONT)
+    await client.come_back(router)
+    assert client.seen.tokens == {0: whole(tokens=300)}
+    assert await router.value("generations_moved_total") == 0
+
+
 async def test_a_generation_is_cancelled_from_any_router(node: Any, start_routers: Any, new_client: Any, until: Any) -> None:
     first, second = await start_routers(2, node)
     for dead in (False, True):

@@ -161,6 +161,22 @@ async def test_dynamo_13088_a_node_that_answers_no_submit_at_all_is_shut_out(pai
     assert client.value("breaker_state", node_id=primary.node_id) == 2
 
 
+@pytest.mark.parametrize("preempts", [True, False])
+async def test_a_preempted_attempt_waits_for_its_node_and_one_that_stands_still_does_not(pair: Any, preempts: bool) -> None:
+    client, primary, _backup = pair
+    (other, *_) = await sessions_of(client, primary, 1)
+    primary.freeze_at, primary.preempts, primary.waiting = 9, preempts, 1
+    quiet = asyncio.create_task(read(stream_of(client)))
+    for _ in range(25):  # later attempts that begin overtake it
+        await asyncio.sleep(0.1)
+        assert (await read(stream_of(client, other, tokens=4)))[1] == [primary.node_id]
+    primary.freeze_at, primary.waiting = None, 0
+    tokens, nodes = await quiet
+    assert tokens == WHOLE
+    assert (nodes == [primary.node_id]) is preempts
+    assert (client.value("failovers_total", cause="no_progress") == 0) is preempts
+
+
 async def test_dynamo_13429_a_response_that_freezes_while_canaries_pass_is_continued_elsewhere(pair: Any) -> None:
     client, primary, backup = pair
     names = await sessions_of(client, primary, 3)

@@ -66,6 +66,15 @@ async def test_several_generations_share_one_frame_and_count_their_own_indices(w
     assert list(zip(output.handle, output.index, output.token_id, strict=True)) == [(1, 0, a), (2, 0, b), (2, 1, a), (1, 1, b)]
 
 
+async def test_the_router_learns_which_choices_were_preempted(world):
+    await world.open(1, n=2)
+    (a,) = world.ids("one")[:1]
+    world.running.on_step(step([(1, 0, a), (1, 1, a)]))
+    world.running.on_step(msgspec.structs.replace(step([(1, 0, a)]), paused=[(1, 1), (7, 0)]))
+    output = await world.frame()
+    assert [(preempted.handle, preempted.choice) for preempted in output.preempted] == [(1, 1)]
+
+
 async def test_the_engine_runs_what_was_not_finished_before(world):
     asked = await world.open(known=[ChoiceProgress((9,)), ChoiceProgress((8, 7), finished=True)], n=2)
     assert (asked.generated, asked.finished) == ([[9], [8, 7]], [False, True])

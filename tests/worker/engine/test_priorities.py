@@ -21,7 +21,9 @@ def test_a_higher_priority_takes_a_place_at_once_when_all_are_taken(run, group, 
         it.step()
     high = group(100, [5] * 9, max_tokens=5, priority=2)
     it.engine.submit(high)
-    assert 100 in it.step().groups
+    step = it.step()
+    assert 100 in step.groups
+    assert step.paused == [(3, 0)]
     it.drain()
     assert answers(it) == {(message.group, 0): answer(message, 0)[0] for message in [*low, high]}
     stats = it.engine.stats()

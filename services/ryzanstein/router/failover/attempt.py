@@ -108,6 +108,7 @@ class AttemptRun:
         self._quiet_since = time.monotonic()
         self._prompt_tokens: int | None = None
         self._begun = False
+        self._preempted: set[int] = set()
         self._alarms = 0
 
     def submitted(self, at: float) -> None:
@@ -132,6 +133,8 @@ class AttemptRun:
             return False
         self._generation.token_added()
         self._quiet_since = self._generation.last_token_at
+        if self._preempted:
+            self._preempted.discard(choice)
         self._works()
         return True
 
@@ -153,11 +156,15 @@ class AttemptRun:
         except GapError as gap:
             self._broke_protocol(gap)
             return
+        self._preempted.discard(choice)
         if row is AppendResult.NEW:
             self._works()
             self._generation.end_choice(choice, cached_prompt_tokens)
             if self._log.complete:
                 self._tell(Complete(self))
+
+    def preempted(self, choice: int) -> None:
+        self._preempted.add(choice)
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
@@ -197,9 +204,22 @@ class AttemptRun:
     def quiet(self) -> Quiet:
         """Since when it has produced nothing, and what may excuse that."""
         placement = self.placement
-        overtaken = placement is not None and placement.overtaken
         load = Load() if placement is None else placement.link.beat.load
-        return Quiet(self._quiet_since, self._prompt_tokens, self._begun, overtaken, load)
+        if self._prompt_tokens is None:
+            return Quiet(self._quiet_since, None, load)
+        # A preempted choice computes again what it had.
+        again = self._prompt_tokens + self._log.num_tokens if self._preempted else 0
+        return Quiet(
+            self._quiet_since,
+            again if self._begun else self._prompt_tokens,
+            load,
+            overtaken=placement is not None and placement.overtaken,
+            preempted=bool(self._preempted),
+        )
+
+    def wait(self) -> None:
+        """Records that the attempt waits in its node's queue: only time after that counts."""
+        self._quiet_since = time.monotonic()
 
     def alarm(self) -> None:
         """Reports that the attempt has been quiet for too long.

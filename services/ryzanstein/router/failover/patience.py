@@ -3,7 +3,9 @@
 A node may beat, step and answer all other requests while one request never returns: its submit was
 lost, or its sequence is stuck. No failure detector for nodes sees that. Waiting in a queue is
 different: while others wait at the node, an attempt without a token is forgotten only when attempts
-that were sent after it have begun. Plain logic, called with each attempt from time to time.
+that were sent after it have begun. An attempt that ran and was preempted has been overtaken before,
+which means nothing: it waits as long as the node has a queue. Plain logic, called with each attempt
+from time to time.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ _PREFILL_TOKEN_S = 0.05  # for each token of a prompt that is computed slowly
 class Quiet:
     """An attempt that has produced nothing since `since` (monotonic seconds).
 
-    `prompt_tokens` is None when it is not even accepted. `begun` means that it had produced a token
-    before. `overtaken` means that an attempt that was sent to the node later has begun.
+    `num_uncomputed` tokens come before its next one, at most; None when it is not even accepted.
+    `overtaken` means that an attempt that was sent to the node later has begun. `preempted` means
+    that it ran and its node made it wait again.
     """
 
     since: float
-    prompt_tokens: int | None
-    begun: bool
-    overtaken: bool
+    num_uncomputed: int | None
     load: Load
+    overtaken: bool = False
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,17 @@ class Patience:
 
         The time is longer with a queue, and for a prompt that is not computed yet.
         """
-        if quiet.prompt_tokens is None:
+        if quiet.num_uncomputed is None:
             return self.accept_s
         queue = quiet.load.waiting / max(1, quiet.load.capacity)
-        prompt_s = 0.0 if quiet.begun else _PREFILL_TOKEN_S * quiet.prompt_tokens
-        return self.silence_s * (1 + queue) + prompt_s
+        return self.silence_s * (1 + queue) + _PREFILL_TOKEN_S * quiet.num_uncomputed
+
+    def waits(self, quiet: Quiet) -> bool:
+        """Returns whether the attempt was preempted and its node has a queue."""
+        return quiet.preempted and quiet.load.waiting > 0
 
     def left_s(self, quiet: Quiet, now: float) -> float:
         """Returns the seconds until the next check. 0 or less: the attempt is forgotten."""
         left_s = quiet.since + self.bound_s(quiet) - now
-        queued = quiet.prompt_tokens is not None and quiet.load.waiting > 0 and not quiet.overtaken
+        queued = quiet.num_uncomputed is not None and quiet.load.waiting > 0 and not quiet.overtaken
         return max(left_s, self.accept_s) if queued else left_s

@@ -112,6 +112,9 @@ class Runner:
         """
         patience, now = self._patience, time.monotonic()
         awake = self._links.awake
+        for run in self._runs:
+            if patience.waits(run.quiet):
+                run.wait()
         left_s = {run: patience.left_s(run.quiet, now - awake.slept_since(run.quiet.since)) for run in self._runs}
         for run in [run for run, left in left_s.items() if left <= 0]:
             run.alarm()

@@ -15,6 +15,8 @@ from typing import Protocol
 # The time from the claim of a key to the opening of its generation. In between, the session is
 # claimed and its history is read.
 KEY_HOLD_S = 5.0
+# How long it is known that a generation has expired, and not been removed.
+EXPIRED_KEEP_S = 3600.0
 # How long the address of an owner whose lease has expired is known.
 LAST_KNOWN_KEEP_S = 3600.0
 
@@ -90,6 +92,8 @@ class AppendOutcome(Enum):
     """Another router owns the generation."""
     MISSING = "missing"
     """There is no such generation, and the append does not open it."""
+    EXPIRED = "expired"
+    """As MISSING, because it expired: no router has taken it over."""
 
 
 class Journal(Protocol):

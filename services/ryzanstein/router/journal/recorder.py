@@ -303,8 +303,8 @@ class JournalRecorder:
             return
         if outcome is AppendOutcome.WRITTEN:
             self._written(generation_id, entry)
-        elif outcome is AppendOutcome.MISSING and not self._overslept(entry):
-            # The store has lost it: write everything again.
+        elif outcome is AppendOutcome.EXPIRED or (outcome is AppendOutcome.MISSING and not self._overslept(entry)):
+            # It expired, or the store has lost it: write everything again.
             entry.opened = False
             entry.writer.rewind()
             self._entries[generation_id] = known.pop(generation_id)

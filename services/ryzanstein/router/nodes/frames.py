@@ -34,6 +34,10 @@ class AttemptSink(Protocol):
 
     def finished(self, choice: int, reason: FinishReason, cached_prompt_tokens: int) -> None: ...
 
+    def preempted(self, choice: int) -> None:
+        """Called when the choice waits again, until its next token."""
+        ...
+
     def failed(self, error: RyzansteinError, node_fault: bool) -> None: ...
 
     def suspected(self, cause: str, at: float) -> None:
@@ -58,6 +62,9 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
+    for preempted in output.preempted:
+        if (sink := sinks.get(preempted.handle)) is not None:
+            sink.preempted(preempted.choice)
     for end in output.finished:
         if (sink := sinks.get(end.handle)) is not None:
             sink.finished(end.choice, FinishReason(end.reason), end.cached_prompt_tokens)

@@ -142,18 +142,12 @@ class RunningGenerations:
                 links[id(generation.link)] = generation.link
                 logprobs = events.logprobs.get(row)
                 self._add_token(generation, choice, token_id, logprobs, last=(group, choice) in ends)
-        for end in events.ended:
-            if (generation := self._groups.get(end.group)) is not None:
-                self._end_choice(generation, end)
-        for failed in events.failed:
-            if (generation := self._groups.get(failed.group)) is not None:
-                error = RyzansteinError(
-                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
-                )
-                # Logits that are not finite are not the node's fault here: the ranks were probed,
-                # see engine.probe.
-                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
-                self.fail(generation, error, node_fault=node_fault)
+        for group, choice in events.paused:
+            generation = self._groups.get(group)
+            if generation is not None and not generation.choices[choice].stopped:
+                links[id(generation.link)] = generation.link
+                generation.link.preempt(generation.handle, choice)
+        self._end_all(events)
         for link in links.values():
             link.end_step(events.step)
             if link.closed:
@@ -184,6 +178,20 @@ class RunningGenerations:
         """Fails every generation because the ranks are gone."""
         for generation in list(self._groups.values()):
             self.fail(generation, error, node_fault=node_fault)
+
+    def _end_all(self, events: StepEvents) -> None:
+        for end in events.ended:
+            if (generation := self._groups.get(end.group)) is not None:
+                self._end_choice(generation, end)
+        for failed in events.failed:
+            if (generation := self._groups.get(failed.group)) is not None:
+                error = RyzansteinError(
+                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
+                )
+                # Logits that are not finite are not the node's fault here: the ranks were probed,
+                # see engine.probe.
+                node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE
+                self.fail(generation, error, node_fault=node_fault)
 
     def _accept_all(self, groups: Iterable[int]) -> None:
         for group in groups:

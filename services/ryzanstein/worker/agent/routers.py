@@ -84,6 +84,10 @@ class RouterLink:
         self._output.finished.append(number)
         self._added(_ROW_BYTES)
 
+    def preempt(self, handle: int, choice: int) -> None:
+        self._output.preempted.add(handle=handle, choice=choice)
+        self._added(_ROW_BYTES)
+
     def fail(self, handle: int, error: RyzansteinError, *, node_fault: bool) -> None:
         metadata = dict(error.metadata)
         if error.resource is not None:

@@ -86,6 +86,8 @@ class Engine:
         began = self._timer()
         self._groups.expire(self._clock())
         batch = self._scheduler.schedule()
+        for sequence in self._scheduler.take_paused():
+            self._outcome.add_paused(sequence)
         if batch:
             self._run(batch)
             self._pace.step(batch.num_tokens - batch.num_decodes, self._timer() - began)

@@ -113,8 +113,9 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
 
     Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
     are the groups that began to run or have waited for some time: with few exceptions a refusal
-    comes before that. `taken` counts the agent's messages taken so far; each message is followed by
-    a step's events, with or without work.
+    comes before that. `paused` are the choices (group, choice) that ran and wait again. `taken`
+    counts the agent's messages taken so far; each message is followed by a step's events, with or
+    without work.
     """
 
     step: int
@@ -128,3 +129,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     step_s: float
     accepted: list[int] = []
     taken: int = 0
+    paused: list[tuple[int, int]] = []

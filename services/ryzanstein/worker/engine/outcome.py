@@ -17,7 +17,7 @@ class StepOutcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed or self._accepted)
+        return not (self._groups or self._ended or self._failed or self._accepted or self._paused)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -31,6 +31,9 @@ class StepOutcome:
 
     def add_end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
+
+    def add_paused(self, sequence: Sequence) -> None:
+        self._paused.append((sequence.group.id, sequence.choice))
 
     def add_failure(self, group: int, error: RyzansteinError) -> None:
         failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
@@ -49,6 +52,7 @@ class StepOutcome:
             stats,
             step_s,
             self._accepted,
+            paused=self._paused,
         )
         self._clear()
         return events
@@ -61,3 +65,4 @@ class StepOutcome:
         self._ended: list[ChoiceEnd] = []
         self._failed: list[GroupFailed] = []
         self._accepted: list[int] = []
+        self._paused: list[tuple[int, int]] = []

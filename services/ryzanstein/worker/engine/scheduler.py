@@ -44,6 +44,7 @@ class Scheduler:
         self._limit = settings.token_budget
         self.num_paused: Counter[str] = Counter()
         """Sequences paused, by cause: "memory" or "priority"."""
+        self._paused: list[Sequence] = []
         self.num_resumed = 0
         self.num_prefilled: Counter[int] = Counter()
         """Prompt tokens computed, by priority."""
@@ -95,6 +96,11 @@ class Scheduler:
         if sequence.num_uncached is None:
             sequence.num_uncached = sequence.num_tokens - len(self._prefix.match(sequence)) * self._settings.block_size
         return sequence.num_uncached
+
+    def take_paused(self) -> list[Sequence]:
+        """Returns the sequences that were paused since the last call."""
+        paused, self._paused = self._paused, []
+        return paused
 
     @property
     def prefill_room(self) -> int:
@@ -223,6 +229,7 @@ class Scheduler:
         victim.num_charged = 0
         self.waiting.insert(victim)
         self.num_paused[cause] += 1
+        self._paused.append(victim)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.blocks)

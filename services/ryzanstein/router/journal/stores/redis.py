@@ -1,7 +1,8 @@
 """A journal in Redis, for routers on several hosts.
 
-A generation is a hash (owner, epoch, request, time of the last append) and a list of batches. A
-lease is a key; its owner's address is another one that is kept for longer. Redis expires them.
+A generation is a hash (owner, epoch, request, time of the last append), a list of batches, and a key
+with its epoch that outlives them. A lease is a key; its owner's address is another one that
+outlives it. Redis expires them.
 Everything that compares an epoch is a script, so it is atomic. A call that exceeds its timeout
 counts as an outage instead of being waited for. Every call is safe to repeat.
 """
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 
 from ryzanstein.router.journal.journal import (
+    EXPIRED_KEEP_S,
     KEY_HOLD_S,
     LAST_KNOWN_KEEP_S,
     Append,
@@ -26,39 +28,41 @@ from ryzanstein.router.journal.journal import (
 )
 from ryzanstein.router.storage.redis_client import redis_failures
 
-_OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING)
+_OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING, AppendOutcome.EXPIRED)
 
-# ARGV: retention in ms, owner id, address, then epoch, batch and request of each generation
-# KEYS: its hash and its list
+# ARGV: retention in ms, how long the epoch is kept in ms, owner id, address, then epoch, batch and
+# request of each generation
+# KEYS: its hash, its list and its epoch
 _WRITE = """
 local outcomes, time = {}, redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000 + time[2] / 1000)
-for i = 1, #KEYS / 2 do
-    local head, rows = KEYS[2 * i - 1], KEYS[2 * i]
-    local epoch, batch, request = ARGV[3 * i + 1], ARGV[3 * i + 2], ARGV[3 * i + 3]
+for i = 1, #KEYS / 3 do
+    local head, rows, last = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
+    local epoch, batch, request = ARGV[3 * i + 2], ARGV[3 * i + 3], ARGV[3 * i + 4]
     local known = redis.call('HGET', head, 'epoch')
     if known and known ~= epoch then
         outcomes[i] = 1
     elseif not known and request == '' then
-        outcomes[i] = 2
+        outcomes[i] = redis.call('GET', last) == epoch and 3 or 2
     else
         if not known then
             redis.call('DEL', rows)
-            redis.call('HSET', head, 'epoch', epoch, 'owner_id', ARGV[2], 'address', ARGV[3], 'request', request)
+            redis.call('HSET', head, 'epoch', epoch, 'owner_id', ARGV[3], 'address', ARGV[4], 'request', request)
         end
         redis.call('HSET', head, 'written_ms', now)
         if batch ~= '' then redis.call('RPUSH', rows, batch) end
         redis.call('PEXPIRE', head, ARGV[1])
         redis.call('PEXPIRE', rows, ARGV[1])
+        redis.call('SET', last, epoch, 'PX', ARGV[2])
         outcomes[i] = 0
     end
 end
 return outcomes
 """
 _REMOVE = """
-for i = 1, #KEYS / 2 do
-    if redis.call('HGET', KEYS[2 * i - 1], 'epoch') == ARGV[i] then
-        redis.call('DEL', KEYS[2 * i - 1], KEYS[2 * i])
+for i = 1, #KEYS / 3 do
+    if redis.call('HGET', KEYS[3 * i - 2], 'epoch') == ARGV[i] then
+        redis.call('DEL', KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i])
     end
 end
 """
@@ -67,6 +71,7 @@ if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return false end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2] + 1, 'owner_id', ARGV[3], 'address', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[3], ARGV[2] + 1, 'PX', ARGV[5])
 local time, written = redis.call('TIME'), redis.call('HGET', KEYS[1], 'written_ms')
 local age_ms = written and math.max(0, time[1] * 1000 + time[2] / 1000 - written) or 0
 return {redis.call('HGET', KEYS[1], 'request'), redis.call('LRANGE', KEYS[2], 0, -1), age_ms}
@@ -105,6 +110,7 @@ class RedisJournal:
         self._prefix = prefix
         self._lease_ms = int(1000 * lease_s)
         self._retention_ms = int(1000 * retention_s)
+        self._epoch_ms = int(1000 * (retention_s + EXPIRED_KEEP_S))
         self._write_script = self._redis.register_script(_WRITE)
         self._remove_script = self._redis.register_script(_REMOVE)
         self._take_script = self._redis.register_script(_TAKE)
@@ -113,7 +119,7 @@ class RedisJournal:
 
     async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         keys = [key for append in appends for key in self._keys(append.generation_id)]
-        args: list[Any] = [self._retention_ms, owner.owner_id, owner.address]
+        args: list[Any] = [self._retention_ms, self._epoch_ms, owner.owner_id, owner.address]
         for append in appends:
             args += (append.epoch, append.batch, append.request or b"")
         return [_OUTCOMES[number] for number in await _asked(self._write_script(keys, args))]
@@ -129,7 +135,7 @@ class RedisJournal:
         return None if epoch is None else Head(Owner(owner_id.decode(), address.decode()), int(epoch))
 
     async def take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
-        args = (self._retention_ms, epoch, owner.owner_id, owner.address)
+        args = (self._retention_ms, epoch, owner.owner_id, owner.address, self._epoch_ms)
         taken = await _asked(self._take_script(self._keys(generation_id), args))
         return None if taken is None else JournalRecord(epoch + 1, taken[0], tuple(taken[1]), taken[2] / 1000)
 
@@ -164,8 +170,9 @@ class RedisJournal:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _keys(self, generation_id: str) -> tuple[str, str]:
-        return f"{self._prefix}generation:{generation_id}", f"{self._prefix}batches:{generation_id}"
+    def _keys(self, generation_id: str) -> list[str]:
+        """Returns the keys of its hash, its list and its epoch."""
+        return [f"{self._prefix}{kind}:{generation_id}" for kind in ("generation", "batches", "epoch")]
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}key:{key}"

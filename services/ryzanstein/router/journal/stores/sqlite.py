@@ -24,6 +24,7 @@ import structlog
 
 from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.journal import (
+    EXPIRED_KEEP_S,
     KEY_HOLD_S,
     LAST_KNOWN_KEEP_S,
     Append,
@@ -54,6 +55,12 @@ CREATE TABLE boot (boot_id TEXT NOT NULL);
 _KEYS = """
 CREATE TABLE IF NOT EXISTS keys (
     key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
+) WITHOUT ROWID
+"""
+# Neither is this one. Generations that have expired, with their epochs.
+_EXPIRED = """
+CREATE TABLE IF NOT EXISTS expired (
+    generation_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, until REAL NOT NULL
 ) WITHOUT ROWID
 """
 # Added to the table of an earlier version, whose routers do not set it.
@@ -161,7 +168,9 @@ class SqliteJournal:
         generation_id = append.generation_id
         if generation_id not in known:
             if append.request is None:
-                return AppendOutcome.MISSING
+                query = "SELECT 1 FROM expired WHERE generation_id = ? AND epoch = ?"
+                expired = db.execute(query, (generation_id, append.epoch)).fetchone() is not None
+                return AppendOutcome.EXPIRED if expired else AppendOutcome.MISSING
             known[generation_id] = (self._open(db, owner, append, append.request), append.epoch)
             return AppendOutcome.WRITTEN
         _, epoch = known[generation_id]
@@ -170,6 +179,7 @@ class SqliteJournal:
     def _open(self, db: sqlite3.Connection, owner: Owner, append: Append, request: bytes) -> int:
         """Inserts the generation and returns its number."""
         values = (append.generation_id, owner.owner_id, owner.address, append.epoch, self._expires)
+        db.execute("DELETE FROM expired WHERE generation_id = ?", (append.generation_id,))
         insert = "INSERT INTO generations (generation_id, owner_id, address, epoch, expires) VALUES (?, ?, ?, ?, ?)"
         number = db.execute(insert, values).lastrowid
         assert number is not None
@@ -231,7 +241,12 @@ class SqliteJournal:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now - LAST_KNOWN_KEEP_S,))
-            _forget(db, db.execute("DELETE FROM generations WHERE expires <= ? RETURNING number", (now,)).fetchall())
+            expired = "DELETE FROM generations WHERE expires <= ? RETURNING number, generation_id, epoch"
+            gone = db.execute(expired, (now,)).fetchall()
+            _forget(db, [(number,) for number, *_ in gone])
+            until = now + EXPIRED_KEEP_S
+            db.executemany("INSERT OR REPLACE INTO expired VALUES (?, ?, ?)", [(*which, until) for _, *which in gone])
+            db.execute("DELETE FROM expired WHERE until <= ?", (now,))
             db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
 
     def _find(self, owner_id: str, since: float) -> Owner | None:
@@ -281,6 +296,7 @@ def _connected(path: Path) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)
         db.execute(_KEYS)
+        db.execute(_EXPIRED)
         if "written" not in {name for _, name, *_ in db.execute("PRAGMA table_info(generations)")}:
             db.execute(_WRITTEN)
         db.execute("COMMIT")
