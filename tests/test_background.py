@@ -132,12 +132,16 @@ async def test_what_fails_when_a_process_is_asked_to_end_is_not_hidden(backgroun
 
 
 async def test_a_listener_that_fails_ends_nothing(background: Background) -> None:
-    def listen(_: Exception) -> None:
+    heard: list[Exception] = []
+
+    def listen(error: Exception) -> None:
+        heard.append(error)
         raise KeyError
 
     script = Script(ValueError())
     background.supervise("job", script.run, SOON, on_end=listen)
     await asyncio.wait_for(script.goes_on.wait(), 10)
+    assert [type(error) for error in heard] == [ValueError]
 
 
 async def test_a_task_of_a_request_that_nobody_waits_for_does_not_fail_in_silence(

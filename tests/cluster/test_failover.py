@@ -75,6 +75,7 @@ def test_three_choices_survive_a_killed_node(stormy: Any) -> None:
     stormy.cluster.wait_nodes(3)
     strike = Strike(stormy, 20, signal.SIGKILL)
     answer = stormy.client.chat(QUESTION, on_delta=strike, **params)
+    assert answer.choices.keys() == {0, 1, 2}
     assert_equal(answer, undisturbed)
     stormy.cluster.restart(strike.victim)
     stormy.cluster.wait_nodes(3)
@@ -96,10 +97,13 @@ def test_a_frozen_node_changes_nothing_also_when_it_thaws(stormy: Any, params: d
 
 
 def test_a_stop_string_that_spans_the_break_is_found(stormy: Any) -> None:
-    undisturbed = stormy.client.chat(QUESTION, stop=["39 40", "39, 40"])
+    """It is so long that half of the answer ends within it."""
+    stop = [" ".join(map(str, range(10, 41)))]
+    undisturbed = stormy.client.chat(QUESTION, stop=stop)
+    assert undisturbed.text == "1 2 3 4 5 6 7 8 9 "
     stormy.cluster.wait_nodes(3)
     strike = Strike(stormy, len(undisturbed.token_ids) // 2, signal.SIGKILL)
-    answer = stormy.client.chat(QUESTION, stop=["39 40", "39, 40"], on_delta=strike)
+    answer = stormy.client.chat(QUESTION, stop=stop, on_delta=strike)
     assert_equal(answer, undisturbed)
     stormy.cluster.restart(strike.victim)
     stormy.cluster.wait_nodes(3)

@@ -63,13 +63,20 @@ async def test_a_beat_behind_long_prompts_is_answered_before_they_are_tokenized(
     assert len(answered) < prompts / 2
 
 
-async def test_a_cancel_still_comes_after_its_submit(call, attempt, stub, eventually):
+def cancelled(page: str) -> float:
+    name = 'ryzanstein_worker_generations_total{outcome="cancelled"}'
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))
+
+
+async def test_a_cancel_still_comes_after_its_submit(call, attempt, stub, metrics, eventually):
+    before = cancelled(await metrics())
     for handle in range(1, 6):
-        submit = attempt_to_wire(attempt("What is the largest of 3, 14 and 15? " * 200, max_tokens=8), handle)
+        submit = attempt_to_wire(attempt("What is the largest of 3, 14 and 15? " * 120, max_tokens=8), handle)
         await call.write(pb.ConnectRequest(submit=submit))
         await call.write(pb.ConnectRequest(cancel=pb.Cancel(handle=handle)))
     await call.write(pb.ConnectRequest(submit=attempt_to_wire(attempt(max_tokens=1), 6)))
     await frames_until(call, "output", handle=6)
+    assert cancelled(await metrics()) == before + 5
 
     async def held() -> bool:
         return (await stub.GetStatus(pb.GetStatusRequest())).kv_blocks_held == 0

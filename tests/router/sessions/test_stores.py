@@ -240,6 +240,7 @@ async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced
 
     claimed = Claimed(store, "me", 60.0, ask, RouterTelemetry().background)
     await refused_as_busy(claimed.claim("s", "h"))
+    assert await store.renew({"s": "h"}, "me", 60.0) == {"s"}
     await claimed.close()
 
 

@@ -1,9 +1,11 @@
 """The node's membership against a small orchestrator that can be killed and that forgets."""
 
 import asyncio
+import socket
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from ryzanstein import errors
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
@@ -149,10 +151,14 @@ async def test_leaving_gives_the_lease_back(orchestrator, member):
 
 
 async def test_leaving_a_dead_orchestrator_takes_no_time():
-    membership = NodeMembership("127.0.0.1:1", Member(), WorkerTelemetry())
-    membership._lease_id = "lease-1"
-    async with asyncio.timeout(3):
-        await membership.leave()
+    """One whose port is closed, and one that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as lines:
+        for port in (1, silent.getsockname()[1]):
+            membership = NodeMembership(f"127.0.0.1:{port}", Member(), WorkerTelemetry())
+            membership._lease_id = "lease-1"
+            async with asyncio.timeout(3):
+                await membership.leave()
+    assert [line["cause"] for line in lines] == ["UNAVAILABLE", "DEADLINE_EXCEEDED"]
 
 
 @pytest.mark.cluster

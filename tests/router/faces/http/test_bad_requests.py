@@ -209,20 +209,23 @@ async def test_a_body_that_is_no_json_object(http, core, body, content_type):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1" * 30, "86400001", "\u0661"])
-async def test_a_bad_timeout_header(http, chat, value):
+async def test_a_bad_timeout_header(http, core, chat, value):
     response = await http.post("/v1/chat/completions", json=chat(), headers={"X-Request-Timeout-Ms": value.encode("utf-8")})
     check(response, "X-Request-Timeout-Ms")
+    assert core.requests == []
 
 
 @pytest.mark.parametrize("value", ["t" * 129, "two words", "t\u00e9"])
-async def test_a_bad_tenant_header(http, chat, value):
+async def test_a_bad_tenant_header(http, core, chat, value):
     response = await http.post("/v1/chat/completions", json=chat(), headers={"X-Tenant-Id": value.encode("utf-8")})
     check(response, "x-tenant-id")
+    assert core.requests == []
 
 
-async def test_contradicting_sessions(http, chat):
+async def test_contradicting_sessions(http, core, chat):
     response = await http.post("/v1/chat/completions", json=chat(session_id="a"), headers={"X-Session-Id": "b"})
     check(response, "session_id")
+    assert core.requests == []
 
 
 HARMLESS = [

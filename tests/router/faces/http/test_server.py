@@ -75,6 +75,8 @@ async def test_a_server_that_is_stopped_has_not_ended_by_itself(app):
     server = HttpServer(app, "127.0.0.1", 0)
     await server.start()
     living = asyncio.create_task(server.live())
+    await asyncio.sleep(0)
+    assert not living.done()
     await server.stop(1)
     await asyncio.wait_for(living, 10)
 
