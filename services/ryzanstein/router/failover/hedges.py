@@ -1,6 +1,6 @@
-"""Limits how many generations may have a backup beside their first attempt at once.
+"""Limits how many generations may have a hedge at once.
 
-Each generation on a slow node requests a backup. Without a bound a slow cluster would get twice its
+Each generation on a slow node requests a hedge. Without a bound a slow cluster would get twice its
 work when it can bear it least (Dean and Barroso, The Tail at Scale, 2013, bound their hedges for
 the same reason).
 """
@@ -74,7 +74,7 @@ class HedgeBudget:
         self._waiting[key] = _Waiter(wanted, again)
 
     def wait_for_node(self, key: object, wanted: Callable[[], bool], again: Callable[[], None]) -> None:
-        """Waits like `wait`, for a caller that found no node for its backup: it looks again soon.
+        """Waits like `wait`, for a caller that found no node for its hedge: it looks again soon.
 
         One timer serves all waiters.
         """

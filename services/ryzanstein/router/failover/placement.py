@@ -78,10 +78,10 @@ class NodePlacement:
         self._strikes.clear()
 
     def backups(self, node_id: str) -> list[str]:
-        """Returns the nodes that may run a backup of the attempt on `node_id`, best first.
+        """Returns the nodes that may run a hedge for the attempt on `node_id`, best first.
 
-        A backup's node must itself be on time. In a cluster that is slow as a whole, or after a
-        pause of this router, a backup would only add work.
+        A hedge's node must itself be on time. In a cluster that is slow as a whole, or after a
+        pause of this router, a hedge would only add work.
         """
         return [each for each in self._candidates(node_id) if self._links.punctual(each)]
 

@@ -1,8 +1,8 @@
 """Runs a generation on the nodes: placement, attempts and failover, until its log is complete.
 
 After a fault the next candidate gets attempt + 1 with the prompt and, separately, the generated
-tokens. On mere suspicion a backup starts beside the first attempt (a hedge): the first to produce
-the next token wins, and the other is cancelled. A false alarm costs work, never correctness.
+tokens. On mere suspicion a hedge starts beside the first attempt: the first to produce the next
+token wins, and the other is cancelled. A false alarm costs work, never correctness.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Runner:
             breaker.worked()
 
     def _hedge(self, suspicion: Suspected) -> None:
-        """Starts a backup for a suspected attempt, or waits until one can start.
+        """Starts a hedge for a suspected attempt, or waits until one can start.
 
         A suspicion is reported only once, so it is queued again here.
         """

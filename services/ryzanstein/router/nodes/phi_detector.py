@@ -31,7 +31,7 @@ _STANDARD = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class PhiThresholds:
-    """When silence becomes suspicion (the backup starts) and death (the link is given up).
+    """When silence becomes suspicion (the hedge starts) and death (the link is given up).
 
     `jitter_s` is the least standard deviation that is assumed: no node is punctual on a busy
     machine. `grace_s` is added to `dead_phi`, because giving up a link costs a recomputation of
