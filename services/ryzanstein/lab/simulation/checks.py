@@ -79,8 +79,8 @@ class Checks:
         self._cluster = cluster
         self._struck: dict[str, float] = {}
         self._fit_since: dict[str, float] = {}
-        self._last_fit = 0.0
-        """When a node that every router must have found could last serve."""
+        self._last_fit: dict[str, float] = {}
+        """When each node, which every router must have found by then, could last serve."""
         cluster.record.on_line.append(self._on_line)
 
     def violated(self, failure: BrokenPromise, what: str, **details: object) -> None:
@@ -105,11 +105,15 @@ class Checks:
         """Whether a node could serve, and has been able to for a while."""
         return any(self._now - since > FIT_FOR_S for since in self._fit_since.values())
 
-    def gave_up(self, error: RyzansteinError, progress_at: float, key: str) -> None:
-        """Checks a failure that a client got for its generation."""
+    def gave_up(self, error: RyzansteinError, progress_at: float, key: str, num_tokens: int) -> None:
+        """Checks a failure that a client got for its generation of `num_tokens`, prompt included."""
         for service in self._cluster.nodes:
             self._look_at_node(service)
-        fit = {name: self._now - since for name, since in self._fit_since.items() if self._now - since > FIT_FOR_S}
+        plans = zip(self._cluster.nodes, self._cluster.plan.nodes, strict=True)
+        large = [service.name for service, plan in plans if plan.context_length >= num_tokens]
+        since = {name: self._now - self._fit_since.get(name, self._now) for name in large}
+        fit = {name: fit_s for name, fit_s in since.items() if fit_s > FIT_FOR_S}
+        last_fit = max((self._last_fit.get(name, 0.0) for name in large), default=0.0)
         quiet_s = self._now - progress_at
         if fit:
             longest = max(fit, key=lambda name: fit[name])
@@ -117,7 +121,7 @@ class Checks:
                 BrokenPromise.GAVE_UP, f"{error.reason} while {longest} could serve for {fit[longest]:.1f} s",
                 key=key, quiet_s=round(quiet_s, 1),
             )  # fmt: skip
-        elif self._now - max(self._last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and _is_waited_for(error):
+        elif self._now - max(last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and _is_waited_for(error):
             self.violated(BrokenPromise.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
 
     async def run(self) -> None:
@@ -139,7 +143,7 @@ class Checks:
         if self._serves(service):
             fit_since = self._fit_since.setdefault(service.name, self._now)
             if self._now - fit_since > FIT_FOR_S:
-                self._last_fit = self._now
+                self._last_fit[service.name] = self._now
         else:
             self._fit_since.pop(service.name, None)
 

@@ -418,6 +418,13 @@ class _Asking:
         )  # fmt: skip
         return await self._refused(error)
 
+    @property
+    def _num_tokens(self) -> int:
+        """Returns how many tokens a node's context must hold for this question."""
+        question = self.question
+        prompt = demo_text().encode_prompt(ChatPrompt((*question.history, *question.messages)))
+        return len(prompt) + (question.sampling.max_tokens or 0)
+
     async def _refused(self, error: RyzansteinError) -> str:
         now, key = self._loop.time(), self.question.key
         if error.reason == "GENERATION_NOT_FOUND":
@@ -427,7 +434,7 @@ class _Asking:
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
-            self._checks.gave_up(error, self.answer.progress_at or self._connected_at, key)
+            self._checks.gave_up(error, self.answer.progress_at or self._connected_at, key, self._num_tokens)
         if error.retry_after_s is not None:
             self._retry_reason = error.reason
             self._retries += 1
