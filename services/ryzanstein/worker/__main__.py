@@ -77,7 +77,7 @@ async def _serve_rpc(settings: WorkerSettings, node: NodeAgent, telemetry: Worke
     try:
         await _live(node, operations, telemetry, rpc)
     finally:
-        node.close_links()
+        node.end_links()
         await rpc.stop(_LAST_FRAMES_S)
         await telemetry.background.close()
     log.info("stopped")

@@ -103,3 +103,17 @@ async def test_closing_ends_a_waiting_writer(link):
     await asyncio.sleep(0)
     link.close()
     assert await asyncio.wait_for(waiting, 2) == "ended"
+
+
+async def test_a_link_that_ends_sends_what_waits_first(link):
+    frames = link.frames()
+    link.add_row(1, 0, 0, Token(1, "a"))
+    await next_frame(frames)
+    link.add_row(1, 0, 1, Token(2, "b"))  # while the frame before it is being written
+    link.finish(1, 0, FinishReason.STOP, 0)
+    link.end()
+    output = (await next_frame(frames)).output
+    assert (list(output.index), len(output.finished)) == ([1], 1)
+    with pytest.raises(StopAsyncIteration):
+        await next_frame(frames)
+    assert link.closed

@@ -124,10 +124,13 @@ class NodeAgent:
         self._telemetry.links.set(len(self._links))
         log.info("router disconnected", router_id=link.router_id, overflowed=link.overflowed)
 
-    def close_links(self) -> None:
-        """Closes all links because the node stops; the routers fail over what still runs."""
+    def end_links(self) -> None:
+        """Ends all links because the node stops; the routers fail over what still runs.
+
+        The ends of the last generations are sent before that.
+        """
         for link in self._links:
-            link.close()
+            link.end()
 
     async def submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
         """Accepts the attempt, or fails it on its link.

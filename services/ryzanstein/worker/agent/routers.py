@@ -50,6 +50,7 @@ class RouterLink:
         self._to_acknowledge = 0
         self._error: RyzansteinError | None = None
         self._closed = False
+        self._ending = False
         self._changed = asyncio.Event()
 
     @property
@@ -118,6 +119,11 @@ class RouterLink:
         self._to_acknowledge = sequence
         self._changed.set()
 
+    def end(self) -> None:
+        """Ends `frames` when what waits has been sent."""
+        self._ending = True
+        self._changed.set()
+
     def close(self, error: RyzansteinError | None = None) -> None:
         """Ends `frames`, with or without an error. What waits is dropped."""
         self._closed, self._error = True, self._error or error
@@ -126,10 +132,11 @@ class RouterLink:
         self._changed.set()
 
     async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
-        """Yields frames as they become available, until `close`."""
+        """Yields frames as they become available, until `close` or `end`."""
         while not self._closed:
             await self._changed.wait()
             self._changed.clear()
+            ending = self._ending
             if self._to_acknowledge:
                 sequence, self._to_acknowledge = self._to_acknowledge, 0
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
@@ -138,6 +145,8 @@ class RouterLink:
             if self._beat is not None:
                 beat, self._beat = self._beat, None
                 yield worker.ConnectResponse(beat=beat_to_wire(beat))
+            if ending:
+                self.close()
         if self._error is not None:
             raise self._error
 
