@@ -160,3 +160,18 @@ async def test_a_client_that_attaches_meanwhile_is_asked_to_come_back(
         await read(router.inference.AttachGeneration(request))
     reported = error_from_rpc(failure.value)
     assert (reported.reason, reported.retry_after_s) == ("JOURNAL_UNAVAILABLE", 1.0)
+
+
+async def test_a_store_that_fails_in_a_way_nobody_thought_of_stops_no_drain(
+    router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = router.router.core._cluster.journal
+    stream = router.inference.StreamChat(chat())
+    _, begun = await read(stream, 5)
+    with monkeypatch.context() as broken:
+        for method in ("renew", "resign"):
+            fail(broken, journal, method, ValueError("odd"))
+        await router.router.core.drain()
+        _, rest = await read(stream)
+        assert len(begun) + len(rest) == TOKENS
+        await router.router.core.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -89,8 +89,11 @@ class ClusteredCore(LocalCore):
         draining = Owner(self._cluster.owner_id, "")
         self._lease.cancel()
         self._lease = self._keep_lease(draining)
-        with suppress(JournalUnavailableError):
+        try:
             await self._cluster.journal.renew(draining)
+        except Exception as error:
+            # Whatever the store does, the drain goes on. The lease keeper tries again.
+            log.warning("drain not announced", error=str(error))
 
     def _keep_lease(self, owner: Owner) -> asyncio.Task[None]:
         return self._background.supervise(
@@ -108,7 +111,7 @@ class ClusteredCore(LocalCore):
             await asyncio.gather(self._lease, *self._taking.values(), return_exceptions=True)
             try:
                 await self._cluster.journal.resign(self._owner)
-            except JournalUnavailableError as error:
+            except Exception as error:
                 log.warning("lease not released", error=str(error))
 
     def follow(
