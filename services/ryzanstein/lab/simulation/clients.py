@@ -38,6 +38,7 @@ _AWAY_S = (0.05, 8.0)
 _SPEAKS_S = 120  # how long a client checks whether its last answer still runs
 _LONGEST_PROMPT = 2048
 _LONGEST_HISTORY = 1536
+_LONGEST_HISTORY_CHARS = 16_384
 _WORDS = ("red", "count", "name", "tea", "why", "again", "blue", "seven", "tell", "me")
 
 
@@ -289,7 +290,11 @@ class SimulatedClient:
 
 def _is_long(history: tuple[Message, ...]) -> bool:
     """Returns whether a further request might not fit a small node, or take too long to check."""
-    return len(history) > 12 or (bool(history) and len(demo_text().encode_prompt(ChatPrompt(history))) > _LONGEST_HISTORY)
+    if not history or len(history) > 12:
+        return bool(history)
+    if sum(len(message.content) for message in history) > _LONGEST_HISTORY_CHARS:
+        return True
+    return len(demo_text().encode_prompt(ChatPrompt(history))) > _LONGEST_HISTORY
 
 
 _WIRE = {
