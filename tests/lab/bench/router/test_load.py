@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.router.load import StreamLoad, answer_once, connections, ready
 from ryzanstein.lab.bench.router.script import WORD, Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
@@ -108,5 +109,9 @@ async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: An
     assert tally.problems == ["connection lost"] * 3
 
 
-async def test_a_server_that_answers_is_ready(serve: Any) -> None:
+async def test_a_server_that_answers_is_ready_and_one_that_refuses_is_not(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await ready(await serve())
+    monkeypatch.setattr("ryzanstein.lab.bench.router.load._READY_S", 0.2)
+    with pytest.raises(RyzansteinError) as failure:
+        await ready(await serve(Refuses))
+    assert failure.value.reason == "NOT_READY"
