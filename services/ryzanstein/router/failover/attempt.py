@@ -164,7 +164,8 @@ class AttemptRun:
                 self._tell(Complete(self))
 
     def preempted(self, choice: int) -> None:
-        self._preempted.add(choice)
+        if choice < self._generation.request.sampling.n:
+            self._preempted.add(choice)
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()

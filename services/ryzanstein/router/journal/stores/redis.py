@@ -2,9 +2,9 @@
 
 A generation is a hash (owner, epoch, request, time of the last append), a list of batches, and a key
 with its epoch that outlives them. A lease is a key; its owner's address is another one that
-outlives it. Redis expires them.
-Everything that compares an epoch is a script, so it is atomic. A call that exceeds its timeout
-counts as an outage instead of being waited for. Every call is safe to repeat.
+outlives it. Redis expires them. Everything that compares an epoch is a script, so it is atomic. A
+call that exceeds its timeout counts as an outage instead of being waited for. Every call is safe to
+repeat.
 """
 
 from __future__ import annotations
