@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,21 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+_ENDED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Notes that a test ended the process that ran it: the tests after it are not run."""
+    if error:
+        node.config.stash[_ENDED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(_ENDED, False):
+        session.exitstatus = pytest.ExitCode.INTERRUPTED  # not "tests failed", after which those alone are rerun
 
 
 @pytest.fixture(scope="session")

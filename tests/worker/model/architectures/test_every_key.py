@@ -460,7 +460,7 @@ def test_every_architecture_is_here() -> None:
     assert {name.split(" ", 1)[0] for name in BASES} == set(ARCHITECTURES) - {"internlm2"}  # which transformers lacks
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BASES)
 def test_every_key_does_what_it_does_in_transformers(judge: Callable[[str], Judge], name: str) -> None:
     case = judge(name)
