@@ -7,6 +7,8 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,15 @@ settings.load_profile("untimed")
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 _ENDED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Writes down what each process runs, for whoever finds that one hangs."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        running = Path(__file__).parents[1] / ".pytest_cache/running" / worker
+        running.parent.mkdir(parents=True, exist_ok=True)
+        running.write_text(f"{datetime.now():%H:%M:%S} {nodeid}\n")
 
 
 @pytest.hookimpl(optionalhook=True)
