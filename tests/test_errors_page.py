@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ryzanstein import errors
-from ryzanstein.worker.ranks.group import LossCause
+from ryzanstein.worker.engines.group import LossCause
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "errors.md"

@@ -3,7 +3,8 @@ import time
 
 import pytest
 
-from ryzanstein.worker.ranks.board import IDLE, Board, RankBoard, board_bytes
+from ryzanstein.worker.engines.group import IDLE
+from ryzanstein.worker.ranks.board import Board, RankBoard, board_bytes
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
+from ryzanstein.worker.engines.group import GroupEvents, LossCause, RanksLost, RanksRefused
 from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup, RanksLost, RanksRefused
+from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
@@ -104,7 +105,8 @@ async def test_a_killed_rank_is_reported_at_once_and_by_name(harness, victim):
     os.kill(group.progress()[victim].pid, signal.SIGKILL)
     loss = await asyncio.wait_for(group.lost, 5)
     assert (loss.rank, loss.cause) == (victim, LossCause.DIED)
-    assert "SIGKILL" in loss.message
+    # The first where the fork server reported the end within milliseconds.
+    assert "SIGKILL" in loss.message or "was killed" in loss.message
     assert time.monotonic() - began < 1.0
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ryzanstein.worker.engines.messages import ProfileTrace, StartProfile
 from ryzanstein.worker.ranks import recorder as recorder_module
 from ryzanstein.worker.ranks.board import RankBoard, board_bytes
-from ryzanstein.worker.ranks.messages import ProfileTrace, StartProfile
 from ryzanstein.worker.ranks.recorder import StepRecorder
 
 
@@ -90,7 +90,7 @@ def test_a_trace_beyond_the_bound_is_empty(rank: Rank, monkeypatch: pytest.Monke
 FIRST = """
 import os, sys, torch
 from ryzanstein.worker.ranks.board import RankBoard, board_bytes
-from ryzanstein.worker.ranks.messages import StartProfile
+from ryzanstein.worker.engines.messages import StartProfile
 from ryzanstein.worker.ranks.recorder import StepRecorder
 
 fd = os.memfd_create("test-board")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.engines.group import RankProgress
 from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness
 
 

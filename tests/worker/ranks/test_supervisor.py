@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause
+from ryzanstein.worker.engines.group import GroupEvents, LossCause
+from ryzanstein.worker.engines.recovery import RecoveryPolicy, Rung
+from ryzanstein.worker.engines.supervisor import Supervisor
+from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.recovery import RecoveryPolicy, Rung
-from ryzanstein.worker.ranks.supervisor import Supervisor
+from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
 pytestmark = pytest.mark.distributed
@@ -64,7 +66,8 @@ async def supervise(listener, supervisors):
 
     def start(model: str, policy: RecoveryPolicy, bounds: GroupBounds = BOUNDS) -> asyncio.Task:
         events = GroupEvents(lambda step: None, lambda trace: None, lambda: False)
-        supervisors.append(Supervisor(RankSpec(model, 2), bounds, policy, listener, events, command=ECHO))
+        engines = NativeEngines(RankSpec(model, 2), bounds, events, command=ECHO)
+        supervisors.append(Supervisor(engines, policy, listener))
         tasks.append(asyncio.create_task(supervisors[-1].run()))
         return tasks[-1]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.ranks.board import PROFILE, RankProgress
+from ryzanstein.worker.engines.group import PROFILE, RankProgress
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 
 INTERVAL_S = 0.1

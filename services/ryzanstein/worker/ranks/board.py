@@ -12,51 +12,15 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+
+from ryzanstein.worker.engines.group import FORWARD, IDLE, RankProgress
 
 SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
 _COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED = 9, 10, 11  # the first words after the phase
-IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
-
-
-@dataclass(frozen=True, slots=True)
-class RankProgress:
-    """The slot of one rank.
-
-    Times are seconds on the monotonic clock, which all processes of a machine share. `step` counts
-    steps begun, `collective` collectives entered. `begun_s` is when the running step began, 0
-    between steps; `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the
-    rank has spent in collectives so far, including waits for its peers; a collective that only
-    queues work on a device counts for as long as queueing takes. `compute_s` is the rest of all
-    steps up to their last collective: what ranks do alike, excluding sampling on rank 0. `answered`
-    is the number of the agent's last check of idle ranks that it has answered.
-    """
-
-    rank: int
-    pid: int
-    step: int
-    collective: int
-    phase: str
-    progress_s: float
-    begun_s: float
-    num_tokens: int
-    last_step_s: float
-    collectives_s: float = 0.0
-    compute_s: float = 0.0
-    answered: int = 0
-
-    @property
-    def in_step(self) -> bool:
-        return self.begun_s > 0
-
-    @property
-    def still_s(self) -> float:
-        """Returns the seconds since it last moved."""
-        return time.monotonic() - self.progress_s
 
 
 def board_bytes(size: int) -> int:

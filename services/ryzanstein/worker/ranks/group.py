@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import Any
 
 import structlog
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.ranks.board import Board, RankProgress
+from ryzanstein.worker.engines.group import (
+    GroupEvents,
+    LossCause,
+    RankLoss,
+    RankProgress,
+    RanksLost,
+    RanksRefused,
+)
+from ryzanstein.worker.engines.messages import ProfileTrace, RankReady
+from ryzanstein.worker.ranks.board import Board
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.forking import ForkServerLost
 from ryzanstein.worker.ranks.idleness import IdleChecks
@@ -25,10 +33,8 @@ from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,
     CheckRanks,
-    ProfileTrace,
     RankCrashed,
     RankMessage,
-    RankReady,
     RankRefused,
     RankSpec,
 )
@@ -42,37 +48,6 @@ log = structlog.get_logger(__name__)
 _BLAME_WAIT_S = 0.25
 _LAST_WORDS_S = 0.02
 _NAMED_WITHIN_S = 0.005
-
-
-class LossCause(Enum):
-    """The cause of a loss of ranks, spelled as in `ErrorInfo.reason`."""
-
-    DIED = "RANK_LOST"
-    STALLED = "RANK_STALLED"
-    START = "RANK_START_TIMEOUT"
-    UNSOUND = "RANKS_UNSOUND"
-    SLOW = "RANK_SLOW"
-
-
-@dataclass(frozen=True, slots=True)
-class RankLoss:
-    """A loss: the rank, the cause, and a message for people that names the rank and what it did."""
-
-    rank: int
-    cause: LossCause
-    message: str
-
-
-class RanksLost(Exception):
-    """The group was lost while it started."""
-
-    def __init__(self, loss: RankLoss) -> None:
-        super().__init__(loss.message)
-        self.loss = loss
-
-
-class RanksRefused(Exception):
-    """A rank cannot serve the model; retrying does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +65,10 @@ class GroupBounds:
     idle_check_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEvents:
-    """The callbacks of a group: each step's events, requested traces, and whether work is pending.
-
-    Called in the loop; they must not block.
-    """
-
-    on_step: Callable[[StepEvents], None]
-    on_trace: Callable[[ProfileTrace], None]
-    pending: Callable[[], bool]
-
-
 class RankGroup:
-    """A group of ranks.
+    """A group of ranks: the native `EngineGroup`.
 
-    `lost` resolves to the first loss, also during the start. The server belongs to the caller and
-    outlives the group.
+    The server belongs to the caller and outlives the group.
     """
 
     def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: RankServer) -> None:

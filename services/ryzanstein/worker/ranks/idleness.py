@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.engines.group import RankProgress
 
 
 class IdleChecks:

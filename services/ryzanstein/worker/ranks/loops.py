@@ -14,10 +14,11 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
 from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engines.messages import StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
-from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec, StartProfile
+from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
 from ryzanstein.worker.ranks.recorder import StepRecorder
 
 if TYPE_CHECKING:

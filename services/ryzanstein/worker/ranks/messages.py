@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.engines.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
@@ -66,47 +67,13 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
     spawned_s: float
 
 
-class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """A request to record the torch profiler on one rank for so many steps.
-
-    The trace is returned as ProfileTrace with the same number. Whatever is being recorded anywhere
-    is given up; with 0 steps, nothing else happens.
-    """
-
-    rank: int
-    steps: int
-    number: int = 0
-
-
 class CheckRanks(msgspec.Struct, tag=True, frozen=True):
     """A check of idle ranks: each writes the number on the board. Numbers grow from 1."""
 
     number: int
 
 
-AgentMessage = StartRank | SubmitGroup | CancelGroup | FinishChoice | StartProfile | CheckRanks
-
-
-class RankReady(msgspec.Struct, tag=True, frozen=True):
-    """A rank that has loaded and warmed up.
-
-    `startup_phases` are durations in seconds by phase (spawn, import, group, load, warm_up).
-    `resident_bytes` is the rank's resident memory at the end of each phase, `peak_bytes` its peak
-    until then. `without_kernels`: why the rank computes with torch's operators alone; empty if it
-    has kernels of our own. `company_matters`: why the bits of a row's logits may depend on the
-    other rows of its steps; empty if they do not.
-    """
-
-    rank: int
-    context_length: int
-    num_blocks: int
-    block_size: int
-    max_sequences: int
-    startup_phases: dict[str, float]
-    resident_bytes: dict[str, int] = {}
-    peak_bytes: dict[str, int] = {}
-    without_kernels: str = ""
-    company_matters: str = ""
+AgentMessage = StartRank | EngineMessage | CheckRanks
 
 
 class RankRefused(msgspec.Struct, tag=True, frozen=True):
@@ -127,18 +94,6 @@ class RankCrashed(msgspec.Struct, tag=True, frozen=True):
     rank: int
     message: str
     unsound: bool = False
-
-
-class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
-    """A Chrome trace in JSON.
-
-    It is empty when it would be too large, or when `error` says why there is none.
-    """
-
-    rank: int
-    trace: bytes
-    number: int = 0
-    error: str = ""
 
 
 RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace

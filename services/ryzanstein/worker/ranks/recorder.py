@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.worker.ranks.board import IDLE, PROFILE, RankBoard
-from ryzanstein.worker.ranks.messages import ProfileTrace, StartProfile
+from ryzanstein.worker.engines.group import IDLE, PROFILE
+from ryzanstein.worker.engines.messages import ProfileTrace, StartProfile
+from ryzanstein.worker.ranks.board import RankBoard
 
 MAX_TRACE_BYTES = 15 * 2**20
 

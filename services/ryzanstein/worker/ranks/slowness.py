@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ryzanstein.worker.ranks.board import RankProgress
+from ryzanstein.worker.engines.group import RankProgress
 
 _WINDOW_S = 1.0
 _WINDOW_STEPS = 4

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ryzanstein.worker.ranks.board import IDLE, RankBoard
-from ryzanstein.worker.ranks.messages import RankReady, RankSpec, StartRank
+from ryzanstein.worker.engines.group import IDLE
+from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.worker.ranks.messages import RankSpec, StartRank
 from ryzanstein.worker.ranks.resident import resident
 
 if TYPE_CHECKING:

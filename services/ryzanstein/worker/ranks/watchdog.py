@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.worker.ranks.board import PROFILE, RankProgress
+from ryzanstein.worker.engines.group import PROFILE, RankProgress
 
 _WINDOW_STEPS = 512
 

@@ -17,9 +17,11 @@ from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
 from ryzanstein.lab.bench.engine.memory import peak_rss_bytes, reset_peak_rss
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
+from ryzanstein.worker.engines.group import GroupEvents, RanksLost, RanksRefused
+from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup, RanksLost, RanksRefused
-from ryzanstein.worker.ranks.messages import RankReady, RankSpec
+from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
+from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.process import thread_environment
 
 _GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)

@@ -22,10 +22,12 @@ from rich.table import Table
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.flight import losses_as_errors
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
+from ryzanstein.worker.engines.group import GroupEvents
+from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.quantization import Quantization
 from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, RankGroup
-from ryzanstein.worker.ranks.messages import RankReady, RankSpec
+from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
+from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.process import thread_environment
 
 PHASES = ("spawn", "import", "group", "load", "warm_up")

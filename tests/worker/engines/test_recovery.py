@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ryzanstein.worker.ranks.group import LossCause, RankLoss
-from ryzanstein.worker.ranks.recovery import Ladder, RecoveryPolicy, Rung
+from ryzanstein.worker.engines.group import LossCause, RankLoss
+from ryzanstein.worker.engines.recovery import Ladder, RecoveryPolicy, Rung
 
 
 class Node:

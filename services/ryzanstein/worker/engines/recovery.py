@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ryzanstein.worker.ranks.group import RankLoss
+from ryzanstein.worker.engines.group import RankLoss
 
 
 class Rung(Enum):

@@ -1,0 +1,56 @@
+"""Messages between the agent and an engine group, besides those of the engine itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
+
+
+class StartProfile(msgspec.Struct, tag=True, frozen=True):
+    """A request to record a profile on one rank for so many steps.
+
+    The trace is returned as ProfileTrace with the same number. Whatever is being recorded anywhere
+    is given up; with 0 steps, nothing else happens.
+    """
+
+    rank: int
+    steps: int
+    number: int = 0
+
+
+class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
+    """A Chrome trace in JSON.
+
+    It is empty when it would be too large, or when `error` says why there is none.
+    """
+
+    rank: int
+    trace: bytes
+    number: int = 0
+    error: str = ""
+
+
+class RankReady(msgspec.Struct, tag=True, frozen=True):
+    """A rank that has loaded and warmed up.
+
+    `startup_phases` are durations in seconds by phase (spawn, import, group, load, warm_up).
+    `resident_bytes` is the rank's resident memory at the end of each phase, `peak_bytes` its peak
+    until then. `without_kernels`: why the rank computes with torch's operators alone; empty if it
+    has kernels of our own. `company_matters`: why the bits of a row's logits may depend on the
+    other rows of its steps; empty if they do not.
+    """
+
+    rank: int
+    context_length: int
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    startup_phases: dict[str, float]
+    resident_bytes: dict[str, int] = {}
+    peak_bytes: dict[str, int] = {}
+    without_kernels: str = ""
+    company_matters: str = ""
+
+
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | StartProfile
