@@ -1,12 +1,14 @@
 """Enums of the wire are open: a number that only a newer peer knows is read as UNSPECIFIED, wherever it stands.
 
-The messages and their fields come from the protos' descriptors, the readers of `ryzanstein.wire` from the module itself, so
-that a new field or a new reader is tried without a line here.
+The messages and their fields come from the protos' descriptors, the readers of `ryzanstein.wire` from its modules, so that
+a new field or a new reader is tried without a line here.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,13 +28,16 @@ from ryzanstein.cli import survey
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, SamplingParams, TextPrompt
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
 from ryzanstein.router.nodes.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
 from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
+from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
+from ryzanstein.wire.events import event_from_wire, event_to_wire
+from ryzanstein.wire.membership import beat_from_wire, beat_to_wire, node_from_wire, node_to_wire
 
 _FILES = (inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2)
 Path = tuple[FieldDescriptor, ...]
@@ -87,6 +92,13 @@ def _answered(event: inference_pb2.GenerationEvent) -> object:
     return answer.finish_reason
 
 
+def _wire_functions() -> Iterator[tuple[str, Reader]]:
+    for info in pkgutil.iter_modules(wire.__path__, f"{wire.__name__}."):
+        module = importlib.import_module(info.name)
+        functions = inspect.getmembers(module, inspect.isfunction)
+        yield from ((name, function) for name, function in functions if function.__module__ == module.__name__)
+
+
 def _readers() -> list[tuple[type[Message], Reader]]:
     found: list[tuple[type[Message], Reader]] = [
         (journal_pb2.JournalBatch, _restored),
@@ -96,7 +108,7 @@ def _readers() -> list[tuple[type[Message], Reader]]:
         (router_pb2.LinkStatus, survey._link),
         (inference_pb2.GenerationEvent, _answered),
     ]
-    for name, reader in inspect.getmembers(wire, inspect.isfunction):
+    for name, reader in _wire_functions():
         if name.endswith("_from_wire"):
             kind = next(iter(typing.get_type_hints(reader).values()))
             if isinstance(kind, type) and issubclass(kind, Message):
@@ -168,13 +180,13 @@ def test_every_enum_of_the_protos_is_read_by_one_of_them() -> None:
 
 def test_what_is_unspecified_goes_on_to_others_as_unspecified() -> None:
     """An older router or orchestrator between newer ones passes on what it has understood."""
-    beat = wire.beat_from_wire(worker_pb2.Beat(state=17))  # type: ignore[arg-type]
+    beat = beat_from_wire(worker_pb2.Beat(state=17))  # type: ignore[arg-type]
     assert beat.state is NodeState.UNSPECIFIED
-    assert wire.beat_to_wire(beat).state == 0
-    node = wire.node_from_wire(orchestrator_pb2.Node(state=17))  # type: ignore[arg-type]
-    assert wire.node_to_wire(node).state == 0
+    assert beat_to_wire(beat).state == 0
+    node = node_from_wire(orchestrator_pb2.Node(state=17))  # type: ignore[arg-type]
+    assert node_to_wire(node).state == 0
     event = inference_pb2.GenerationEvent(finished=inference_pb2.GenerationFinished(finish_reason=17))  # type: ignore[arg-type]
-    assert wire.event_to_wire(wire.event_from_wire(event)).finished.finish_reason == 0
+    assert event_to_wire(event_from_wire(event)).finished.finish_reason == 0
 
 
 @pytest.mark.parametrize("dialect", [ChatDialect(), CompletionDialect()])
@@ -202,4 +214,4 @@ def test_a_status_that_contradicts_its_call_does_not_hide_the_failure() -> None:
 
 def test_a_request_needs_nothing_that_only_newer_peers_know() -> None:
     request = GenerationRequest("m", TextPrompt("x"), SamplingParams())
-    assert wire.attempt_from_wire(wire.attempt_to_wire(wire.Attempt("g", 0, request, ()), 1)).request == request
+    assert attempt_from_wire(attempt_to_wire(Attempt("g", 0, request, ()), 1)).request == request

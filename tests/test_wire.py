@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein import clock, wire
+from ryzanstein import clock
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
@@ -31,6 +31,18 @@ from ryzanstein.generation import (
     Usage,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
+from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
+from ryzanstein.wire.membership import (
+    beat_from_wire,
+    beat_to_wire,
+    deployment_from_wire,
+    deployment_to_wire,
+    node_from_wire,
+    node_to_wire,
+)
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire
 
 uint32 = st.integers(0, 2**32 - 1)
 halves = st.integers(-4, 4).map(lambda n: n / 2)
@@ -87,20 +99,20 @@ def attempts(draw: st.DrawFn) -> Attempt:
 
 @given(attempts())
 def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
-    packed = wire.attempt_to_wire(attempt, handle=7).SerializeToString()
-    submit = wire.worker.Submit.FromString(packed)
+    packed = attempt_to_wire(attempt, handle=7).SerializeToString()
+    submit = worker.Submit.FromString(packed)
     assert submit.handle == 7
-    assert wire.attempt_from_wire(submit) == attempt
+    assert attempt_from_wire(submit) == attempt
 
 
 def test_a_node_goes_by_the_time_that_is_left_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = clock.unix_s()
     attempt = Attempt("g", 0, GenerationRequest("m", TextPrompt("x"), SamplingParams(seed=1), deadline=now + 60), ())
-    submit = wire.submit_now(attempt, 1)
+    submit = submit_now(attempt, 1)
     assert 59 < submit.time_left.ToNanoseconds() / 1e9 <= 60
     for offset_s in (3600.0, -3600.0):
         monkeypatch.setattr(clock, "unix_s", lambda offset_s=offset_s: now + offset_s)
-        deadline = wire.attempt_from_wire(submit).request.deadline
+        deadline = attempt_from_wire(submit).request.deadline
         assert deadline == pytest.approx(now + offset_s + 60, abs=1)
 
 
@@ -130,19 +142,19 @@ nodes = st.builds(
 
 @given(nodes)
 def test_a_node_survives_the_wire(node: Node) -> None:
-    assert wire.node_from_wire(wire.node_to_wire(node)) == node
+    assert node_from_wire(node_to_wire(node)) == node
 
 
 def test_a_beat_and_a_deployment_survive_the_wire() -> None:
     beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died", profiling=True)
     deployment = Deployment("demo", "/models/demo", 2)
-    assert wire.beat_from_wire(wire.beat_to_wire(beat)) == beat
-    assert wire.deployment_from_wire(wire.deployment_to_wire(deployment)) == deployment
+    assert beat_from_wire(beat_to_wire(beat)) == beat
+    assert deployment_from_wire(deployment_to_wire(deployment)) == deployment
 
 
 def test_absent_sampling_parameters_take_their_defaults_and_zero_is_a_value() -> None:
-    assert wire.sampling_from_wire(inference.SamplingParams()) == SamplingParams()
-    given_zero = wire.sampling_from_wire(inference.SamplingParams(temperature=0, seed=0, logprobs=0))
+    assert sampling_from_wire(inference.SamplingParams()) == SamplingParams()
+    given_zero = sampling_from_wire(inference.SamplingParams(temperature=0, seed=0, logprobs=0))
     assert (given_zero.temperature, given_zero.seed, given_zero.logprobs) == (0.0, 0, 0)
 
 
@@ -168,7 +180,7 @@ def test_absent_sampling_parameters_take_their_defaults_and_zero_is_a_value() ->
 )
 def test_a_bad_chat_request_is_refused_naming_the_field(request_: inference.ChatRequest, field: str) -> None:
     with pytest.raises(RyzansteinError) as caught:
-        wire.chat_from_wire(request_)
+        chat_from_wire(request_)
     assert caught.value.code is Code.INVALID_ARGUMENT
     assert caught.value.violations[0].field == field
 
@@ -176,7 +188,7 @@ def test_a_bad_chat_request_is_refused_naming_the_field(request_: inference.Chat
 @pytest.mark.parametrize("request_", [inference.CompleteRequest(), inference.CompleteRequest(token_ids=inference.TokenIds())])
 def test_an_empty_completion_prompt_is_refused(request_: inference.CompleteRequest) -> None:
     with pytest.raises(RyzansteinError, match="must"):
-        wire.complete_from_wire(request_)
+        complete_from_wire(request_)
 
 
 def test_events_carry_indices_text_logprobs_and_usage_to_the_client() -> None:
@@ -184,25 +196,25 @@ def test_events_carry_indices_text_logprobs_and_usage_to_the_client() -> None:
         Token(5, "he", TokenLogprobs(-0.5, (TopLogprob(5, "he", -0.5, b"h\xc3"),), "he", b"")),
         Token(6, "y", TokenLogprobs(-1.0)),
     )
-    delta = wire.event_to_wire(Delta(1, 4, tokens, "node-0")).delta
+    delta = event_to_wire(Delta(1, 4, tokens, "node-0")).delta
     assert (delta.choice, delta.first_index, list(delta.token_ids), delta.text) == (1, 4, [5, 6], "hey")
     assert [logprob.logprob for logprob in delta.logprobs] == [-0.5, -1.0]
     assert delta.logprobs[0].top[0].text == "he"
-    assert [wire.logprobs_from_wire(logprobs) for logprobs in delta.logprobs] == [token.logprobs for token in tokens]
-    started = wire.event_to_wire(Started("g", "m", "node-0", 9)).started
+    assert [logprobs_from_wire(logprobs) for logprobs in delta.logprobs] == [token.logprobs for token in tokens]
+    started = event_to_wire(Started("g", "m", "node-0", 9)).started
     assert (started.generation_id, started.prompt_tokens) == ("g", 9)
-    finished = wire.event_to_wire(Finished(1, FinishReason.LENGTH, Usage(9, 2, 8))).finished
+    finished = event_to_wire(Finished(1, FinishReason.LENGTH, Usage(9, 2, 8))).finished
     assert finished.finish_reason == inference.FINISH_REASON_LENGTH
     assert (finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_prompt_tokens) == (9, 2, 8)
 
 
 def test_parts_are_counted_before_any_is_converted() -> None:
     """The first message has no role, which is found when it is converted."""
-    most = wire.MostParts(messages=8, token_ids=16)
+    most = MostParts(messages=8, token_ids=16)
     with pytest.raises(RyzansteinError, match="at most 8 messages") as caught:
-        wire.chat_from_wire(inference.ChatRequest(messages=[inference.Message()] * 9), most)
+        chat_from_wire(inference.ChatRequest(messages=[inference.Message()] * 9), most)
     assert caught.value.violations[0].field == "messages"
     with pytest.raises(RyzansteinError, match="at most 16 ids"):
-        wire.complete_from_wire(inference.CompleteRequest(token_ids=inference.TokenIds(ids=range(17))), most)
+        complete_from_wire(inference.CompleteRequest(token_ids=inference.TokenIds(ids=range(17))), most)
     with pytest.raises(RyzansteinError, match=r"sampling.stop_token_ids: must have at most 64 entries, got 1000000"):
-        wire.sampling_from_wire(inference.SamplingParams(stop_token_ids=range(1_000_000)))
+        sampling_from_wire(inference.SamplingParams(stop_token_ids=range(1_000_000)))

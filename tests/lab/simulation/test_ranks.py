@@ -24,7 +24,8 @@ from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.ranks.group import GroupBounds, GroupEvents, LossCause, RankGroup
+from ryzanstein.worker.engines.group import GroupEvents, LossCause
+from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer

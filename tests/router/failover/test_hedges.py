@@ -1,4 +1,4 @@
-"""Backups on suspicion have a budget, and a cluster that is slow as a whole gets none."""
+"""Hedges have a budget, and a cluster that is slow as a whole gets none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hedges(client: Any, outcome: str) -> float:
 
 
 @pytest.mark.parametrize("bound", [(0.25, 2, 3), (0.1, 4, 4), (0.0, 1, 1), (1.0, 0, 12)])
-async def test_at_most_a_share_of_the_running_generations_has_a_backup_and_the_others_get_theirs_later(
+async def test_at_most_a_share_of_the_running_generations_has_a_hedge_and_the_others_get_theirs_later(
     start_node: Any, start_router: Any, until: Any, bound: tuple[float, int, int]
 ) -> None:
     share, least, allowed = bound
@@ -58,7 +58,7 @@ async def test_at_most_a_share_of_the_running_generations_has_a_backup_and_the_o
     assert client.value("hedges_running") == 0
 
 
-async def test_a_generation_that_no_longer_needs_its_backup_does_not_start_one(
+async def test_a_generation_that_no_longer_needs_its_hedge_does_not_start_one(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     slow = await start_node("slow", step_s=0.01)
@@ -76,9 +76,7 @@ async def test_a_generation_that_no_longer_needs_its_backup_does_not_start_one(
     assert client.value("hedges_running") == 0
 
 
-async def test_when_every_node_is_silent_at_once_none_is_the_others_backup(
-    start_node: Any, start_router: Any, until: Any
-) -> None:
+async def test_when_every_node_is_silent_at_once_none_gets_a_hedge(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "abc"]
     client = await start_router(*nodes, dead_grace_s=60.0)
     answers = [asyncio.create_task(answer(client, 100)) for _ in range(6)]

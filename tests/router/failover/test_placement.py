@@ -172,7 +172,7 @@ async def test_fruitless_attempts_are_counted_anew_after_each_token(start_node: 
     assert reading.tokens == whole(8)
 
 
-async def test_a_backup_that_refuses_leaves_the_answer_to_the_healthy_attempt(
+async def test_a_hedge_that_is_refused_leaves_the_answer_to_the_healthy_attempt(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "ab"]

@@ -74,3 +74,7 @@ class NodeFaults:
     slow: dict[int, float] = field(default_factory=dict)
     starts: deque[StartFault] = field(default_factory=deque)
     refused: str = ""
+
+    def slowest(self, size: int) -> float:
+        """Returns by how much the slowest of `size` ranks multiplies a step's computing time."""
+        return max([1.0, *(self.slow.get(number, 1.0) for number in range(size))])

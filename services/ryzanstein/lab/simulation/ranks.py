@@ -16,7 +16,8 @@ from contextvars import Context, copy_context
 from itertools import count
 from signal import Signals
 
-from ryzanstein.lab.simulation.crew import Crew, Makings
+from ryzanstein.lab.simulation.crew import Crew
+from ryzanstein.lab.simulation.makings import Makings
 from ryzanstein.lab.simulation.rank_process import SimulatedProcess
 from ryzanstein.lab.simulation.rank_profile import NodeFaults, RankProfile, StartEnd, StartFault
 from ryzanstein.lab.simulation.rank_wiring import SimulatedWiring

@@ -118,8 +118,10 @@ async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 class _KnownNode(NodeAgent):
     """A node that the checks can find."""
 
-    def __init__(self, settings: WorkerSettings, telemetry: WorkerTelemetry, tracing: Tracing, templates: ChatRenderer) -> None:
-        super().__init__(settings, telemetry, tracing, templates, new_rank_server=RANKS[_process()].new_server)
+    def __init__(
+        self, settings: WorkerSettings, telemetry: WorkerTelemetry, tracing: Tracing, templates: ChatRenderer, **others: Any
+    ) -> None:
+        super().__init__(settings, telemetry, tracing, templates, new_rank_server=RANKS[_process()].new_server, **others)
         NODES[_process()] = self
 
 

@@ -9,7 +9,8 @@ import time
 
 from ryzanstein.lab.simulation.rank_pipe import RankPipe
 from ryzanstein.lab.simulation.rank_process import SimulatedProcess
-from ryzanstein.worker.ranks.board import IDLE, PROFILE, RankBoard
+from ryzanstein.worker.engines.group import IDLE, PROFILE
+from ryzanstein.worker.ranks.board import RankBoard
 
 COLLECTIVE = "all_reduce"
 

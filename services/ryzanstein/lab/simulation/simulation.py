@@ -17,7 +17,8 @@ from typing import Any
 
 from ryzanstein.lab.simulation import clock, rpc, services
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks, Violation
-from ryzanstein.lab.simulation.clients import ClientTally, SimulatedClient
+from ryzanstein.lab.simulation.clients.asking import ClientTally
+from ryzanstein.lab.simulation.clients.client import SimulatedClient
 from ryzanstein.lab.simulation.cluster import Cluster
 from ryzanstein.lab.simulation.loop import DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.network import SimulatedNetwork, Weather
@@ -141,12 +142,12 @@ class _World:
     async def _last_look(self, clients: list[SimulatedClient]) -> None:
         """Checks that each session has each turn once."""
         for client in clients:
-            for conversation in client.conversations[-20:]:
+            for conversation in client.questions.conversations[-20:]:
                 if conversation.given_up:
                     continue
-                stored = await client.stored(conversation)
+                stored = await client.sessions.stored(conversation)
                 if stored is not None:
-                    client.check(conversation, stored)
+                    client.sessions.check(conversation, stored)
 
     def _look_at(self, name: str, error: BaseException | None) -> None:
         if error is not None:

@@ -77,7 +77,7 @@ class NodePlacement:
         self._excluded.clear()
         self._strikes.clear()
 
-    def backups(self, node_id: str) -> list[str]:
+    def hedge_nodes(self, node_id: str) -> list[str]:
         """Returns the nodes that may run a hedge for the attempt on `node_id`, best first.
 
         A hedge's node must itself be on time. In a cluster that is slow as a whole, or after a

@@ -206,18 +206,18 @@ class Runner:
         if len(self._runs) > 1:
             return
         again = partial(self._events.put_nowait, suspicion)
-        nodes = self._placing.backups(run.node_id)
+        nodes = self._placing.hedge_nodes(run.node_id)
         if not nodes:
-            self._hedges.wait_for_node(run, partial(self._wants_backup, run), again)
+            self._hedges.wait_for_node(run, partial(self._wants_hedge, run), again)
         elif not self._hedges.take():
-            self._hedges.wait(run, partial(self._wants_backup, run), again)
+            self._hedges.wait(run, partial(self._wants_hedge, run), again)
         else:
             self._racing = True
             self._telemetry.hedges.labels("started").inc()
             run.race()
             self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
 
-    def _wants_backup(self, run: AttemptRun) -> bool:
+    def _wants_hedge(self, run: AttemptRun) -> bool:
         return run in self._runs and run.suspect
 
     def _start(self, node_id: str, reroute: _Reroute | None, *, hedge: bool = False) -> None:

@@ -1,0 +1,108 @@
+"""Attempts: what a router submits to a node, and what the node is to run."""
+
+from __future__ import annotations
+
+from ryzanstein import clock, errors
+from ryzanstein.generation import (
+    Attempt,
+    ChatPrompt,
+    ChoiceProgress,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    valid_priority,
+)
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.requests import (
+    message_to_wire,
+    messages_from_wire,
+    name_from_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+)
+from ryzanstein.wire.timestamps import timestamp
+
+
+def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
+    """Returns what a router submits to a node. It contains only begun and finished choices."""
+    request = attempt.request
+    submit = worker.Submit(
+        handle=handle,
+        generation_id=attempt.generation_id,
+        attempt=attempt.attempt,
+        model=request.model,
+        sampling=sampling_to_wire(request.sampling),
+        generated=[
+            worker.GeneratedTokens(choice=i, token_ids=choice.token_ids, finished=choice.finished)
+            for i, choice in enumerate(attempt.generated)
+            if choice.token_ids or choice.finished
+        ],
+        priority=request.priority,
+        traceparent=request.traceparent,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        accepted_before=attempt.accepted_before,
+    )
+    match request.prompt:
+        case ChatPrompt(messages):
+            submit.messages.messages.extend(message_to_wire(message) for message in messages)
+        case TextPrompt(text):
+            submit.text = text
+        case TokenPrompt(token_ids):
+            submit.token_ids.ids.extend(token_ids)
+    if request.deadline is not None:
+        submit.deadline.CopyFrom(timestamp(request.deadline))
+    return submit
+
+
+def submit_now(attempt: Attempt, handle: int) -> worker.Submit:
+    """Returns the same with the time left by this host's clock, to be sent at once."""
+    submit = attempt_to_wire(attempt, handle)
+    if attempt.request.deadline is not None:
+        submit.time_left.FromNanoseconds(int(max(0.0, attempt.request.deadline - clock.unix_s()) * 1e9))
+    return submit
+
+
+def _deadline(submit: worker.Submit) -> float | None:
+    """Returns the deadline, by this host's clock if the time left is given."""
+    if submit.HasField("time_left"):
+        return clock.unix_s() + submit.time_left.ToNanoseconds() / 1e9
+    return submit.deadline.ToNanoseconds() / 1e9 if submit.HasField("deadline") else None
+
+
+def attempt_from_wire(submit: worker.Submit) -> Attempt:
+    """Returns the attempt that a node is to run.
+
+    Only the bounds of sampling, tenant and priority are checked; the router is trusted for the
+    others.
+    """
+    sampling = sampling_from_wire(submit.sampling)
+    generated = [ChoiceProgress()] * sampling.n
+    for choice in submit.generated:
+        if choice.choice >= sampling.n:
+            raise errors.invalid("generated.choice", f"must be less than n ({sampling.n})", choice.choice)
+        generated[choice.choice] = ChoiceProgress(tuple(choice.token_ids), choice.finished)
+    request = GenerationRequest(
+        model=submit.model,
+        prompt=_prompt_from_wire(submit),
+        sampling=sampling,
+        deadline=_deadline(submit),
+        priority=valid_priority(submit.priority),
+        tenant=name_from_wire(submit.tenant, "tenant"),
+        request_id=submit.request_id,
+        traceparent=submit.traceparent,
+    )
+    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.accepted_before)
+
+
+def _prompt_from_wire(submit: worker.Submit) -> Prompt:
+    match submit.WhichOneof("prompt"):
+        case "messages":
+            return ChatPrompt(messages_from_wire(submit.messages.messages))
+        case "text":
+            return TextPrompt(submit.text)
+        case "token_ids":
+            return TokenPrompt(tuple(submit.token_ids.ids))
+        case _:
+            raise errors.invalid("prompt", "messages, text or token_ids must be given")

@@ -1,0 +1,113 @@
+"""What a generation produces: events of a stream, usage and logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ryzanstein import errors
+from ryzanstein.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Started,
+    Token,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
+from ryzanstein.v1 import inference_pb2 as inference
+
+
+def usage_to_wire(usage: Usage) -> inference.Usage:
+    return inference.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+    )
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
+    return inference.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top=[
+            inference.TokenLogprob(token_id=top.token_id, text=top.text, logprob=top.logprob, bytes=top.token_bytes)
+            for top in logprobs.top
+        ],
+        text=logprobs.text,
+        bytes=logprobs.token_bytes,
+    )
+
+
+def logprobs_from_wire(wire: inference.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        wire.logprob,
+        tuple(
+            TopLogprob(top.token_id, top.text, top.logprob, top.bytes if top.HasField("bytes") else None) for top in wire.top
+        ),
+        wire.text if wire.HasField("text") else None,
+        wire.bytes if wire.HasField("bytes") else None,
+    )
+
+
+def token_logprobs_to_wire(tokens: Iterable[Token]) -> list[inference.TokenLogprobs]:
+    return [logprobs_to_wire(token.logprobs) for token in tokens if token.logprobs is not None]
+
+
+def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
+    """Returns an event of a client's stream."""
+    match event:
+        case Started():
+            return inference.GenerationEvent(
+                started=inference.GenerationStarted(
+                    generation_id=event.generation_id,
+                    model=event.model,
+                    node_id=event.node_id,
+                    prompt_tokens=event.prompt_tokens,
+                )
+            )
+        case Delta():
+            return inference.GenerationEvent(
+                delta=inference.GenerationDelta(
+                    choice=event.choice,
+                    first_index=event.first_index,
+                    token_ids=[token.token_id for token in event.tokens],
+                    text=event.text,
+                    logprobs=token_logprobs_to_wire(event.tokens),
+                    node_id=event.node_id,
+                )
+            )
+        case Finished():
+            return inference.GenerationEvent(
+                finished=inference.GenerationFinished(
+                    choice=event.choice,
+                    finish_reason=inference.FinishReason.ValueType(event.reason),
+                    usage=usage_to_wire(event.usage),
+                )
+            )
+
+
+def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
+    """Returns an event of another router's stream. The first token of a delta gets all its text."""
+    match wire.WhichOneof("kind"):
+        case "started":
+            begun = wire.started
+            return Started(begun.generation_id, begun.model, begun.node_id, begun.prompt_tokens)
+        case "delta":
+            return _delta_from_wire(wire.delta)
+        case "finished":
+            usage = wire.finished.usage
+            counted = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+            return Finished(wire.finished.choice, FinishReason(wire.finished.finish_reason), counted)
+        case _:
+            raise errors.invalid("event", "must be started, delta or finished")
+
+
+def _delta_from_wire(delta: inference.GenerationDelta) -> Delta:
+    texts = (delta.text, *("" for _ in delta.token_ids[1:]))
+    if delta.logprobs:
+        columns = zip(delta.token_ids, texts, delta.logprobs, strict=True)
+        tokens = [Token(token_id, text, logprobs_from_wire(logprobs)) for token_id, text, logprobs in columns]
+    else:
+        tokens = [Token(token_id, text) for token_id, text in zip(delta.token_ids, texts, strict=True)]
+    return Delta(delta.choice, delta.first_index, tokens, delta.node_id)

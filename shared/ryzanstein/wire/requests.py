@@ -1,0 +1,137 @@
+"""Requests of clients: messages, sampling parameters, chats and completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+
+from ryzanstein import errors
+from ryzanstein.generation import (
+    MAX_LOGIT_BIAS,
+    MAX_NAME_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Prompt,
+    Role,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    valid_priority,
+)
+from ryzanstein.v1 import inference_pb2 as inference
+
+_ROLES = {
+    inference.ROLE_SYSTEM: Role.SYSTEM,
+    inference.ROLE_USER: Role.USER,
+    inference.ROLE_ASSISTANT: Role.ASSISTANT,
+}
+_ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
+_OPTIONAL_PARAMS = tuple(
+    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias")
+)
+
+
+def message_from_wire(message: inference.Message, field: str) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise errors.invalid(f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", message.role)
+    return Message(role, message.content)
+
+
+@dataclass(frozen=True, slots=True)
+class MostParts:
+    """The most parts that a prompt may have: converting each of them holds the event loop."""
+
+    messages: int = 65_536
+    token_ids: int = 4 * 2**20
+
+
+_ANY = MostParts()
+
+
+def _at_most(bound: int, values: Sized, field: str, what: str = "entries") -> None:
+    if len(values) > bound:
+        raise errors.invalid(field, f"must have at most {bound} {what}", len(values))
+
+
+def messages_from_wire(messages: Sequence[inference.Message], most: MostParts = _ANY) -> tuple[Message, ...]:
+    _at_most(most.messages, messages, "messages", "messages")
+    return tuple(message_from_wire(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def message_to_wire(message: Message) -> inference.Message:
+    return inference.Message(role=_ROLES_TO_WIRE[message.role], content=message.content)
+
+
+def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
+    """Returns validated parameters; absent fields have their defaults."""
+    _at_most(MAX_STOP_STRINGS, wire.stop, "sampling.stop")
+    _at_most(MAX_STOP_TOKEN_IDS, wire.stop_token_ids, "sampling.stop_token_ids")
+    _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
+    given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
+    if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
+        bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
+        raise errors.invalid(f"sampling.{bad}", "must be a finite number", given[bad])
+    if given.get("top_k") == 0:
+        raise errors.invalid("sampling.top_k", "must be at least 1; omit it for no limit", 0)
+    params = SamplingParams(
+        **given,
+        stop=tuple(wire.stop),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        logit_bias=tuple(sorted(wire.logit_bias.items())),
+    )
+    params.validate()
+    return params
+
+
+def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
+    wire = inference.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, logit_bias=dict(params.logit_bias))
+    for name in _OPTIONAL_PARAMS:
+        value = getattr(params, name)
+        if value is not None and not (name == "top_k" and value == 0):
+            setattr(wire, name, value)
+    return wire
+
+
+def name_from_wire(value: str, field: str) -> str:
+    """Returns a session id, user or model name of at most 128 characters."""
+    if len(value) > MAX_NAME_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
+    return value
+
+
+def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> GenerationRequest:
+    if not chat.messages:
+        raise errors.invalid("messages", "must have at least one message")
+    return GenerationRequest(
+        model=name_from_wire(chat.model, "model"),
+        prompt=ChatPrompt(messages_from_wire(chat.messages, most)),
+        sampling=sampling_from_wire(chat.sampling),
+        session_id=name_from_wire(chat.session_id, "session_id"),
+        user=name_from_wire(chat.user, "user"),
+        priority=valid_priority(chat.priority),
+    )
+
+
+def complete_from_wire(complete: inference.CompleteRequest, most: MostParts = _ANY) -> GenerationRequest:
+    prompt: Prompt
+    if complete.WhichOneof("prompt") == "token_ids":
+        _at_most(most.token_ids, complete.token_ids.ids, "token_ids", "ids")
+        prompt = TokenPrompt(tuple(complete.token_ids.ids))
+        if not prompt.token_ids:
+            raise errors.invalid("token_ids", "must have at least one id")
+    else:
+        prompt = TextPrompt(complete.text)
+        if not complete.text:
+            raise errors.invalid("prompt", "text or token_ids must be given and must not be empty")
+    return GenerationRequest(
+        model=name_from_wire(complete.model, "model"),
+        prompt=prompt,
+        sampling=sampling_from_wire(complete.sampling),
+        user=name_from_wire(complete.user, "user"),
+        priority=valid_priority(complete.priority),
+    )
