@@ -23,6 +23,7 @@ from ryzanstein.orchestrator.changes import Change, NodeChanged
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Instruction, Reconciler
 from ryzanstein.orchestrator.recovery import MembershipRecorder, Settling
+from ryzanstein.orchestrator.refusals import Refusals
 from ryzanstein.orchestrator.registry import Registry
 from ryzanstein.orchestrator.store import Store, StoredMembership
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -66,7 +67,8 @@ class ControlPlane:
             monotonic=self._awake.now,
         )
         self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
-        self._reconciler = Reconciler(self._registry, self._catalog, telemetry)
+        self._refusals = Refusals(self._awake.now)
+        self._reconciler = Reconciler(self._registry, self._catalog, self._refusals, telemetry)
         self._recorder = MembershipRecorder(store, self._membership)
         self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.settle_s)
         self._hub = WatchHub(
@@ -250,6 +252,8 @@ class ControlPlane:
     async def _deploy(self, deployment: Deployment) -> None:
         self._catalog.admit(deployment)
         await self._store.put_deployment(deployment)
+        self._refusals.forget(deployment.model)
+        self._reconciler.invalidate()
         self._catalog.put(deployment)
         self._telemetry.deployments.set(len(self._catalog.deployments()))
         log.info("deployed", model=deployment.model, path=deployment.path, replicas=deployment.replicas)

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from ryzanstein.cluster import Deployment, Node, NodeState
 
+Failed = Collection[tuple[str, str]]
+"""Node ids and models: which nodes lately failed to serve which model, see `refusals`."""
 
-def place(deployments: Sequence[Deployment], nodes: Iterable[Node]) -> Mapping[str, Deployment]:
+
+def place(deployments: Sequence[Deployment], nodes: Iterable[Node], failed: Failed = ()) -> Mapping[str, Deployment]:
     """Maps node ids to deployments.
 
     Nodes that should drain, and nodes that no deployment needs, are absent.
@@ -34,7 +37,7 @@ def place(deployments: Sequence[Deployment], nodes: Iterable[Node]) -> Mapping[s
     missing = {d.model: d.replicas - sum(p is d for p in placed.values()) for d in counted}
     for deployment in counted:
         if missing[deployment.model] and free:
-            _take(deployment, missing[deployment.model], missing.keys(), free, placed)
+            _take(deployment, missing, free, placed, failed)
     placed.update(_share(everywhere, free.values()))
     return placed
 
@@ -55,19 +58,24 @@ def _keep(counted: Sequence[Deployment], free: dict[str, Node]) -> dict[str, Dep
 
 def _take(
     deployment: Deployment,
-    missing: int,
-    desired: Iterable[str],
+    missing: Mapping[str, int],
     free: dict[str, Node],
     placed: dict[str, Deployment],
+    failed: Failed,
 ) -> None:
     """Takes idle nodes first, then nodes that serve another desired model.
 
-    Last come nodes that just failed to serve this model.
+    Last come nodes that failed to serve this model: first those that still have it, so that a model
+    that fails everywhere stays where it failed last.
     """
-    models = frozenset(desired) - {deployment.model}
-    order = _order(deployment)
-    chosen = heapq.nsmallest(missing, free.values(), key=lambda n: (n.model == deployment.model, n.model in models, order(n)))
-    for node in chosen:
+    model, order = deployment.model, _order(deployment)
+
+    def preference(node: Node) -> tuple[bool, bool, bool, bytes]:
+        fails = node.state is NodeState.FAILED and node.model in ("", model)
+        has_failed = node.model == model or (node.node_id, model) in failed
+        return has_failed, has_failed and not fails, node.model in missing and node.model != model, order(node)
+
+    for node in heapq.nsmallest(missing[model], free.values(), key=preference):
         placed[node.node_id] = deployment
         del free[node.node_id]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.catalog import Catalog
 from ryzanstein.orchestrator.placement import place
+from ryzanstein.orchestrator.refusals import Refusals
 from ryzanstein.orchestrator.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
@@ -38,9 +39,10 @@ class DeploymentStatus:
 class Reconciler:
     """Holds the placement that the last `update` computed."""
 
-    def __init__(self, registry: Registry, catalog: Catalog, telemetry: OrchestratorTelemetry) -> None:
+    def __init__(self, registry: Registry, catalog: Catalog, refusals: Refusals, telemetry: OrchestratorTelemetry) -> None:
         self._registry = registry
         self._catalog = catalog
+        self._refusals = refusals
         self._telemetry = telemetry
         self._placed: Mapping[str, Deployment] = {}
         self._stale = True
@@ -58,7 +60,9 @@ class Reconciler:
         """Computes the placement if it is stale."""
         if self._stale:
             self._stale = False
-            self._placed = place(self._catalog.deployments(), self._registry.nodes())
+            deployments, nodes = self._catalog.deployments(), self._registry.nodes()
+            self._refusals.note(nodes, self._placed)
+            self._placed = place(deployments, nodes, self._refusals.of(deployments, nodes))
             self._telemetry.placements.inc()
 
     def instruct(self, node: Node) -> Instruction:

@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from grpc.aio import ServicerContext
 
-from ryzanstein import wire
 from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import Instruction
@@ -16,6 +15,7 @@ from ryzanstein.orchestrator.validation import check_deployment, check_model, ch
 from ryzanstein.orchestrator.watch import Snapshot, Update
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
+from ryzanstein.wire.membership import beat_from_wire, deployment_from_wire, deployment_to_wire, node_from_wire, node_to_wire
 
 Context = ServicerContext[Any, Any]
 
@@ -28,7 +28,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._max_nodes = max_nodes
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
-        node = wire.node_from_wire(request.node)
+        node = node_from_wire(request.node)
         check_node(node)
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
@@ -41,7 +41,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request_iterator: AsyncIterator[pb.HeartbeatRequest], context: Context
     ) -> AsyncIterator[pb.HeartbeatResponse]:
         async for request in request_iterator:
-            beat = wire.beat_from_wire(request.beat) if request.HasField("beat") else None
+            beat = beat_from_wire(request.beat) if request.HasField("beat") else None
             if beat is not None:
                 check_model(beat.model, "beat.model")
             yield _instruction(self._control.beat(request.node_id, request.lease_id, beat))
@@ -51,10 +51,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             yield _update(update)
 
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
-        deployment = wire.deployment_from_wire(request.deployment)
+        deployment = deployment_from_wire(request.deployment)
         check_deployment(deployment, self._max_nodes)
         await self._control.deploy(deployment)
-        return pb.DeployModelResponse(deployment=wire.deployment_to_wire(deployment))
+        return pb.DeployModelResponse(deployment=deployment_to_wire(deployment))
 
     async def RemoveModel(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         await self._control.remove(request.model)
@@ -64,7 +64,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return pb.ListDeploymentsResponse(
             deployments=[
                 pb.DeploymentStatus(
-                    deployment=wire.deployment_to_wire(status.deployment),
+                    deployment=deployment_to_wire(status.deployment),
                     assigned_nodes=status.assigned_nodes,
                     ready_nodes=status.ready_nodes,
                 )
@@ -88,7 +88,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return pb.LeaveNodeResponse()
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
-        return pb.ListNodesResponse(nodes=[wire.node_to_wire(node) for node in self._control.nodes()])
+        return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in self._control.nodes()])
 
 
 def _duration(seconds: float) -> Duration:
@@ -100,7 +100,7 @@ def _duration(seconds: float) -> Duration:
 def _instruction(instruction: Instruction) -> pb.HeartbeatResponse:
     if instruction.deployment is None:
         return pb.HeartbeatResponse(drain=instruction.drain)
-    return pb.HeartbeatResponse(deployment=wire.deployment_to_wire(instruction.deployment), drain=instruction.drain)
+    return pb.HeartbeatResponse(deployment=deployment_to_wire(instruction.deployment), drain=instruction.drain)
 
 
 def _update(update: Update) -> pb.WatchClusterResponse:
@@ -109,8 +109,8 @@ def _update(update: Update) -> pb.WatchClusterResponse:
             snapshot=pb.ClusterSnapshot(
                 epoch=update.epoch,
                 version=update.version,
-                nodes=[wire.node_to_wire(node) for node in update.state.nodes],
-                deployments=[wire.deployment_to_wire(deployment) for deployment in update.state.deployments],
+                nodes=[node_to_wire(node) for node in update.state.nodes],
+                deployments=[deployment_to_wire(deployment) for deployment in update.state.deployments],
             )
         )
     delta = _change(update.change)
@@ -121,10 +121,10 @@ def _update(update: Update) -> pb.WatchClusterResponse:
 def _change(change: Change) -> pb.ClusterDelta:
     match change:
         case NodeChanged():
-            return pb.ClusterDelta(node=wire.node_to_wire(change.node))
+            return pb.ClusterDelta(node=node_to_wire(change.node))
         case NodeLeft():
             return pb.ClusterDelta(node_left=change.node_id)
         case DeploymentChanged():
-            return pb.ClusterDelta(deployment=wire.deployment_to_wire(change.deployment))
+            return pb.ClusterDelta(deployment=deployment_to_wire(change.deployment))
         case DeploymentRemoved():
             return pb.ClusterDelta(deployment_removed=change.model)

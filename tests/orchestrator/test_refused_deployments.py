@@ -1,0 +1,70 @@
+"""A model that no node can serve must not take node after node away from the models that they serve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.orchestrator.placement import place
+from ryzanstein.orchestrator.refusals import REMEMBER_S, Refusals
+
+BROKEN = Deployment("broken", "/models/broken", 1)
+
+
+class Cluster:
+    """Nodes that serve a good model, and fail with the broken one."""
+
+    def __init__(self, *names: str) -> None:
+        self.now = 0.0
+        self.nodes = {name: Node(name, "", "first", state=NodeState.READY, model="good") for name in names}
+        self.refusals = Refusals(lambda: self.now)
+        self.deployment = BROKEN
+        self._placed: dict[str, Deployment] = {}
+
+    def round(self, reported: str = "broken") -> str:
+        """The node that is chosen now. It fails, and who is not chosen serves its own model again."""
+        nodes = list(self.nodes.values())
+        self.refusals.note(nodes, self._placed)
+        self._placed = dict(place([self.deployment], nodes, self.refusals.of([self.deployment], nodes)))
+        (chosen,) = self._placed
+        for name, node in self.nodes.items():
+            failed = name == chosen
+            state, model = (NodeState.FAILED, reported) if failed else (NodeState.READY, "good")
+            self.nodes[name] = replace(node, state=state, model=model)
+        return chosen
+
+
+@pytest.mark.parametrize("reported", ["broken", ""], ids=["refused by ranks", "not even read"])
+@pytest.mark.parametrize("names", ["a", "ab", "abcde"])
+def test_a_model_that_fails_on_every_node_stays_where_it_failed_last(names: str, reported: str) -> None:
+    cluster = Cluster(*names)
+    taken = [cluster.round(reported) for _ in range(len(names) + 5)]
+    assert sorted(taken[: len(names)]) == sorted(names), "each was tried once"
+    assert set(taken[len(names) :]) == {taken[len(names) - 1]}
+
+
+def test_another_directory_a_restart_and_a_new_deployment_are_a_new_chance() -> None:
+    for chance in ("directory", "restart", "deployed again", "time"):
+        cluster = Cluster("a", "b")
+        first, second = cluster.round(), cluster.round()
+        assert {first, second} == {"a", "b"}
+        assert cluster.round() == second
+        if chance == "directory":
+            cluster.deployment = replace(BROKEN, path="/models/mended")
+        elif chance == "restart":
+            cluster.nodes[first] = replace(cluster.nodes[first], incarnation="second")
+        elif chance == "time":
+            cluster.now += REMEMBER_S + 1
+        else:
+            cluster.refusals.forget("broken")
+        assert cluster.round() == first, chance
+
+
+def test_a_node_that_fails_with_its_own_model_has_refused_nothing() -> None:
+    cluster = Cluster("a", "b")
+    nodes = {name: replace(node, state=NodeState.FAILED) for name, node in cluster.nodes.items()}
+    placed = place([BROKEN], nodes.values())
+    cluster.refusals.note(nodes.values(), placed)
+    assert cluster.refusals.of([BROKEN], nodes.values()) == frozenset()
