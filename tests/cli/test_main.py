@@ -23,6 +23,7 @@ def run(*arguments: str) -> tuple[int, str]:
         ("up", "--model", "/no/such/directory"),
         ("up", "--http-port", "65536"),
         ("chat", "--temperature", "warm"),
+        ("deploy",),
         ("drain",),
         ("drain", "node-0", "--direct", "127.0.0.1:1"),
         ("status", "unexpected"),
@@ -39,7 +40,7 @@ def test_the_version_is_printed() -> None:
 
 def test_the_help_lists_every_command() -> None:
     _, output = run("--help")
-    for name in ("up", "chat", "status", "drain", "demo", *PROGRAMS):
+    for name in ("up", "chat", "status", "deploy", "drain", "demo", *PROGRAMS):
         assert f" {name} " in output
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo import demo
+from ryzanstein.cli.deploy import deploy
 from ryzanstein.cli.drain import drain, undrain
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.status import status
@@ -32,7 +33,7 @@ def build() -> typer.Typer:
     """Returns the application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (demo, up, chat, status, drain, undrain):
+    for command in (demo, up, chat, status, deploy, drain, undrain):
         app.command()(command)
     add_programs(app)
     return app

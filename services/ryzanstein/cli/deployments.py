@@ -1,0 +1,127 @@
+"""What should run and where, as the orchestrator reports it, and the table of `ryzanstein deploy --list`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ryzanstein.cli.fitted_table import Column, FittedTable
+from ryzanstein.cluster import Deployment, Node
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
+from ryzanstein.wire.membership import deployment_from_wire, deployment_to_wire, node_from_wire
+
+TIMEOUT_S = 10.0
+NODE_TIMEOUT_S = 2.0
+EVERY_NODE = "every"
+_SHOWN_NODES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentView:
+    """A deployment, the nodes that are chosen for it, and the nodes that report its name as ready."""
+
+    deployment: Deployment
+    assigned: tuple[str, ...]
+    ready: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignments:
+    """All deployments and members at one moment, both by name."""
+
+    deployments: Mapping[str, DeploymentView]
+    nodes: Mapping[str, Node]
+
+
+class DeploymentClient:
+    """Calls an orchestrator about deployments. All methods raise RyzansteinError."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address)
+        self._stub = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+
+    async def __aenter__(self) -> DeploymentClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def deploy(self, deployment: Deployment) -> None:
+        request = orchestrator_pb2.DeployModelRequest(deployment=deployment_to_wire(deployment))
+        await answered(self._stub.DeployModel(request, timeout=TIMEOUT_S))
+
+    async def remove(self, model: str) -> None:
+        """Raises NOT_FOUND if the model is not deployed."""
+        await answered(self._stub.RemoveModel(orchestrator_pb2.RemoveModelRequest(model=model), timeout=TIMEOUT_S))
+
+    async def look(self) -> Assignments:
+        """Returns what is deployed, and the members.
+
+        Deployments first: the orchestrator then has computed where they go, so that any later beat
+        of a node is answered accordingly.
+        """
+        listed = await answered(self._stub.ListDeployments(orchestrator_pb2.ListDeploymentsRequest(), timeout=TIMEOUT_S))
+        members = await answered(self._stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
+        return Assignments(
+            {
+                status.deployment.model: DeploymentView(
+                    deployment_from_wire(status.deployment), tuple(status.assigned_nodes), tuple(status.ready_nodes)
+                )
+                for status in listed.deployments
+            },
+            {node.node_id: node_from_wire(node) for node in members.nodes},
+        )
+
+
+async def reason_of(node: Node) -> str:
+    """Returns why a node is not ready, in its own words. The orchestrator does not know it."""
+    async with open_channel(node.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        try:
+            answer = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+        except RyzansteinError as error:
+            return f"it does not say why ({error.code.name})"
+    failed = answer.beat.state == worker_pb2.NODE_STATE_FAILED
+    return answer.beat.reason if failed and answer.beat.reason else "it does not say why"
+
+
+def deployment_table(views: Iterable[DeploymentView]) -> FittedTable:
+    table = FittedTable(
+        "deployments",
+        Column("model", folds=True),
+        Column("path", 2, folds=True),
+        Column("wanted"),
+        Column("assigned nodes", 1, folds=True),
+        Column("ready nodes", folds=True),
+    )
+    for view in views:
+        wanted = str(view.deployment.replicas or EVERY_NODE)
+        table.add(view.deployment.model, view.deployment.path, wanted, names(view.assigned), names(view.ready))
+    return table
+
+
+def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
+    """Returns the deployments for scripts. `wanted` is null for every node."""
+    return {
+        "deployments": [
+            {
+                "model": view.deployment.model,
+                "path": view.deployment.path,
+                "wanted": view.deployment.replicas or None,
+                "assigned_nodes": list(view.assigned),
+                "ready_nodes": list(view.ready),
+            }
+            for view in views
+        ]
+    }
+
+
+def names(node_ids: Iterable[str]) -> str:
+    """Returns node ids for people: the first ones, and how many more there are."""
+    given = list(node_ids)
+    more = f" and {len(given) - _SHOWN_NODES} more" if len(given) > _SHOWN_NODES else ""
+    return (", ".join(given[:_SHOWN_NODES]) or "-") + more

@@ -1,0 +1,336 @@
+"""`ryzanstein deploy` as a person runs it, on a cluster that `ryzanstein up` started, and called wrongly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from ryzanstein.cli.main import build
+from ryzanstein.cli.ports import free_ports
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
+
+PAGE = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text()
+COMMAND_S = 60.0
+RYZANSTEIN = str(Path(sys.executable).with_name("ryzanstein"))
+FREE_PORTS = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(build(), list(arguments), env={"COLUMNS": "200"})
+
+
+def plain(text: str) -> str:
+    """A usage error without its frame."""
+    return " ".join(text.replace("│", "").split())
+
+
+@dataclass(frozen=True)
+class DeployedCluster:
+    """Two nodes of one rank, started with the model `demo`, and a model `second` that answers as `demo` does."""
+
+    router: str
+    orchestrator: str
+    second: Path
+
+    def deploy(self, *arguments: str) -> Result:
+        return run("deploy", *arguments, "--orchestrator", self.orchestrator)
+
+    def run_line(self, line: str) -> str:
+        """What a command of the page prints, with the addresses and the directory of this cluster."""
+        name, *arguments = shlex.split(line.replace("/models/second", str(self.second)))
+        where = ("--router", self.router) if name == "chat" else ("--orchestrator", self.orchestrator)
+        done = run(name, *where, *arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def listed(self) -> dict[str, Any]:
+        done = self.deploy("--list", "--json")
+        assert done.exit_code == 0, done.output
+        return {each["model"]: each for each in json.loads(done.stdout)["deployments"]}
+
+    def ready(self) -> dict[str, int]:
+        """How many nodes serve each model, as the router sees it."""
+        with grpc.insecure_channel(self.router) as channel:
+            stub = inference_grpc.InferenceServiceStub(channel)
+            models = stub.ListModels(inference.ListModelsRequest(), timeout=10).models
+        return {model.name: model.ready_nodes for model in models}
+
+    def wait_ready(self, **wanted: int) -> None:
+        deadline = time.monotonic() + COMMAND_S
+        while (seen := self.ready()) != wanted:
+            assert time.monotonic() < deadline, f"the router sees {seen}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedCluster]:
+    folder = tmp_path_factory.mktemp("deploy")
+    second = folder / "second"
+    shutil.copytree(MODEL_DIR, second, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    arguments = ("up", "--json", "--nodes", "2", "--tp", "1", "--state-dir", str(folder / "state"), *FREE_PORTS)
+    with (folder / "up.log").open("w") as errors:
+        process = subprocess.Popen([RYZANSTEIN, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line == "}\n":
+                break
+        assert lines, (folder / "up.log").read_text()
+        addresses = json.loads("".join(lines))
+        yield DeployedCluster(addresses["grpc"][0], addresses["orchestrator"], second)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def chat(router: str, model: str, seed: int, nodes: set[str] | None = None) -> list[int]:
+    """The token ids of a sampled answer. Asserts that none is lost or repeated. Adds to `nodes` who generated them."""
+    request = inference.ChatRequest(
+        model=model,
+        messages=[inference.Message(role=inference.ROLE_USER, content="Hello!")],
+        sampling=inference.SamplingParams(temperature=2.0, seed=seed, max_tokens=200, ignore_eos=True),
+    )
+    tokens: list[int] = []
+    finished = 0
+    with grpc.insecure_channel(router, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        stub = inference_grpc.InferenceServiceStub(channel)
+        for response in stub.StreamChat(inference.StreamChatRequest(chat=request), timeout=COMMAND_S):
+            kind = response.event.WhichOneof("kind")
+            if kind == "delta":
+                assert response.event.delta.first_index == len(tokens), "a token was lost or repeated"
+                tokens += response.event.delta.token_ids
+                if nodes is not None:
+                    nodes.add(response.event.delta.node_id)
+            finished += kind == "finished"
+    assert finished == 1
+    return tokens
+
+
+class Streams:
+    """Clients that ask `demo` without a pause, each with seeds of its own, and compare with undisturbed answers."""
+
+    SEEDS = range(1, 4)
+
+    def __init__(self, router: str) -> None:
+        self._router = router
+        self._expected = {seed: chat(router, "demo", seed) for seed in self.SEEDS}
+        assert len({tuple(tokens) for tokens in self._expected.values()}) == len(self._expected)
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(seed,)) for seed in self.SEEDS]
+        self.answered = 0
+        self.nodes: set[str] = set()
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, seed: int) -> None:
+        while not self._stop.is_set():
+            try:
+                tokens = chat(self._router, "demo", seed, self.nodes)
+            except (grpc.RpcError, AssertionError) as error:
+                self.failures.append(repr(error))
+                return
+            if tokens != self._expected[seed]:
+                self.failures.append(f"another answer for seed {seed}")
+            self.answered += 1
+
+
+@pytest.mark.cluster
+def test_nothing_is_deployed_at_first(cluster: DeployedCluster) -> None:
+    done = cluster.deploy("--list")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "nothing is deployed: each node serves what it was started with\n"
+    assert cluster.listed() == {}
+
+
+@pytest.mark.cluster
+def test_a_deploy_under_load_loses_no_answer_and_repeats_no_token(cluster: DeployedCluster) -> None:
+    with Streams(cluster.router) as streams:
+        done = cluster.deploy(str(cluster.second), "--nodes", "1")
+        cluster.wait_ready(demo=1, second=1)
+    assert streams.failures == []
+    assert streams.answered > len(streams.SEEDS)
+    assert done.exit_code == 0, done.output
+    first, assigned, *_, loads, ready, last = done.stderr.splitlines()
+    node = assigned.partition(" ")[0]
+    assert node in streams.nodes, "the clients did not use the node that was taken"
+    assert first == f"'second' is deployed from {cluster.second}"
+    assert (assigned, loads, ready) == (f"{node} is assigned", f"{node} loads", f"{node} is ready")
+    assert last == f"'second' is ready on 1 of 1 node: {node}"
+
+
+@pytest.mark.cluster
+def test_both_models_answer_and_the_list_names_the_new_one(cluster: DeployedCluster) -> None:
+    assert chat(cluster.router, "second", 1) == chat(cluster.router, "demo", 1)
+    second = cluster.listed()["second"]
+    assert (second["path"], second["wanted"]) == (str(cluster.second), 1)
+    assert second["assigned_nodes"] == second["ready_nodes"]
+    table = cluster.deploy("--list").stdout
+    for shown in ("second", str(cluster.second), "assigned nodes", second["ready_nodes"][0]):
+        assert shown in table
+
+
+@pytest.mark.cluster
+def test_the_commands_of_the_page_work_and_the_same_deployment_again_changes_nothing(cluster: DeployedCluster) -> None:
+    *lines, last = re.findall(r"^ryzanstein (.*)$", PAGE, re.MULTILINE)
+    assert last == "deploy second --remove", "the next test runs it"
+    outputs = [cluster.run_line(line) for line in lines]
+    assert "loads" not in outputs[0]
+    assert str(cluster.second) in outputs[1]
+    assert outputs[2].startswith("1 2 3 4 5\n")
+
+
+@pytest.mark.cluster
+def test_a_removed_model_gives_its_node_back_to_what_it_was_started_with(cluster: DeployedCluster) -> None:
+    (node,) = cluster.listed()["second"]["assigned_nodes"]
+    done = cluster.deploy("second", "--remove")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith(f"'second' is removed from {node};")
+    cluster.wait_ready(demo=2)
+    assert cluster.listed() == {}
+    again = cluster.deploy("second", "--remove")
+    assert again.exit_code == 1
+    assert again.stderr == "error: no such deployment: 'second' (NOT_FOUND, DEPLOYMENT_NOT_FOUND)\n"
+
+
+@pytest.mark.cluster
+def test_what_no_node_can_read_is_exit_code_1_with_the_nodes_own_reason(cluster: DeployedCluster) -> None:
+    done = cluster.deploy("/no/such/model", "--nodes", "1", "--wait", "30")
+    assert done.exit_code == 1
+    *_, failed, last = done.stderr.splitlines()
+    node = failed.partition(" ")[0]
+    reason = "/no/such/model/config.json: No such file or directory"
+    assert failed == f"{node} failed: {reason}"
+    ending = "it stays deployed until `ryzanstein deploy model --remove`"
+    assert last == f"'model' is not ready: 0 of 1 node; {failed}; {ending}"
+    assert cluster.deploy("model", "--remove").exit_code == 0
+    cluster.wait_ready(demo=2)
+
+
+@pytest.mark.cluster
+def test_ctrl_c_leaves_the_deployment_in_force_and_says_so(cluster: DeployedCluster, interruptible: None) -> None:
+    command = [RYZANSTEIN, "deploy", str(cluster.second), "--nodes", "1", "--orchestrator", cluster.orchestrator]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.endswith(" is assigned\n"):
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait(COMMAND_S) == 130
+    last = said.splitlines()[-1]
+    assert last == "'second' stays deployed, ready on 0 of 1 node; `ryzanstein deploy second --remove` withdraws it"
+    assert cluster.listed().keys() == {"second"}
+
+
+@pytest.mark.cluster
+def test_without_waiting_it_returns_when_the_deployment_is_stored(cluster: DeployedCluster) -> None:
+    done = cluster.deploy(str(cluster.second), "--name", "third", "--nodes", "2", "--no-wait")
+    assert done.exit_code == 0, done.output
+    assert len(done.stderr.splitlines()) == 2
+    assert cluster.listed()["third"]["wanted"] == 2
+    late = cluster.deploy(str(cluster.second), "--name", "third", "--nodes", "2", "--wait", "0")
+    assert late.exit_code == 1
+    assert "'third' is not ready after 0 s: 0 of 2 nodes, no free node (the cluster has 2, 1 assigned" in late.stderr
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would the commands that are started here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def directory_without_config(folder: Path) -> str:
+    return str(folder)
+
+
+def file_of_weights(folder: Path) -> str:
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("made", "why"), [(directory_without_config, "has no config.json"), (file_of_weights, "is not a directory")]
+)
+def test_what_is_no_model_here_is_refused_before_any_node_loses_its_model(
+    made: Callable[[Path], str], why: str, tmp_path: Path
+) -> None:
+    done = run("deploy", made(tmp_path))
+    assert done.exit_code == 2
+    assert f"'DIR|NAME': {made(tmp_path)} {why}; --force" in plain(done.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "said"),
+    [
+        ((), "'DIR|NAME'", "give the directory of a model, or --list"),
+        (("",), "'DIR|NAME'", "give the directory of a model, or --list"),
+        (("/", "--force"), "'--name'", "must have 1 to 128 characters, got 0"),
+        (("/m", "--name", "n" * 129), "'--name'", "must have 1 to 128 characters, got 129"),
+        (("/m", "--name", ""), "'--name'", "must have 1 to 128 characters, got 0"),
+        (("/m", "--name", "\udcff"), "'--name'", "must be UTF-8 text"),
+        (("/m\udcff",), "'DIR|NAME'", "must be UTF-8 text"),
+        (("/" + "m" * 1024,), "'DIR|NAME'", "must have at most 1024 characters, got 1025"),
+        (("/m", "--nodes", "-1"), "'--nodes'", "Input should be greater than or equal to 0"),
+        (("/m", "--nodes", "10001"), "'--nodes'", "Input should be less than or equal to 10000"),
+        (("/m", "--wait", "-1"), "'--wait'", "Input should be greater than or equal to 0"),
+        (("/m", "--wait", "1", "--no-wait"), "'--no-wait'", "contradicts --wait"),
+        (("/m", "--json"), "'--json'", "is for --list"),
+        (("/m", "--orchestrator", "nowhere"), "'--orchestrator'", "must be host:port"),
+        (("--remove",), "'DIR|NAME'", "must have 1 to 128 characters, got 0"),
+        (("m", "--remove", "--nodes", "0"), "'--nodes'", "has no meaning with --remove"),
+        (("m", "--list"), "'DIR|NAME'", "has no meaning with --list"),
+        (("--list", "--remove"), "'--remove'", "has no meaning with --list"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2_and_names_the_option_and_its_bound(
+    arguments: tuple[str, ...], option: str, said: str
+) -> None:
+    done = run("deploy", *arguments)
+    assert done.exit_code == 2, done.output
+    assert option in done.output
+    assert said in plain(done.output)
+
+
+@pytest.mark.parametrize("arguments", [("/m",), ("m", "--remove"), ("--list",), ("--list", "--json")])
+def test_an_orchestrator_that_is_away_is_one_sentence_and_exit_code_1(arguments: tuple[str, ...]) -> None:
+    done = run("deploy", *arguments, "--orchestrator", f"127.0.0.1:{free_ports(1)[0]}")
+    assert (done.exit_code, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: failed to connect")
+    assert hint == "  is the cluster running? `ryzanstein up` starts one"
+
+
+def test_the_help_says_that_the_nodes_read_the_directory() -> None:
+    assert "The nodes read the directory, so it must be there on each of them." in plain(run("deploy", "--help").output)
