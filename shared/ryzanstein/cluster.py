@@ -44,7 +44,8 @@ class Beat:
 
     `step` counts engine steps: it must increase while work is pending. `time` is the node's own
     clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
-    which may stall all ranks.
+    which may stall all ranks. `other_models` are the names of the node's other models, each on a
+    stream of its own; only the first model's beats have them.
     """
 
     sequence: int = 0
@@ -56,6 +57,7 @@ class Beat:
     reason: str = ""
     time: float = 0.0
     profiling: bool = False
+    other_models: tuple[str, ...] = ()
 
     @property
     def drained(self) -> bool:

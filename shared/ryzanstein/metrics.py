@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from ryzanstein.metrics_handler import BoundedHandler, BoundedServer
 
@@ -49,6 +52,31 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def merged_registry(first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> CollectorRegistry:
+    """Returns a registry of all metrics; those of `others` get a label with the key of theirs.
+
+    The others have no metrics that `first` lacks.
+    """
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(_Merged(first, others, label))
+    return registry
+
+
+class _Merged(Collector):
+    def __init__(self, first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> None:
+        self._first, self._others, self._label = first, others, label
+
+    def collect(self) -> Iterator[Metric]:
+        more: dict[str, list[Sample]] = {}
+        for value, registry in self._others.items():
+            for metric in registry.collect():
+                labelled = (sample._replace(labels={**sample.labels, self._label: value}) for sample in metric.samples)
+                more.setdefault(metric.name, []).extend(labelled)
+        for metric in self._first.collect():
+            metric.samples = [*metric.samples, *more.get(metric.name, ())]
+            yield metric
 
 
 class MetricsServer:

@@ -16,7 +16,8 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.rpc.reading import RequestReading, readable
 from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.wire import MostParts, attempt_to_wire, chat_from_wire, complete_from_wire
+from ryzanstein.wire.attempts import attempt_to_wire
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire
 
 ROUNDS = 3
 MAX_BYTES = RouterSettings.model_fields["max_request_bytes"].default

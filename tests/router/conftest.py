@@ -23,7 +23,7 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
-from ryzanstein.wire import attempt_from_wire
+from ryzanstein.wire.attempts import attempt_from_wire
 
 MODEL = "demo"
 CONTEXT_LENGTH = 4096
@@ -97,6 +97,12 @@ class ScriptedNode(WorkerServiceServicer):
     context_length: int = CONTEXT_LENGTH
     ranks_lost: bool = False
     """What runs fails as the node's fault, what comes is refused, and the node recovers until this is turned off."""
+    other_models: tuple[str, ...] = ()
+    """Further models, each on a stream of its own."""
+    lost_models: set[str] = field(default_factory=set)
+    """As `ranks_lost`, of these further models alone."""
+    knows_models: bool = True
+    """False: an older node, which takes every stream for one of its model."""
     default_tokens: int = 16
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
@@ -134,15 +140,18 @@ class ScriptedNode(WorkerServiceServicer):
         self, requests: AsyncIterator[worker.ConnectRequest], context: Any
     ) -> AsyncIterator[worker.ConnectResponse]:
         frames = aiter(requests)
-        assert (await anext(frames)).HasField("hello")
-        hello = worker.NodeHello(node_id=self.node_id, incarnation=self._incarnation, beat=self._beat())
+        opening = await anext(frames)
+        assert opening.HasField("hello")
+        model = opening.hello.model if self.knows_models else ""
+        node_id = f"{self.node_id}/{model}" if model else self.node_id
+        hello = worker.NodeHello(node_id=node_id, incarnation=self._incarnation, beat=self._beat(model), model=model)
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)
         beats: list[int] = []
         reader = asyncio.create_task(self._read(frames, running, beats))
         try:
-            async for frame in self._speak(running, beats):
+            async for frame in self._speak(running, beats, model):
                 yield frame
         except DiedError:
             return
@@ -178,19 +187,23 @@ class ScriptedNode(WorkerServiceServicer):
         left = {i for i, choice in enumerate(attempt.generated) if not choice.finished}
         return Running(submit.handle, attempt, begun, left)
 
-    def _beat(self) -> worker.Beat:
+    def _lost(self, model: str) -> bool:
+        return self.ranks_lost or model in self.lost_models
+
+    def _beat(self, model: str) -> worker.Beat:
         self._beats += 1
         return worker.Beat(
             sequence=self._beats,
-            state=worker.NODE_STATE_RECOVERING if self.ranks_lost else worker.NodeState.ValueType(self.state),
-            model=self.model,
+            state=worker.NODE_STATE_RECOVERING if self._lost(model) else worker.NodeState.ValueType(self.state),
+            model=model or self.model,
+            other_models=() if model else self.other_models,
             context_length=self.context_length,
             load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
             reason=self.reason,
         )
 
-    async def _speak(self, running: dict[int, Running], beats: list[int]) -> AsyncIterator[worker.ConnectResponse]:
+    async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:
         next_beat = 0.0
         known: set[int] = set()
         while self._server is not None:
@@ -199,14 +212,14 @@ class ScriptedNode(WorkerServiceServicer):
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=beats.pop(0)))
             if now >= next_beat and not (self.frozen or self.mute_beats):
                 next_beat = now + (0.05 if self.num_running else 0.5)  # as often as the beat says that it works
-                yield worker.ConnectResponse(beat=self._beat())
+                yield worker.ConnectResponse(beat=self._beat(model))
             if running and not (self.frozen or self.stalled):
                 self._step += 1
                 next_beat = min(next_beat, now + 0.05)
-                yield worker.ConnectResponse(output=self._output(running, known))
+                yield worker.ConnectResponse(output=self._output(running, known, model))
             await asyncio.sleep(self.step_s)
 
-    def _output(self, running: dict[int, Running], known: set[int]) -> worker.StepOutput:
+    def _output(self, running: dict[int, Running], known: set[int], model: str) -> worker.StepOutput:
         output = worker.StepOutput(step=self._step)
         if self.torn_columns:
             self.torn_columns = False
@@ -217,7 +230,7 @@ class ScriptedNode(WorkerServiceServicer):
             output.finished.add(handle=9999, reason=1)
             output.failed.add(handle=9999, code=13)
         for run in list(running.values()):
-            if self.ranks_lost:
+            if self._lost(model):
                 error = RANK_LOST if run.handle in known else NOT_READY
                 self._fail(output, running.pop(run.handle), error, error is RANK_LOST)
                 continue

@@ -20,7 +20,7 @@ from ryzanstein.generation import Attempt, ChatPrompt, ChoiceProgress, Generatio
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
-from ryzanstein.wire import attempt_to_wire
+from ryzanstein.wire.attempts import attempt_to_wire
 from ryzanstein.worker.text.tokenizer import TextModel
 
 DEMO = Path(__file__).parents[2] / "shared" / "ryzanstein" / "demo"
@@ -171,8 +171,8 @@ class Link:
         self._writing = asyncio.Lock()
         self._reader: asyncio.Task | None = None
 
-    async def open(self, router_id: str) -> None:
-        await self._call.write(pb.ConnectRequest(hello=pb.RouterHello(router_id=router_id)))
+    async def open(self, router_id: str, model: str) -> None:
+        await self._call.write(pb.ConnectRequest(hello=pb.RouterHello(router_id=router_id, model=model)))
         self.hello = (await self._call.read()).hello
         self._reader = asyncio.create_task(self._read())
 
@@ -262,11 +262,11 @@ def connect():
     """`async with connect(address) as link`."""
 
     @asynccontextmanager
-    async def open_link(address: str, router_id: str = "router-t") -> AsyncIterator[Link]:
+    async def open_link(address: str, router_id: str = "router-t", model: str = "") -> AsyncIterator[Link]:
         async with open_channel(address, retries=False) as channel:
             link = Link(WorkerServiceStub(channel).Connect())
             try:
-                await link.open(router_id)
+                await link.open(router_id, model)
                 yield link
             finally:
                 await link.close()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.wire import attempt_to_wire
+from ryzanstein.wire.attempts import attempt_to_wire
 
 
 @pytest.fixture

@@ -70,7 +70,8 @@ async def test_a_paused_answer_goes_on_exactly_where_it_was(small, connect, atte
 async def test_a_full_line_refuses_with_the_time_to_come_back_and_a_light_tenant_still_gets_in(small, connect, attempt, page):
     async with connect(small.address) as link:
         await link.run(attempt(max_tokens=20, ignore_eos=True))
-        heavy = [await link.submit(of(attempt(f"{i}", max_tokens=600, ignore_eos=True), tenant="heavy")) for i in range(30)]
+        # So long that none ends before the last one is submitted.
+        heavy = [await link.submit(of(attempt(f"{i}", max_tokens=1500, ignore_eos=True), tenant="heavy")) for i in range(30)]
         for handle in heavy[18:]:
             await link.wait(handle, lambda s: s.failed)
             failed = link.streams[handle].failed

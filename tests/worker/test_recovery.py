@@ -20,7 +20,7 @@ from ryzanstein.generation import TokenPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
-from ryzanstein.wire import attempt_to_wire
+from ryzanstein.wire.attempts import attempt_to_wire
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 

@@ -20,7 +20,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
-from ryzanstein.wire import enum_name
+from ryzanstein.wire.enum_names import enum_name
 
 MAX_REATTACHES = 5
 _FIRST_BACKOFF_S = 0.1

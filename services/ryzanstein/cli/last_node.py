@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein import wire
 from ryzanstein.cluster import Node, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
+from ryzanstein.wire.membership import node_from_wire
 
 _TIMEOUT_S = 2.0
 
@@ -57,4 +57,4 @@ async def _members(orchestrator: str) -> list[Node]:
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=_TIMEOUT_S))
-    return [wire.node_from_wire(node) for node in answer.nodes]
+    return [node_from_wire(node) for node in answer.nodes]

@@ -57,6 +57,7 @@ class ClusterSpec:
     orchestrator_flags: tuple[str, ...] = ()
     hosts: Mapping[str, Host] = field(default_factory=dict)
     settings: Mapping[str, Flags] = field(default_factory=dict)
+    more_models: tuple[Path, ...] = ()
     start_timeout_s: float = 90.0
     stop_grace_s: float = 10.0
 
@@ -159,7 +160,7 @@ class LocalCluster:
         """Returns when every router sees exactly `count` ready nodes."""
         deadline = time.monotonic() + (self.spec.start_timeout_s if timeout_s is None else timeout_s)
         for name in self.router_names:
-            while (seen := _ready_nodes(self.services[name].grpc_address)) != count:
+            while (seen := _ready_nodes(self.services[name].grpc_address, 1 + len(self.spec.more_models))) != count:
                 if time.monotonic() > deadline:
                     tail = self.services[name].log_tail()
                     raise ServiceFailedError(f"{name} sees {seen} ready nodes instead of {count}\n{tail}")
@@ -211,6 +212,7 @@ class LocalCluster:
             "metrics_port": next(ports),
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
+            "more_models": ",".join(f"{path.name}={path}" for path in self.spec.more_models),
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,
@@ -253,11 +255,15 @@ class LocalCluster:
             service.kill()
 
 
-def _ready_nodes(router_address: str) -> int:
-    """Returns how many nodes the router can send requests to; 0 if it does not answer."""
+def _ready_nodes(router_address: str, num_models: int) -> int:
+    """Returns how many nodes the router can send requests to, of the model that has the fewest.
+
+    0 if the router does not answer or does not know of so many models.
+    """
     with grpc.insecure_channel(router_address) as channel:
         try:
             models = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=2)
         except grpc.RpcError:
             return 0
-    return max((model.ready_nodes for model in models.models), default=0)
+    ready = sorted((model.ready_nodes for model in models.models), reverse=True)
+    return ready[num_models - 1] if len(ready) >= num_models else 0

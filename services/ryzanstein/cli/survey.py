@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
-from ryzanstein import wire
 from ryzanstein.cli.cluster_view import (
     ClusterStatus,
     LinkLossView,
@@ -38,6 +38,8 @@ from ryzanstein.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from ryzanstein.wire.enum_names import enum_name
+from ryzanstein.wire.membership import beat_from_wire, node_from_wire
 
 TIMEOUT_S = 5.0
 NODE_TIMEOUT_S = 2.0
@@ -61,8 +63,8 @@ async def look(orchestrator: str, router: str) -> ClusterStatus:
     if "router" in errors:
         errors.pop("session store", None)  # the router, which answers for the store, was unreachable
     linked = _only_linked(links, members)
-    nodes = await asyncio.gather(*(_node(node, True) for node in members), *(_node(node, False) for node in linked))
-    return ClusterStatus(tuple(nodes), links, models, sessions, errors)
+    nodes = await asyncio.gather(*(_models_of(node, True) for node in members), *(_models_of(node, False) for node in linked))
+    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors)
 
 
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
@@ -77,7 +79,7 @@ async def _members(orchestrator: str) -> tuple[Node, ...]:
     async with open_channel(orchestrator) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
-    return tuple(sorted((wire.node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
+    return tuple(sorted((node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
 
 
 def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
@@ -89,18 +91,25 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
     ]
 
 
-async def _node(node: Node, member: bool) -> NodeStatus:
+async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
+    """Returns the node's own report, and one for each further model that it has."""
     async with open_channel(node.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         try:
-            answer = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+            first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+            requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]
+            others = [await answered(stub.GetStatus(request, timeout=NODE_TIMEOUT_S)) for request in requests]
         except RyzansteinError as error:
-            return NodeStatus(node, error=f"{error.code.name}: {error.message}", member=member)
+            return [NodeStatus(node, error=f"{error.code.name}: {error.message}", member=member)]
+    return [_status(node, first, member), *(_status(replace(node, node_id=o.node_id, tp=0), o, False) for o in others)]
+
+
+def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool) -> NodeStatus:
     losses = tuple(
         RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
     )
     ranks = tuple(map(_rank, answer.ranks))
-    node = node if member else _as_it_says(node, wire.beat_from_wire(answer.beat), len(ranks))
+    node = node if member else _as_it_says(node, beat_from_wire(answer.beat), len(ranks))
     return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
 
 
@@ -137,7 +146,7 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
         address=link.address,
         up=link.up,
         suspicion=link.suspicion,
-        breaker=wire.enum_name(router_pb2.BreakerState, link.breaker),
+        breaker=enum_name(router_pb2.BreakerState, link.breaker),
         inflight=link.inflight,
         state=NodeState(link.state),
         reason=link.reason,

@@ -26,7 +26,15 @@ _LOOK_EVERY_S = 1.0
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
-ModelDir = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Model directory in the Hugging Face layout.")]
+ModelDirs = Annotated[
+    list[Path],
+    typer.Option(
+        "--model",
+        exists=True,
+        file_okay=False,
+        help="Model directory in the Hugging Face layout. Repeat it for several models on each node.",
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 
 
@@ -34,7 +42,7 @@ def up(
     *,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
-    model: ModelDir = MODEL_DIR,
+    models: ModelDirs = [MODEL_DIR],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
     quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Weight format, on CPUs.")] = "none",
@@ -45,8 +53,12 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
+    first, *others = (model.resolve() for model in models)
+    if len({model.name for model in (first, *others)}) < len(models):
+        raise typer.BadParameter("the names of the directories must differ", param_hint="--model")
     spec = ClusterSpec(
-        model=model.resolve(),
+        model=first,
+        more_models=tuple(others),
         num_nodes=nodes,
         num_routers=routers,
         tp=tp,

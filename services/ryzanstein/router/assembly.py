@@ -49,7 +49,7 @@ from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
-from ryzanstein.wire import MostParts
+from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -30,11 +31,12 @@ from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.membership import NodeMembership
 from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.models import ModelAgent, NodeHealth, NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
@@ -48,66 +50,76 @@ async def serve(settings: WorkerSettings) -> None:
 
     Raises OSError or RyzansteinError when it cannot start.
     """
-    telemetry = WorkerTelemetry()
+    others = [ModelChoice.at(path, name) for name, path in settings.further_models()]
+    telemetry = NodeTelemetry(other.name for other in others)
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
         stack.callback(tracing.close)
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
-        templates = TemplateProcess(settings.template_bounds(), telemetry.on_template_limit)
-        node = NodeAgent(settings, telemetry, tracing, templates)
-        stack.push_async_callback(node.host.unload)
-        telemetry.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
-        await _serve_rpc(settings, node, telemetry, metrics.port)
+        templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
+        first = NodeAgent(settings, telemetry.first, tracing, templates, other_models=[other.name for other in others])
+        further = [NodeAgent(settings.of_model(o.name), telemetry.others[o.name], tracing, templates) for o in others]
+        for node in (first, *further):
+            stack.push_async_callback(node.host.unload)
+        telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
+        await _serve_rpc(settings, [(first, _model(settings)), *zip(further, others, strict=True)], telemetry, metrics.port)
 
 
-async def _serve_rpc(settings: WorkerSettings, node: NodeAgent, telemetry: WorkerTelemetry, metrics_port: int) -> None:
+async def _serve_rpc(
+    settings: WorkerSettings,
+    agents: Sequence[tuple[NodeAgent, ModelChoice | None]],
+    telemetry: NodeTelemetry,
+    metrics_port: int,
+) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
+        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.first.registry)),
     )
-    operations = Operations(node, _model(settings), lambda: _address(settings, rpc.port))
-    add_WorkerServiceServicer_to_server(WorkerServicer(node, operations), rpc.server)
+    made = [ModelAgent(node, Operations(node, choice, lambda: _address(settings, rpc.port))) for node, choice in agents]
+    models = NodeModels(made[0], dict(zip(telemetry.others, made[1:], strict=True)))
+    add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
-        await _live(node, operations, telemetry, rpc)
+        await _live(settings, models, telemetry.first, rpc)
     finally:
-        node.end_links()
+        models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
-        await telemetry.background.close()
+        await telemetry.first.background.close()
     log.info("stopped")
 
 
-async def _live(node: NodeAgent, operations: Operations, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
+async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
-    settings, background = node.settings, telemetry.background
+    background, health = telemetry.background, NodeHealth(rpc)
     background.watch_loop()
-    model = _model(settings)
-    tasks = [background.supervise("beats", partial(node.run, rpc), STOP)]
-    if model is not None:
-        tasks.append(background.supervise("first_model", partial(operations.load_first, model), STOP, finite=True))
-    membership = NodeMembership(settings.orchestrator, operations, telemetry) if settings.orchestrator else None
+    tasks = []
+    for each in models:
+        tasks.append(background.supervise("beats", partial(each.node.run, health.of(each.node.settings.node_id)), STOP))
+        load = each.operations.load_started_with
+        tasks.append(background.supervise("first_model", load, STOP, finite=True))
+    membership = NodeMembership(settings.orchestrator, models, telemetry) if settings.orchestrator else None
     if membership is not None:
         tasks.append(background.supervise("membership", membership.run))
-    await background.until(_drained(operations, settings.drain_grace_s))
+    await background.until(_drained(models, settings.drain_grace_s))
     for task in tasks:
         task.cancel()
     if membership is not None:
         await membership.leave()
 
 
-async def _drained(operations: Operations, grace_s: float) -> None:
+async def _drained(models: NodeModels, grace_s: float) -> None:
     await terminated()
-    await operations.drain(grace_s, STOPS)
+    await models.drain(grace_s, STOPS)
 
 
 def _model(settings: WorkerSettings) -> ModelChoice | None:
-    """Returns the model that the node serves from the start."""
+    """Returns the first model that the node serves from the start."""
     return ModelChoice.at(settings.model, settings.model_name) if settings.model else None
 
 

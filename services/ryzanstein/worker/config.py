@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
+from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.recovery import RecoveryPolicy
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
+
+MAX_FURTHER_MODELS = 31
 
 
 class WorkerSettings(ServiceSettings):
@@ -40,6 +43,9 @@ class WorkerSettings(ServiceSettings):
 
     model: str = Field("", description="directory of a Hugging Face checkpoint; empty: no model until one is deployed")
     model_name: str = Field("", max_length=MAX_NAME_CHARS, description="name of the model; empty: the directory name")
+    more_models: str = Field(
+        "", description="directories of further models, comma-separated, each DIR or NAME=DIR; each has ranks of its own"
+    )
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the ranks")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -49,7 +55,9 @@ class WorkerSettings(ServiceSettings):
     kv_dtype: KvDtype = Field("auto", description="dtype of the KV cache; auto: same as dtype")
     quantization: Quantization = Field("none", description="quantization of weights; CPU only")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = Field("auto", description="backend of the collectives")
-    threads_per_rank: int = Field(0, ge=0, le=1024, description="threads of each rank; 0: number of cores divided by tp")
+    threads_per_rank: int = Field(
+        0, ge=0, le=1024, description="threads of each rank; 0: number of cores divided by all ranks of the node"
+    )
     rank_nice: int = Field(10, ge=0, le=19, description="niceness of ranks, so that the agent has priority; 0: none")
     openmp_spins: int = Field(
         0, ge=0, description="spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; shared cores: 1500"
@@ -101,6 +109,21 @@ class WorkerSettings(ServiceSettings):
     quarantine_limit: int = Field(5, ge=0, description="quarantines after which the node drains until it is undrained")
 
     @model_validator(mode="after")
+    def _distinct(self) -> WorkerSettings:
+        names = [name for name, _ in self.further_models()]
+        if len(names) > MAX_FURTHER_MODELS:
+            raise ValueError(f"more_models has {len(names)} models, more than {MAX_FURTHER_MODELS}")
+        if names and not self.model:
+            raise ValueError("more_models needs model: the first one has a setting of its own")
+        first = [self.model_name or Path(self.model).resolve().name] if self.model else []
+        for name in names:
+            if len(name) > MAX_NAME_CHARS:
+                raise ValueError(f"a name in more_models has {len(name)} characters, more than {MAX_NAME_CHARS}")
+            if (names + first).count(name) > 1:
+                raise ValueError(f"more_models: there is more than one model {name!r}: name it as NAME=DIR")
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> WorkerSettings:
         if self.max_tokens_per_step < self.max_sequences:
             raise ValueError(
@@ -108,6 +131,19 @@ class WorkerSettings(ServiceSettings):
                 "every running sequence decodes in every step"
             )
         return self
+
+    @property
+    def num_models(self) -> int:
+        return 1 + len(self.further_models())
+
+    def further_models(self) -> list[tuple[str, str]]:
+        """Returns the names and directories of the further models."""
+        entries = [entry.strip().rpartition("=") for entry in self.more_models.split(",") if entry.strip()]
+        return [(name or Path(directory).resolve().name, directory) for name, _, directory in entries]
+
+    def of_model(self, name: str) -> WorkerSettings:
+        """Returns the settings of the agent of a further model."""
+        return self.model_copy(update={"node_id": f"{self.node_id}/{name}"})
 
     def rank_spec(self, model: str) -> RankSpec:
         """Returns what the ranks that serve this directory are started with."""
@@ -120,7 +156,7 @@ class WorkerSettings(ServiceSettings):
             quantization=self.quantization,
             kernels=self.kernels,
             collectives=self.collectives,
-            threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tp),
+            threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // (self.tp * self.num_models)),
             openmp_spins=self.openmp_spins,
             nice=self.rank_nice,
             pin=self.pin,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -10,12 +10,11 @@ from ryzanstein.background import Background
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
 from ryzanstein.loop_lag import LoopLag
-from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, new_registry
+from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats
-from ryzanstein.worker.ranks.board import RankProgress
-from ryzanstein.worker.ranks.group import LossCause
-from ryzanstein.worker.ranks.messages import RankReady
-from ryzanstein.worker.ranks.recovery import Rung
+from ryzanstein.worker.engines.group import LossCause, RankProgress
+from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -23,11 +22,14 @@ _COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "d
 
 
 class WorkerTelemetry:
-    """The metrics of the process: one instance, created in `__main__` and passed on."""
+    """The metrics of one model's agent, created in `__main__` and passed on.
 
-    def __init__(self) -> None:
-        self.registry: CollectorRegistry = new_registry()
-        self.background = Background("worker", self.registry)
+    Agents of one process share `background`.
+    """
+
+    def __init__(self, background: Background | None = None) -> None:
+        self.registry: CollectorRegistry = new_registry() if background is None else CollectorRegistry()
+        self.background = background or Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
         self.links = self._gauge("links", "Connected routers.")
         self.running = self._gauge("running", "Running sequences.")
@@ -162,3 +164,16 @@ class WorkerTelemetry:
             if rank.last_step_s > 0 and self._steps.get(rank.rank) != rank.step:
                 self._steps[rank.rank] = rank.step
                 self.step.labels(str(rank.rank)).observe(rank.last_step_s)
+
+
+class NodeTelemetry:
+    """The metrics of a node: those of its first model, and those of the others by their names.
+
+    In `registry` the others' have the label `model`.
+    """
+
+    def __init__(self, other_models: Iterable[str]) -> None:
+        self.first = WorkerTelemetry()
+        self.others = {name: WorkerTelemetry(self.first.background) for name in other_models}
+        others = {name: telemetry.registry for name, telemetry in self.others.items()}
+        self.registry = merged_registry(self.first.registry, others, "model") if others else self.first.registry

@@ -17,7 +17,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import chat_from_wire
+from ryzanstein.wire.requests import chat_from_wire
 
 BOUND = 8
 CALLERS = 60

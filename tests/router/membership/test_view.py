@@ -17,7 +17,7 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
-from ryzanstein.wire import node_to_wire
+from ryzanstein.wire.membership import node_to_wire
 
 Message = orchestrator.WatchClusterResponse
 

@@ -212,7 +212,7 @@ async def test_a_request_that_one_node_cannot_run_is_run_by_another(pair: Any) -
 
 
 async def test_waiting_in_a_queue_is_no_silence(pair: Any, until: Any) -> None:
-    """The node says that others wait, and nobody who came later has begun: no backup is started, however long it takes."""
+    """The node says that others wait, and nobody who came later has begun: no hedge is started, however long it takes."""
     client, primary, backup = pair
     seen = len(backup.submits)
     primary.freeze_at, primary.waiting = 0, 5

@@ -82,7 +82,7 @@ async def test_a_backup_that_appears_after_the_suspicion_is_still_used(pair: Any
     assert nodes == [primary.node_id, backup.node_id]
 
 
-async def test_a_suspected_node_that_dies_leaves_the_answer_to_the_backup(pair: Any, until: Any) -> None:
+async def test_a_suspected_node_that_dies_leaves_the_answer_to_the_hedge(pair: Any, until: Any) -> None:
     client, primary, backup = pair
     backup.stalled = True
 
@@ -99,7 +99,7 @@ async def test_a_suspected_node_that_dies_leaves_the_answer_to_the_backup(pair: 
     assert client.value("failovers_total", cause="silence") == 1
 
 
-async def test_a_backup_that_dies_leaves_the_answer_to_the_suspected_node(pair: Any, until: Any) -> None:
+async def test_a_hedge_whose_node_dies_leaves_the_answer_to_the_suspected_node(pair: Any, until: Any) -> None:
     client, primary, backup = pair
     backup.stalled = True
 

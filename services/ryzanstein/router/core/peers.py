@@ -29,7 +29,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import peer_pb2 as peer
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
-from ryzanstein.wire import event_from_wire
+from ryzanstein.wire.events import event_from_wire
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,8 @@ from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
-from ryzanstein.wire import attempt_from_wire, attempt_to_wire, logprobs_from_wire, token_logprobs_to_wire
+from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
+from ryzanstein.wire.events import logprobs_from_wire, token_logprobs_to_wire
 
 MAX_RUN_TOKENS = 4096
 

@@ -22,7 +22,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire import node_from_wire
+from ryzanstein.wire.membership import node_from_wire
 
 log = structlog.get_logger(__name__)
 

@@ -142,17 +142,18 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str, router_id: str) -> AsyncIterator[Connection | None]:
+async def connect(address: str, router_id: str, model: str) -> AsyncIterator[Connection | None]:
     """Yields a stream after the exchange of hellos.
 
-    Yields None when the call fails or the node does not answer within five seconds.
+    `model`: one of the node's further models, or empty for its first. Yields None when the call
+    fails, the node does not answer within five seconds, or does not know of further models.
     """
     channel = open_channel(address, retries=False)
     call = None
     try:
         stub: Any = WorkerServiceStub(channel)
         call = stub.Connect()
-        hello = await _exchange_hellos(call, router_id)
+        hello = await _exchange_hellos(call, router_id, model)
         yield None if hello is None else Connection(stub, call, hello)
     finally:
         if call is not None:
@@ -160,14 +161,14 @@ async def connect(address: str, router_id: str) -> AsyncIterator[Connection | No
         await channel.close()
 
 
-async def _exchange_hellos(call: Any, router_id: str) -> worker.NodeHello | None:
+async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.NodeHello | None:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            router_hello = worker.RouterHello(router_id=router_id)
+            router_hello = worker.RouterHello(router_id=router_id, model=model)
             router_hello.beat_interval.FromNanoseconds(round(BEAT_S * 1e9))
             await call.write(worker.ConnectRequest(hello=router_hello))
             frame = await call.read()
     except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
         return None
-    understood = frame is not grpc.aio.EOF and frame is not None
-    return frame.hello if understood and frame.HasField("hello") else None
+    understood = frame is not grpc.aio.EOF and frame is not None and frame.HasField("hello")
+    return frame.hello if understood and frame.hello.model == model else None

@@ -9,7 +9,7 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import logprobs_from_wire
+from ryzanstein.wire.events import logprobs_from_wire
 
 
 class AttemptSink(Protocol):

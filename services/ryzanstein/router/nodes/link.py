@@ -1,4 +1,4 @@
-"""One node, one stream: all of this router's generations on that node.
+"""One stream: all of this router's generations of one model of a node.
 
 Keeps the stream open, reconnects with back-off, passes tokens to attempts, and notifies its
 observer when the node comes, goes or changes. The end of the stream counts as the node's death:
@@ -25,7 +25,8 @@ from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERV
 from ryzanstein.router.nodes.suspicion import Level, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import beat_from_wire, submit_now
+from ryzanstein.wire.attempts import submit_now
+from ryzanstein.wire.membership import beat_from_wire
 
 log = structlog.get_logger(__name__)
 
@@ -63,12 +64,23 @@ class LinkObserver(Protocol):
 
 
 class NodeLink:
-    """The link to one address. Start `run` as a task; cancelling that task closes the link."""
+    """The link to one model of the node at an address. Empty: its first model.
+
+    Start `run` as a task; cancelling that task closes the link.
+    """
 
     def __init__(
-        self, address: str, router_id: str, thresholds: PhiThresholds, observer: LinkObserver, awake: AwakeClock
+        self,
+        address: str,
+        router_id: str,
+        thresholds: PhiThresholds,
+        observer: LinkObserver,
+        awake: AwakeClock,
+        *,
+        model: str = "",
     ) -> None:
         self.address = address
+        self.model = model
         self.node_id = ""
         self.beat = Beat()
         self.clock_skew_s = 0.0
@@ -167,7 +179,7 @@ class NodeLink:
 
     async def _stream(self) -> bool:
         """Serves one stream from its hello to its end. Returns False if there was no hello."""
-        async with connect(self.address, self._router_id) as connection:
+        async with connect(self.address, self._router_id, self.model) as connection:
             if connection is None:
                 return False
             cause = CLOSED
@@ -230,6 +242,8 @@ class NodeLink:
         self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
+        if beat.other_models != before.other_models:
+            self._observer.link_changed(self)
         if beat.state is before.state and beat.model == before.model:
             return
         log.info("node changed", node_id=self.node_id, state=beat.state.name, model=beat.model, reason=beat.reason)

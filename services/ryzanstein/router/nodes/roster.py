@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import NodeState
-from ryzanstein.generation import Attempt, GenerationRequest
+from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.frames import AttemptSink
@@ -28,6 +28,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
+MAX_FURTHER_MODELS = 31  # of one node
 _MAX_TENANTS = 4096  # pairs of tenant and priority whose newest begun attempt a link remembers
 
 
@@ -91,7 +92,7 @@ class Roster:
         `draining`: node ids.
         """
         self._draining = frozenset(draining)
-        known = {link.address: link for link, task in self._tasks.items() if not task.done()}
+        known = {link.address: link for link in self._running() if not link.model}
         for address in sorted(addresses):
             link = known.pop(address, None)
             if link is None:
@@ -99,13 +100,34 @@ class Roster:
             else:
                 link.departed = False
         for link in known.values():
-            link.departed = True
-            if not link.connected:
-                self._close(link)
+            self._depart(link)
+            self._follow_models(link)
         self._notify()
 
-    def _open(self, address: str) -> None:
-        link = NodeLink(address, self.router_id, self._thresholds, self, self.awake)
+    def _follow_models(self, first: NodeLink) -> None:
+        """Links exactly the further models that the node of this link has. A lost node keeps them."""
+        if first.model or not (first.connected or first.departed):
+            return
+        known = {link.model: link for link in self._running() if link.model and link.address == first.address}
+        for model in () if first.departed else _further_models(first.beat):
+            link = known.pop(model, None)
+            if link is None:
+                self._open(first.address, model)
+            else:
+                link.departed = False
+        for link in known.values():
+            self._depart(link)
+
+    def _running(self) -> list[NodeLink]:
+        return [link for link, task in self._tasks.items() if not task.done()]
+
+    def _depart(self, link: NodeLink) -> None:
+        link.departed = True
+        if not link.connected:
+            self._close(link)
+
+    def _open(self, address: str, model: str = "") -> None:
+        link = NodeLink(address, self.router_id, self._thresholds, self, self.awake, model=model)
         task = self._telemetry.background.supervise("link", link.run, finite=True)
         self._tasks[link] = task
         task.add_done_callback(lambda task: self._gone(link, task))
@@ -303,6 +325,7 @@ class Roster:
             self._breakers[node_id].reset()
         self._telemetry.know_node(node_id)
         self._telemetry.link_up.labels(node_id).set(1)
+        self._follow_models(link)
         self._notify()
 
     def link_down(self, link: NodeLink, cause: str) -> None:
@@ -323,6 +346,7 @@ class Roster:
             self._suspect(link)
         else:
             self._trust(link)
+        self._follow_models(link)
         self._notify()
 
     def _suspect(self, link: NodeLink) -> None:
@@ -347,6 +371,12 @@ class Roster:
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
         self._notify()
+
+
+def _further_models(beat: Beat) -> Sequence[str]:
+    """Returns the names that a link can be opened for, each once, and a bounded number."""
+    names = dict.fromkeys(name for name in beat.other_models if 0 < len(name) <= MAX_NAME_CHARS)
+    return tuple(names)[:MAX_FURTHER_MODELS]
 
 
 def _holds_more(link: NodeLink, model: str, least: int, unknown: bool) -> bool:

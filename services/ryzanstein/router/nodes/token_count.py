@@ -6,7 +6,7 @@ from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import message_to_wire
+from ryzanstein.wire.requests import message_to_wire
 
 TIMEOUT_S = 10.0
 

@@ -18,7 +18,7 @@ from ryzanstein.cluster import Beat, Deployment, Node
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire import beat_to_wire, deployment_from_wire, node_to_wire
+from ryzanstein.wire.membership import beat_to_wire, deployment_from_wire, node_to_wire
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)

@@ -20,12 +20,10 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.group import GroupEvents, RankGroup, RankLoss
-from ryzanstein.worker.ranks.messages import RankReady
-from ryzanstein.worker.ranks.recovery import Recovery, Rung
-from ryzanstein.worker.ranks.source import NewRankServer
-from ryzanstein.worker.ranks.supervisor import Supervisor
+from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
+from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.engines.recovery import Recovery, Rung
+from ryzanstein.worker.engines.supervisor import Supervisor
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -62,10 +60,14 @@ class ModelChoice:
 class Serving:
     """Ranks that are ready. `context_length` is how much of the model's context they can hold."""
 
-    group: RankGroup
+    group: EngineGroup
     context_length: int
     num_blocks: int
     max_sequences: int
+
+
+NewEngines = Callable[[ModelChoice], EngineFactory]
+"""Returns what starts and restarts the engine group of a model."""
 
 
 class ModelHost:
@@ -80,18 +82,16 @@ class ModelHost:
     def __init__(
         self,
         settings: WorkerSettings,
-        events: GroupEvents,
+        new_engines: NewEngines,
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],
         templates: ChatRenderer,
-        new_rank_server: NewRankServer = ForkServer,
     ) -> None:
-        self._settings, self._events, self._telemetry = settings, events, telemetry
+        self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
         self._on_change, self._on_gone = on_change, on_gone
         self._templates = templates
-        self._new_rank_server = new_rank_server
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._changes = asyncio.Event()
@@ -128,9 +128,7 @@ class ModelHost:
             raise
 
     def _supervise(self, choice: ModelChoice) -> None:
-        spec = self._settings.rank_spec(choice.path)
-        bounds, policy = self._settings.group_bounds(), self._settings.recovery()
-        self._supervisor = Supervisor(spec, bounds, policy, self, self._events, new_server=self._new_rank_server)
+        self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 
@@ -160,7 +158,7 @@ class ModelHost:
         if self.state is NodeState.FAILED:
             raise errors.failed_precondition("MODEL_REFUSED", self.reason)
 
-    def on_ready(self, group: RankGroup, ranks: Sequence[RankReady]) -> None:
+    def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
         self._telemetry.ranks_ready(ranks)
         lead = ranks[0]
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)

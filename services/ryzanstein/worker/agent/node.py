@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
@@ -23,15 +24,15 @@ from ryzanstein.generation import Attempt, Prompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.generations import RunningGenerations
-from ryzanstein.worker.agent.model_host import ModelHost, Serving
+from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.profiling import Profiling
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
-from ryzanstein.worker.ranks.board import PROFILE
+from ryzanstein.worker.engines.group import PROFILE, GroupEvents
+from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.group import GroupEvents
-from ryzanstein.worker.ranks.recovery import Rung
+from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
@@ -53,9 +54,10 @@ class Health(Protocol):
 
 
 class NodeAgent:
-    """The core of an agent, one per process.
+    """The core of an agent, one per model of a node.
 
-    `drains` holds the reasons for which new generations are refused; empty means none.
+    `other_models` are the names of the models of the node's other agents, for its beats. `drains`
+    holds the reasons for which new generations are refused; empty means none.
     """
 
     def __init__(
@@ -65,23 +67,25 @@ class NodeAgent:
         tracing: Tracing,
         templates: ChatRenderer,
         *,
+        other_models: Sequence[str] = (),
         new_rank_server: NewRankServer = ForkServer,
     ) -> None:
         self.settings = settings
+        self._other_models = tuple(other_models)
         self.incarnation = uuid.uuid4().hex
         self.drains: set[str] = set()
         self.stats = NO_STATS
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
-        events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
+        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
+        self._new_rank_server = new_rank_server
         self.host = ModelHost(
             settings,
-            events,
+            self._engines,
             telemetry,
             on_change=self.changed,
             on_gone=self._on_gone,
             templates=templates,
-            new_rank_server=new_rank_server,
         )
         self._templates = templates
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
@@ -177,6 +181,7 @@ class NodeAgent:
             reason=self._reason(),
             time=time.time(),
             profiling=any(rank.phase == PROFILE for rank in ranks),
+            other_models=self._other_models,
         )
 
     async def run(self, health: Health) -> None:
@@ -217,6 +222,10 @@ class NodeAgent:
 
     def _reason(self) -> str:
         return f"draining: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
+
+    def _engines(self, choice: ModelChoice) -> NativeEngines:
+        spec, bounds = self.settings.rank_spec(choice.path), self.settings.group_bounds()
+        return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
 
     def _load(self, serving: Serving | None) -> Load:
         """Returns the load that the engine last reported, plus what was sent to it since."""

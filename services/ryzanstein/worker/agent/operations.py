@@ -47,13 +47,15 @@ class Operations:
         await self._change("load_model", lambda: self._node.host.load(choice))
         await self._node.host.settled(choice)
 
-    async def load_first(self, choice: ModelChoice) -> None:
-        """Loads the initial model as `load` does.
+    async def load_started_with(self) -> None:
+        """Loads the initial model, if there is one, as `load` does.
 
         An operator may replace it meanwhile without an error.
         """
+        if self._started_with is None:
+            return
         try:
-            await self.load(choice)
+            await self.load(self._started_with)
         except RyzansteinError as error:
             if error.reason != MODEL_REPLACED:
                 raise

@@ -10,8 +10,8 @@ from itertools import count
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.worker.ranks.group import RankGroup
-from ryzanstein.worker.ranks.messages import ProfileTrace, StartProfile
+from ryzanstein.worker.engines.group import EngineGroup
+from ryzanstein.worker.engines.messages import ProfileTrace, StartProfile
 
 PROFILE_TIMEOUT_S = 60.0
 
@@ -28,7 +28,7 @@ class Profiling:
         self._number = 0
         self._trace: asyncio.Future[ProfileTrace] | None = None
 
-    async def record(self, group: RankGroup, rank: int, steps: int) -> bytes:
+    async def record(self, group: EngineGroup, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.
 
         Raises FAILED_PRECONDITION while another profile is recorded, DEADLINE_EXCEEDED when the

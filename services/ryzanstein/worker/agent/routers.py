@@ -16,7 +16,8 @@ from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire import beat_to_wire, logprobs_to_wire
+from ryzanstein.wire.events import logprobs_to_wire
+from ryzanstein.wire.membership import beat_to_wire
 
 _OVERFLOW = "LINK_OVERFLOW"
 _ROW_BYTES = 16  # approximate size of a row without its text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,46 +10,45 @@ from grpc.aio import ServicerContext
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
-from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
-from ryzanstein.wire import attempt_from_wire, beat_to_wire, messages_from_wire, name_from_wire, timestamp
+from ryzanstein.wire.membership import beat_to_wire
+from ryzanstein.wire.requests import messages_from_wire, name_from_wire
+from ryzanstein.wire.timestamps import timestamp
 from ryzanstein.worker.agent.inbox import ReadAhead
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.node import NodeAgent
-from ryzanstein.worker.agent.operations import Operations
-from ryzanstein.worker.agent.routers import RouterLink
-from ryzanstein.worker.ranks.board import RankProgress
-from ryzanstein.worker.ranks.group import RankLoss
+from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.stream import RouterStream
+from ryzanstein.worker.engines.group import RankLoss, RankProgress
 
 Context = ServicerContext[Any, Any]
 
-_BEATS_MISSED = 4
-
 
 class WorkerServicer(WorkerServiceServicer):
-    """A thin adapter from gRPC to the node and its operations."""
+    """A thin adapter from gRPC to the node's agents and their operations."""
 
-    def __init__(self, node: NodeAgent, operations: Operations) -> None:
-        self._node = node
-        self._operations = operations
+    def __init__(self, models: NodeModels) -> None:
+        self._models = models
 
     async def Connect(
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> AsyncIterator[pb.ConnectResponse]:
         requests = aiter(request_iterator)
         hello = await _hello(requests)
-        link = self._node.connect(name_from_wire(hello.router_id, "router_id"))
+        node = self._models.linked(hello.model).node
+        link = node.connect(name_from_wire(hello.router_id, "router_id"))
+        stream = RouterStream(node, link)
         ahead = ReadAhead()
-        reader = self._node.background.once("link_reader", self._read(link, requests, self._silence_s(hello), ahead))
-        taker = self._node.background.once("link_taker", self._take_all(link, ahead))
+        reader = node.background.once("link_reader", stream.read(requests, _beat_interval_s(hello), ahead))
+        taker = node.background.once("link_taker", stream.take_all(ahead))
         try:
-            settings, beat = self._node.settings, beat_to_wire(self._node.beat())
+            settings, beat = node.settings, beat_to_wire(node.beat())
             answer = pb.NodeHello(
                 node_id=settings.node_id,
-                incarnation=self._node.incarnation,
+                incarnation=node.incarnation,
                 beat=beat,
+                model=hello.model,
                 beat_busy=_duration(settings.beat_busy_s),
                 beat_idle=_duration(settings.beat_idle_s),
             )
@@ -61,74 +58,11 @@ class WorkerServicer(WorkerServiceServicer):
         finally:
             reader.cancel()
             taker.cancel()
-            self._node.disconnect(link)
-
-    def _silence_s(self, hello: pb.RouterHello) -> float | None:
-        """Returns how long the router may be silent; None: it does not promise to send beats."""
-        if not hello.HasField("beat_interval"):
-            return None
-        return max(self._node.settings.router_silence_s, _BEATS_MISSED * hello.beat_interval.ToNanoseconds() / 1e9)
-
-    async def _read(
-        self, link: RouterLink, requests: AsyncIterator[pb.ConnectRequest], silence_s: float | None, ahead: ReadAhead
-    ) -> None:
-        """Reads the router's frames.
-
-        Ends the link when the router ends its side or is silent for too long.
-        """
-        with _ending(link):
-            try:
-                while (request := await self._within(silence_s, requests)) is not None:
-                    if not request.HasField("beat"):
-                        await ahead.put(request)
-                    elif request.beat.sequence:
-                        link.acknowledge(request.beat.sequence)
-            except TimeoutError:
-                text = f"no message from router {link.router_id} for {silence_s:g} s"
-                raise errors.unavailable("ROUTER_SILENT", text) from None
-            link.close()
-
-    async def _within(self, silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
-        """Returns the next request; None after the last.
-
-        Raises TimeoutError when none came in time; time in which this agent itself did not run does
-        not count.
-        """
-        if silence_s is None:
-            return await anext(requests, None)
-        return await self._node.awake.within(silence_s, anext(requests, None))
-
-    async def _take_all(self, link: RouterLink, ahead: ReadAhead) -> None:
-        """Handles frames one after the other, so that a cancel is handled after its submit."""
-        with _ending(link):
-            while True:
-                await self._take(link, await ahead.get())
-                # Short prompts are tokenized in this loop: between two of them, beats,
-                # acknowledgements and tokens are sent.
-                await asyncio.sleep(0)
-
-    async def _take(self, link: RouterLink, request: pb.ConnectRequest) -> None:
-        match request.WhichOneof("frame"):
-            case "submit":
-                await self._submit(link, request.submit)
-            case "cancel":
-                self._node.running.cancel(link, request.cancel.handle)
-            case frame:
-                raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
-
-    async def _submit(self, link: RouterLink, submit: pb.Submit) -> None:
-        if submit.handle in link.handles:
-            raise errors.invalid("submit.handle", "must not be in use on this stream", submit.handle)
-        try:
-            attempt = attempt_from_wire(submit)
-        except RyzansteinError as error:
-            ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
-            self._node.refuse(link, submit.handle, error, attempt=submit.attempt, **ids)
-            return
-        await self._node.submit(link, submit.handle, attempt)
+            node.disconnect(link)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        node, serving = self._node, self._node.host.serving
+        node = self._models.of(request.model).node
+        serving = node.host.serving
         ranks: list[pb.RankStatus] = []
         if serving is not None:
             resident = serving.group.resident_bytes()
@@ -144,41 +78,35 @@ class WorkerServicer(WorkerServiceServicer):
         )
 
     async def CountPromptTokens(self, request: pb.CountPromptTokensRequest, context: Context) -> pb.CountPromptTokensResponse:
-        return pb.CountPromptTokensResponse(tokens=await self._node.count_tokens(request.model, _prompt(request)))
+        return pb.CountPromptTokensResponse(
+            tokens=await self._models.of(request.model).node.count_tokens(request.model, _prompt(request))
+        )
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
         if not request.path:
             raise errors.invalid("path", "must be a directory")
-        await self._operations.load(ModelChoice.at(request.path, name_from_wire(request.model, "model")))
+        name = name_from_wire(request.model, "model")
+        await self._models.of(name).operations.load(ModelChoice.at(request.path, name))
         return pb.LoadModelResponse()
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
-        await self._operations.unload(request.model)
+        await self._models.of(request.model).operations.unload(request.model)
         return pb.UnloadModelResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._node.settings.drain_grace_s
-        return pb.DrainResponse(unfinished=await self._operations.drain(max(0.0, grace_s)))
+        grace_s = (
+            request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._models.first.node.settings.drain_grace_s
+        )
+        return pb.DrainResponse(unfinished=await self._models.drain(max(0.0, grace_s)))
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainResponse:
-        self._operations.undrain()
-        beat = self._node.beat()
+        self._models.undrain()
+        beat = self._models.first.node.beat()
         return pb.UndrainResponse(reason="" if beat.state is NodeState.READY else beat.reason)
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
-        return pb.ProfileResponse(chrome_trace=await self._operations.profile(request.rank, request.steps))
-
-
-@contextmanager
-def _ending(link: RouterLink) -> Iterator[None]:
-    """Ends the link on an error: a violation of the protocol, or a bug."""
-    try:
-        yield
-    except RyzansteinError as error:
-        link.close(error)
-    except Exception as error:
-        link.close(errors.internal(f"{type(error).__name__} while reading the stream"))
-        raise
+        operations = self._models.of(request.model).operations
+        return pb.ProfileResponse(chrome_trace=await operations.profile(request.rank, request.steps))
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:
@@ -186,6 +114,11 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:
     if first is None or not first.HasField("hello"):
         raise errors.invalid("frame", "the first frame must be hello")
     return first.hello
+
+
+def _beat_interval_s(hello: pb.RouterHello) -> float | None:
+    """Returns the router's longest interval between beats; None: it does not promise any."""
+    return hello.beat_interval.ToNanoseconds() / 1e9 if hello.HasField("beat_interval") else None
 
 
 def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:

@@ -26,7 +26,8 @@ from ryzanstein.router.faces.grpc.call import Calls, RpcCall
 from ryzanstein.router.faces.grpc.responses import whole_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
-from ryzanstein.wire import MostParts, chat_from_wire, complete_from_wire, event_to_wire, messages_from_wire, name_from_wire
+from ryzanstein.wire.events import event_to_wire
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, messages_from_wire, name_from_wire
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

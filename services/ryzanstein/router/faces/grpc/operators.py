@@ -13,7 +13,7 @@ from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import router_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.router_pb2_grpc import RouterServiceServicer
-from ryzanstein.wire import timestamp
+from ryzanstein.wire.timestamps import timestamp
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.wire import token_logprobs_to_wire, usage_to_wire
+from ryzanstein.wire.events import token_logprobs_to_wire, usage_to_wire
 
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 

@@ -1,0 +1,99 @@
+"""One router's stream as the node reads it: frames, and how long the router may be silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.wire.attempts import attempt_from_wire
+from ryzanstein.worker.agent.inbox import ReadAhead
+from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.routers import RouterLink
+
+_BEATS_MISSED = 4
+
+
+class RouterStream:
+    """The reading side of a link. `read` and `take_all` run as tasks until the link ends."""
+
+    def __init__(self, node: NodeAgent, link: RouterLink) -> None:
+        self._node, self._link = node, link
+
+    async def read(self, requests: AsyncIterator[pb.ConnectRequest], beat_interval_s: float | None, ahead: ReadAhead) -> None:
+        """Reads the router's frames into `ahead`.
+
+        Ends the link when the router ends its side, or is silent for several of its beats.
+        """
+        link, silence_s = self._link, self._silence_s(beat_interval_s)
+        with _ending(link):
+            try:
+                while (request := await self._within(silence_s, requests)) is not None:
+                    if not request.HasField("beat"):
+                        await ahead.put(request)
+                    elif request.beat.sequence:
+                        link.acknowledge(request.beat.sequence)
+            except TimeoutError:
+                text = f"no message from router {link.router_id} for {silence_s:g} s"
+                raise errors.unavailable("ROUTER_SILENT", text) from None
+            link.close()
+
+    async def _within(self, silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
+        """Returns the next request; None after the last.
+
+        Raises TimeoutError when none came in time; time in which this agent itself did not run does
+        not count.
+        """
+        if silence_s is None:
+            return await anext(requests, None)
+        return await self._node.awake.within(silence_s, anext(requests, None))
+
+    async def take_all(self, ahead: ReadAhead) -> None:
+        """Handles frames one after the other, so that a cancel is handled after its submit."""
+        with _ending(self._link):
+            while True:
+                await self._take(await ahead.get())
+                # Short prompts are tokenized in this loop: between two of them, beats,
+                # acknowledgements and tokens are sent.
+                await asyncio.sleep(0)
+
+    async def _take(self, request: pb.ConnectRequest) -> None:
+        match request.WhichOneof("frame"):
+            case "submit":
+                await self._submit(request.submit)
+            case "cancel":
+                self._node.running.cancel(self._link, request.cancel.handle)
+            case frame:
+                raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
+
+    async def _submit(self, submit: pb.Submit) -> None:
+        if submit.handle in self._link.handles:
+            raise errors.invalid("submit.handle", "must not be in use on this stream", submit.handle)
+        try:
+            attempt = attempt_from_wire(submit)
+        except RyzansteinError as error:
+            ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
+            self._node.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
+            return
+        await self._node.submit(self._link, submit.handle, attempt)
+
+    def _silence_s(self, beat_interval_s: float | None) -> float | None:
+        """Returns how long the router may be silent; None: for ever."""
+        if beat_interval_s is None:
+            return None
+        return max(self._node.settings.router_silence_s, _BEATS_MISSED * beat_interval_s)
+
+
+@contextmanager
+def _ending(link: RouterLink) -> Iterator[None]:
+    """Ends the link on an error: a violation of the protocol, or a bug."""
+    try:
+        yield
+    except RyzansteinError as error:
+        link.close(error)
+    except Exception as error:
+        link.close(errors.internal(f"{type(error).__name__} while reading the stream"))
+        raise
