@@ -157,6 +157,19 @@ def _page(port: int) -> str:
         return str(response.read().decode())
 
 
+async def test_pinned_ranks_of_different_models_have_cores_of_their_own(
+    start_node: Callable[..., Any], second: Path, eventually: Any
+) -> None:
+    node = start_node("--more-models", str(second), "--pin", tp=1)
+    node.wait_event("ranks ready")
+    async with open_channel(node.address) as channel:
+        stub = WorkerServiceStub(channel)
+        pids = [(await ready(stub, model, eventually)).ranks[0].pid for model in ("", "second")]
+    cores = [os.sched_getaffinity(pid) for pid in pids]
+    assert [len(each) for each in cores] == [1, 1]
+    assert len(os.sched_getaffinity(0)) == 1 or cores[0] != cores[1]
+
+
 @pytest.mark.parametrize(
     ("models", "said"),
     [

@@ -59,7 +59,16 @@ async def serve(settings: WorkerSettings) -> None:
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
         first = NodeAgent(settings, telemetry.first, tracing, templates, other_models=[other.name for other in others])
-        further = [NodeAgent(settings.of_model(o.name), telemetry.others[o.name], tracing, templates) for o in others]
+        further = [
+            NodeAgent(
+                settings.of_model(other.name),
+                telemetry.others[other.name],
+                tracing,
+                templates,
+                ranks_before=number * settings.tp,
+            )
+            for number, other in enumerate(others, start=1)
+        ]
         for node in (first, *further):
             stack.push_async_callback(node.host.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)

@@ -145,8 +145,11 @@ class WorkerSettings(ServiceSettings):
         """Returns the settings of the agent of a further model."""
         return self.model_copy(update={"node_id": f"{self.node_id}/{name}"})
 
-    def rank_spec(self, model: str) -> RankSpec:
-        """Returns what the ranks that serve this directory are started with."""
+    def rank_spec(self, model: str, ranks_before: int = 0) -> RankSpec:
+        """Returns what the ranks that serve this directory are started with.
+
+        `ranks_before`: see `RankSpec`.
+        """
         return RankSpec(
             model=model,
             tp=self.tp,
@@ -160,6 +163,7 @@ class WorkerSettings(ServiceSettings):
             openmp_spins=self.openmp_spins,
             nice=self.rank_nice,
             pin=self.pin,
+            ranks_before=ranks_before,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_bytes=self.kv_bytes,

@@ -56,8 +56,9 @@ class Health(Protocol):
 class NodeAgent:
     """The core of an agent, one per model of a node.
 
-    `other_models` are the names of the models of the node's other agents, for its beats. `drains`
-    holds the reasons for which new generations are refused; empty means none.
+    `other_models` are the names of the models of the node's other agents, for its beats;
+    `ranks_before` is how many ranks the agents before it have. `drains` holds the reasons for which
+    new generations are refused; empty means none.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class NodeAgent:
         templates: ChatRenderer,
         *,
         other_models: Sequence[str] = (),
+        ranks_before: int = 0,
         new_rank_server: NewRankServer = ForkServer,
     ) -> None:
         self.settings = settings
         self._other_models = tuple(other_models)
+        self._ranks_before = ranks_before
         self.incarnation = uuid.uuid4().hex
         self.drains: set[str] = set()
         self.stats = NO_STATS
@@ -224,7 +227,7 @@ class NodeAgent:
         return f"draining: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
 
     def _engines(self, choice: ModelChoice) -> NativeEngines:
-        spec, bounds = self.settings.rank_spec(choice.path), self.settings.group_bounds()
+        spec, bounds = self.settings.rank_spec(choice.path, self._ranks_before), self.settings.group_bounds()
         return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
 
     def _load(self, serving: Serving | None) -> Load:

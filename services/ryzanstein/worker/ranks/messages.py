@@ -22,7 +22,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
     rank chooses. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how often a
     thread polls before it sleeps at the end of a parallel region; 0: libgomp's own, about a
-    millisecond. `nice` is added to the agent's own niceness.
+    millisecond. `nice` is added to the agent's own niceness. `ranks_before` are the node's ranks of
+    other models that come first on its cores and devices.
     """
 
     model: str  # directory
@@ -37,6 +38,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     openmp_spins: int = 0
     nice: int = 0
     pin: bool = False
+    ranks_before: int = 0
     block_size: int = 16
     num_blocks: int = 0
     kv_bytes: int = 0

@@ -56,11 +56,11 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     spec, phases = start.spec, Phases(board)
     phases.end("spawn", time.monotonic() - start.spawned_s)
     if spec.pin:
-        os.sched_setaffinity(0, cores(sorted(os.sched_getaffinity(0)), start.rank, spec.threads))
+        os.sched_setaffinity(0, cores(sorted(os.sched_getaffinity(0)), spec.ranks_before + start.rank, spec.threads))
     with phases.phase("import"):
         from ryzanstein.worker.model.parallel import TensorParallel
         from ryzanstein.worker.model.runner import ModelRunner
-    device = _device(spec.device, start.rank)
+    device = _device(spec.device, spec.ranks_before + start.rank)
     with phases.phase("group"):
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
         _meet(tp, device)
@@ -82,6 +82,7 @@ def cores(available: list[int], rank: int, threads: int) -> set[int]:
 
 
 def _device(requested: str, rank: int) -> str:
+    """Returns the device of a rank; `rank` counts all ranks of the node."""
     import torch
 
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
