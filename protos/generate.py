@@ -1,6 +1,7 @@
-"""Generates the `ryzanstein.v1` stubs from the protos: as a hatchling build hook, or by hand (`make protos`).
+"""What is generated when the project is built: the `ryzanstein.v1` stubs, and the kernels that a wheel carries.
 
-The stubs are never committed. They are generated with grpcio-tools 1.81, whose code loads on protobuf runtimes 6 and 7.
+It is a hatchling build hook; `make protos` generates the stubs alone. Nothing that it makes is committed. Stubs are generated
+with grpcio-tools 1.81, whose code loads on protobuf runtimes 6 and 7.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 TARGET = ROOT / "shared"
+KERNELS = "ryzanstein/worker/model/kernels/lib"  # in the wheel: none lie in a source tree
 
 
 def generate(target: Path = TARGET) -> None:
@@ -43,13 +45,38 @@ def generate(target: Path = TARGET) -> None:
             destination.with_suffix(destination.suffix + ".new").replace(destination)
 
 
-class StubsHook(BuildHookInterface[Any]):
-    """Runs `generate` whenever the project is built or installed."""
+def add_kernels(build_data: dict[str, Any], folder: Path) -> None:
+    """Compiles the kernels of every level into a folder, and makes them part of a wheel for their platform alone."""
+    sys.path.insert(0, str(ROOT / "services"))
+    from ryzanstein.worker.model.kernels import wheel
+    from ryzanstein.worker.model.kernels.compiling import NotBuilt
+
+    try:
+        if not wheel.wanted():
+            return
+        libraries = wheel.compile_levels(folder)
+    except NotBuilt as error:
+        raise SystemExit(f"no kernels for the wheel: {error}. For a wheel without them set {wheel.KERNELS}=no.") from error
+    build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in libraries}
+    build_data["pure_python"] = False
+    build_data["tag"] = wheel.tag(libraries)
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """Runs `generate` whenever the project is built or installed, and `add_kernels` for wheels, not for editable installs."""
 
     PLUGIN_NAME = "custom"
+    _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         generate()
+        if self.target_name == "wheel" and version == "standard":
+            self._folder = tempfile.TemporaryDirectory()
+            add_kernels(build_data, Path(self._folder.name))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 if __name__ == "__main__":

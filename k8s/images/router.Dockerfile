@@ -7,7 +7,8 @@ COPY protos protos
 COPY services services
 COPY shared shared
 RUN python -m venv /opt/ryzanstein/venv \
-    && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[router,redis]'
+    && RYZANSTEIN_WHEEL_KERNELS=no \
+       /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[router,redis]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv

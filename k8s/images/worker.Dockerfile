@@ -3,6 +3,10 @@
 #   docker build -f k8s/images/worker.Dockerfile -t ryzanstein/worker:0.1.0 --build-arg TORCH_BUILD=cu130 .
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_BUILD=cpu
+# The kernels are compiled here, one library per level of CPU: ranks need no compiler (docs/kernels.md).
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md ./
 COPY protos protos
@@ -13,13 +17,7 @@ RUN python -m venv /opt/ryzanstein/venv \
        --extra-index-url "https://download.pytorch.org/whl/${TORCH_BUILD}" \
        "torch==2.13.0+${TORCH_BUILD}" '.[worker]'
 
-# Kernels are compiled when a rank starts, for the CPU that it runs on (docs/kernels.md).
-FROM python:3.11-slim-bookworm AS compiler
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
-
-FROM compiler
+FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 COPY shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1

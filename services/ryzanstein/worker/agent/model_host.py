@@ -163,7 +163,8 @@ class ModelHost:
         lead = ranks[0]
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
-        log.info("ranks ready", tp=len(ranks), num_blocks=lead.num_blocks, context_length=lead.context_length, **phases)
+        sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
+        log.info("ranks ready", tp=len(ranks), **sizes, kernels=lead.kernels or "torch's operators", **phases)
         if lead.without_kernels:
             log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:

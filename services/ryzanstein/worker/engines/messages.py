@@ -38,7 +38,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     `resident_bytes` is the rank's resident memory at the end of each phase, `peak_bytes` its peak
     until then. `without_kernels`: why the rank computes with torch's operators alone; empty if it
     has kernels of our own. `company_matters`: why the bits of a row's logits may depend on the
-    other rows of its steps; empty if they do not.
+    other rows of its steps; empty if they do not. `kernels`: which library its own kernels are of,
+    compiled for the machine or packaged for a level; empty without.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     peak_bytes: dict[str, int] = {}
     without_kernels: str = ""
     company_matters: str = ""
+    kernels: str = ""
 
 
 EngineMessage = SubmitGroup | CancelGroup | FinishChoice | StartProfile

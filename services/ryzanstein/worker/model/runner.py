@@ -46,6 +46,7 @@ class ModelRunner:
         )
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
+        self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size

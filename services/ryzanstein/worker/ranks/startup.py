@@ -73,7 +73,8 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
-    return runner, RankReady(start.rank, *numbers, *measured, runner.without_kernels, runner.company_matters)
+    kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:

@@ -1,16 +1,99 @@
-"""Random numbers."""
+"""Random numbers, the libraries of a wheel, and every kernel's results."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
+from ryzanstein.worker.model.draw import Draw
+from ryzanstein.worker.model.kernels import wheel
+from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.layers.rotary import Angles
+
+Normal = Callable[..., Tensor]
 
 
 @pytest.fixture(scope="session")
-def normal() -> Callable[..., torch.Tensor]:
+def normal() -> Normal:
     """Normal numbers of a shape: `normal(seed, *shape)`."""
 
     def numbers(seed: int, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
     return numbers
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The libraries that a wheel for this machine carries."""
+    folder = tmp_path_factory.mktemp("lib")
+    wheel.compile_levels(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(normal: Normal) -> Callable[[NativeKernels], dict[str, Tensor]]:
+    """Computes with every kernel, on sizes that are and are not multiples of what registers hold."""
+
+    def everything(kernels: NativeKernels) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for compute in (_products, _rows, _rotated, _attended, _drawn):
+            found |= compute(kernels, normal)
+        return found
+
+    return everything
+
+
+def _products(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    weight_OI, bias_O, x_TI = normal(1, 83, 1300), normal(2, 83), normal(3, 9, 1300)
+    found = {"float_product_unpacked": kernels.float_product_unpacked(x_TI, weight_OI, bias_O)}
+    for dtype in (torch.float32, torch.float16):
+        packed = kernels.float_pack(weight_OI, dtype)
+        found[f"float_product {dtype}"] = kernels.float_product(x_TI, packed, bias_O, 83)
+    packed_H = torch.stack([kernels.float_pack(normal(4 + h, 30, 50), torch.float32) for h in range(3)])
+    found["float_product_by_head"] = kernels.float_product_by_head(normal(8, 3, 5, 50), packed_H, 30)
+    levels_OI = (normal(9, 83, 1300) * 40).clamp(-127, 127).to(torch.int8)
+    found["int8_product"] = kernels.int8_product(x_TI, kernels.int8_pack(levels_OI), bias_O.abs())
+    return found
+
+
+def _rows(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    x_TE, gates_TE = normal(10, 9, 250), normal(11, 9, 500) * 4
+    found = {"rms_norm": kernels.rms_norm(x_TE, normal(12, 250), 1e-6, 1.0)}
+    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid"):
+        found[name] = kernels.activate(x_TE, name)
+        found[f"{name} gate"] = kernels.activate_gate(gates_TE, name)
+    for dtype in (torch.float32, torch.int8):
+        levels_TE, scale_T1 = kernels.quantize_rows(x_TE, dtype)
+        found |= {f"quantize_rows {dtype}": levels_TE, f"scales {dtype}": scale_T1}
+    return found
+
+
+def _rotated(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    frequencies_R = torch.logspace(0, -4, 20).repeat(2)
+    cos_T1R, sin_T1R = kernels.rotary_angles(torch.arange(9) * 700, frequencies_R, False, 1.5)
+    angles = Angles(normal(13, 9, 1, 40), normal(14, 9, 1, 40), False)
+    qkv_TC, pages_NC = normal(15, 9, 8 * 50), torch.zeros(20, 4 * 50, dtype=torch.float16)
+    kernels.rotate_and_store(qkv_TC[:, :300].view(9, 6, 50), angles, qkv_TC[:, 200:], pages_NC, torch.arange(9) * 2)
+    return {"rotary_angles": torch.cat((cos_T1R, sin_T1R)), "rotate": qkv_TC, "store": pages_NC}
+
+
+def _attended(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    new_S, length_S, rows_S = torch.tensor([1, 7, 40]), torch.tensor([300, 7, 90]), torch.tensor([0, 1, 8])
+    tables_SB = torch.randperm(57, generator=torch.Generator().manual_seed(16)).view(3, 19)
+    keys = PagedKeys(rows_S, new_S, tables_SB, length_S, 16, window=70, bias_HP=normal(17, 6, 304))
+    found = {}
+    for dtype in (torch.float32, torch.float16):
+        pages_NC, out_TKGD = normal(18, 57 * 16, 2 * 2 * 20).to(dtype), torch.zeros(48, 2, 3, 20)
+        kernels.attend(normal(19, 48, 2, 3, 20), pages_NC, keys, (0.3, 20.0), out_TKGD)
+        found[f"attend {dtype}"] = out_TKGD
+    return found
+
+
+def _drawn(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    logits_SV = normal(20, 4, 5000) * 3
+    draws = [Draw(s % 4, 45, 50 * (s % 3), 0, 1.0, (1.0, 0.9)[s % 2], (s + 0.5) / 40) for s in range(40)]
+    best_S, token_S = kernels.greatest(logits_SV)
+    return {"greatest": best_S, "greatest's token": token_S, "draw": kernels.draw(logits_SV, draws)}

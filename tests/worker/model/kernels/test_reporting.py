@@ -18,6 +18,7 @@ def gauges(node: Any, name: str = "native_kernels") -> list[str]:
 def test_a_node_with_kernels_says_so_for_each_rank(node: Any) -> None:
     assert gauges(node) == [f'ryzanstein_worker_native_kernels{{rank="{rank}"}} 1.0' for rank in (0, 1)]
     assert gauges(node, "row_invariant") == [f'ryzanstein_worker_row_invariant{{rank="{rank}"}} 1.0' for rank in (0, 1)]
+    assert node.wait_event("ranks ready")["kernels"] == "compiled for this machine"
     assert not {"native kernels unavailable", "outputs depend on batch composition"} & {line["event"] for line in node.events}
 
 

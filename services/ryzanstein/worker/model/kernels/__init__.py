@@ -1,4 +1,5 @@
 """Our own kernels for operations that take torch many operators.
 
-They are optional: without a C compiler the layers use torch.
+They are optional: where they can neither be compiled nor be taken from the wheel, the layers use
+torch.
 """
