@@ -111,6 +111,12 @@ def start_node(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def node_process():
+    """What `start_node` starts, for nodes that several tests share."""
+    return NodeProcess
+
+
+@pytest.fixture(scope="session")
 def node(tmp_path_factory):
     """A node with two ranks that serves the demo model, shared by all tests that leave it as they found it."""
     node = NodeProcess(tmp_path_factory.mktemp("node") / "node.log")

@@ -88,6 +88,22 @@ async def test_a_node_that_comes_back_has_all_its_models_again(
     assert len(node.connections) == 2
 
 
+async def test_a_member_that_leaves_and_returns_keeps_all_its_models(
+    start_node: Any, start_router: Any, until: Callable[..., Any]
+) -> None:
+    node = await start_node("a", other_models=("second",))
+    router = await start_router(node)
+    roster = router.router.links
+    await until(lambda: models(router) == {"demo", "second"})
+    roster.follow([])
+    assert [link.departed for link in roster._tasks] == [True, True]
+    roster.follow([node.address])
+    assert [link.departed for link in roster._tasks] == [False, False]
+    await node.die()
+    roster.follow([])
+    await until(lambda: not roster._tasks)
+
+
 async def test_an_older_node_is_never_asked_for_a_model_in_vain(
     start_node: Any, start_router: Any, until: Callable[..., Any]
 ) -> None:

@@ -99,6 +99,7 @@ class Roster:
                 self._open(address)
             else:
                 link.departed = False
+                self._follow_models(link)
         for link in known.values():
             self._depart(link)
             self._follow_models(link)
