@@ -70,8 +70,8 @@ async def test_a_hello_that_makes_no_sense_does_not_end_the_link_for_good(
     with monkeypatch.context() as odd:
         real = type(node)._beat
 
-        def beat(self: Any) -> worker.Beat:
-            beat = real(self)
+        def beat(self: Any, model: str) -> worker.Beat:
+            beat = real(self, model)
             beat.time.CopyFrom(Timestamp(seconds=2**62, nanos=-1))
             return beat
 
