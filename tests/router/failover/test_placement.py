@@ -250,6 +250,19 @@ async def test_a_request_that_only_a_lost_node_could_hold_may_be_sent_again(star
     assert error.retry_after_s is not None
 
 
+async def test_the_only_node_that_could_hold_it_leaves_while_the_request_waits(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    client, small, large = await small_and_large(start_node, start_router)
+    reading = Reading(client, 8)
+    await until(lambda: bool(small.submits))
+    await large.die()
+    await until(lambda: not client.router.links.members.get("large"))
+    client.router.links.follow([small.address])  # its lease expired
+    error = await reading.failure()
+    assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "refused")
+
+
 async def test_a_node_that_starts_and_does_not_come_leaves_the_refusal_standing(start_node: Any, start_router: Any) -> None:
     small, starting = [await start_node(name) for name in ("small", "starting")]
     starting.state, starting.context_length = worker.NODE_STATE_STARTING, 0

@@ -65,6 +65,7 @@ class NodePlacement:
         self._refused_by: set[str] = set()
         self._strikes: list[float] = []
         self._nobody_since: float | None = None
+        self._larger_known = False
         self._ranking: Ranking | None = None
 
     def placed(self, node_id: str) -> None:
@@ -192,14 +193,19 @@ class NodePlacement:
 
         The first node's refusal counts for all nodes, with one exception: a node with a larger
         context may hold what a smaller one cannot, and such a node may be away at the moment, or
-        starting. Once a node has accepted the generation, a refusal is no longer the client's
-        mistake; the refusing node is only not tried again.
+        starting. It counts also when it leaves the cluster while the generation waits for it. Once
+        a node has accepted the generation, a refusal is no longer the client's mistake; the
+        refusing node is only not tried again.
         """
         if lost.cause != REFUSED or self._generation.started is not None:
             return False
         if lost.reason != errors.CONTEXT_TOO_LONG:
             return True
-        return not self._links.may_hold_more(self._model, lost.run.node_id, self._barred, unknown=unknown)
+        self._larger_known |= self._may_hold_more(lost, unknown=False)
+        return not self._larger_known and not (unknown and self._may_hold_more(lost, unknown=True))
+
+    def _may_hold_more(self, lost: Lost, *, unknown: bool) -> bool:
+        return self._links.may_hold_more(self._model, lost.run.node_id, self._barred, unknown=unknown)
 
     def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
         if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):
