@@ -65,7 +65,8 @@ class NodePlacement:
         self._refused_by: set[str] = set()
         self._strikes: list[float] = []
         self._nobody_since: float | None = None
-        self._larger_known = False
+        # Of all nodes that were members at some refusal, also of those that have left since.
+        self._contexts: dict[str, int] = {}
         self._ranking: Ranking | None = None
 
     def placed(self, node_id: str) -> None:
@@ -201,11 +202,11 @@ class NodePlacement:
             return False
         if lost.reason != errors.CONTEXT_TOO_LONG:
             return True
-        self._larger_known |= self._may_hold_more(lost, unknown=False)
-        return not self._larger_known and not (unknown and self._may_hold_more(lost, unknown=True))
-
-    def _may_hold_more(self, lost: Lost, *, unknown: bool) -> bool:
-        return self._links.may_hold_more(self._model, lost.run.node_id, self._barred, unknown=unknown)
+        self._contexts |= self._links.contexts(self._model)
+        least = self._contexts.get(lost.run.node_id, 0)
+        if any(context > least for node_id, context in self._contexts.items() if node_id not in self._barred):
+            return False
+        return not (unknown and self._links.starting(self._model, self._barred))
 
     def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
         if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):

@@ -236,16 +236,19 @@ class Roster:
         wanted = link.node_id in self._draining and link.beat.state is NodeState.READY
         return link.connected and (wanted or link.beat.drained)
 
-    def may_hold_more(self, model: str, node_id: str, excluded: Collection[str], *, unknown: bool) -> bool:
-        """Returns whether another node may have a larger context for the model than this one.
+    def contexts(self, model: str) -> dict[str, int]:
+        """Returns the contexts of the nodes that serve the model, or did before they went away.
 
-        It has one now, or had one before it went away temporarily. With `unknown`, a starting node
-        counts too, because its context is not known yet.
+        Nodes that have failed to serve it are left out.
         """
-        refusing = self._nodes.get(node_id)
-        least = 0 if refusing is None else refusing.context_of(model)
-        others = (link for link in self._nodes.values() if link.node_id not in excluded and not link.departed)
-        return any(_holds_more(link, model, least, unknown) for link in others)
+        links = ((node_id, link) for node_id, link in self._nodes.items() if not link.departed)
+        known = {node_id: link.context_of(model) for node_id, link in links if link.beat.state is not NodeState.FAILED}
+        return {node_id: context for node_id, context in known.items() if context}
+
+    def starting(self, model: str, excluded: Collection[str]) -> bool:
+        """Returns whether a node is starting that may serve the model with a context yet unknown."""
+        links = (link for node_id, link in self._nodes.items() if node_id not in excluded and not link.departed)
+        return any(_starts(link, model) for link in links)
 
     def _serving(self, model: str) -> Iterator[NodeLink]:
         """Yields the links of nodes that serve the model. Their breakers may be half-open."""
@@ -380,8 +383,6 @@ def _further_models(beat: Beat) -> Sequence[str]:
     return tuple(names)[:MAX_FURTHER_MODELS]
 
 
-def _holds_more(link: NodeLink, model: str, least: int, unknown: bool) -> bool:
-    if context := link.context_of(model):
-        return context > least and link.beat.state is not NodeState.FAILED
+def _starts(link: NodeLink, model: str) -> bool:
     starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING)
-    return unknown and starts and link.beat.model in ("", model)
+    return starts and not link.context_of(model) and link.beat.model in ("", model)
