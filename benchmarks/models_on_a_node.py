@@ -126,7 +126,7 @@ def synthesized(folder: Path) -> dict[str, Path]:
     """Two models of one shape and different weights, by name."""
     models = {name: folder / name for name in ("a", "b")}
     for seed, path in enumerate(models.values()):
-        command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(path), "--preset", "M", "--seed", str(seed)]
+        command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(path), "--preset", "S", "--seed", str(seed)]
         subprocess.run(command, check=True, capture_output=True)
     return models
 

@@ -25,7 +25,7 @@ _ENDED = pytest.StashKey[bool]()
 
 @pytest.hookimpl
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Writes down what each process runs, for whoever finds that one hangs."""
+    """Records which test each process runs, so that a hung one can be named."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         running = Path(__file__).parents[1] / ".pytest_cache/running" / worker
         running.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Notes that a test ended the process that ran it: the tests after it are not run."""
+    """Records that a test ended its process: the tests after it are not run."""
     if error:
         node.config.stash[_ENDED] = True
 

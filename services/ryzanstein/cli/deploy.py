@@ -153,7 +153,7 @@ def _deploy(orchestrator: str, deployment: Deployment, wait_s: float | None) -> 
 
 
 class _Waiting:
-    """One deployment, from the call to its end, and what people are told meanwhile."""
+    """Runs one deployment to its end and prints its progress."""
 
     def __init__(self, orchestrator: str, deployment: Deployment) -> None:
         self._orchestrator = orchestrator

@@ -1,7 +1,7 @@
-"""Remembers which nodes failed to serve which deployment, so that it does not go round the nodes.
+"""Records which nodes failed to serve which deployment, so that a broken one stops moving.
 
-A node that failed goes back to its own model and then reports nothing of the failure. Without a
-memory a broken model would return to it, and take one healthy node after the other.
+A node that failed returns to its own model and no longer reports the failure. Without a record, the
+placement would choose it again, and a broken model would take healthy nodes out of service in turn.
 """
 
 from __future__ import annotations

@@ -106,7 +106,10 @@ class Roster:
         self._notify()
 
     def _follow_models(self, first: NodeLink) -> None:
-        """Links exactly the further models that the node of this link has. A lost node keeps them."""
+        """Opens and closes links so that each further model of this link's node has one.
+
+        The links of a node that is down are kept.
+        """
         if first.model or not (first.connected or first.departed):
             return
         known = {link.model: link for link in self._running() if link.model and link.address == first.address}
@@ -378,7 +381,7 @@ class Roster:
 
 
 def _further_models(beat: Beat) -> Sequence[str]:
-    """Returns the names that a link can be opened for, each once, and a bounded number."""
+    """Returns the valid names without duplicates, at most MAX_FURTHER_MODELS."""
     names = dict.fromkeys(name for name in beat.other_models if 0 < len(name) <= MAX_NAME_CHARS)
     return tuple(names)[:MAX_FURTHER_MODELS]
 

@@ -1,4 +1,4 @@
-"""The models of a node: each has an agent of its own, so that what happens to one leaves the others.
+"""The models of a node. Each has its own agent, so that a fault of one does not affect the others.
 
 An agent has ranks, links to routers, load and state. A router opens one stream per model. The first
 model is the one that the orchestrator replaces; the others are those that the node was started
