@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein import clock
-from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
     Attempt,
@@ -31,6 +31,7 @@ from ryzanstein.generation import (
     Usage,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
 from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
@@ -39,7 +40,11 @@ from ryzanstein.wire.membership import (
     beat_to_wire,
     deployment_from_wire,
     deployment_to_wire,
+    heartbeat_to_wire,
+    instruction_from_wire,
+    instruction_to_wire,
     node_from_wire,
+    node_report_from_wire,
     node_to_wire,
 )
 from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire
@@ -124,25 +129,77 @@ def test_a_wall_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPa
     assert before == pytest.approx(wall, abs=1)
 
 
+uint64 = st.integers(0, 2**64 - 1)
+loads = st.builds(Load, uint32, uint32, uint32, uint32, uint32)
+states = st.sampled_from(NodeState)
+reports = st.builds(
+    ModelReport,
+    texts,
+    texts,
+    uint64,
+    states,
+    uint32,
+    loads,
+    texts,
+    uint64,
+    st.booleans(),
+    st.booleans(),
+    uint64,
+    states,
+    texts,
+)
+deployments = st.builds(Deployment, texts, texts, uint32, uint64, st.integers(0, 2**31).map(lambda halves: halves / 2))
 nodes = st.builds(
     Node,
     node_id=texts,
     address=texts,
     incarnation=texts,
     tp=uint32,
-    state=st.sampled_from(NodeState),
+    state=states,
     model=texts,
     context_length=uint32,
-    load=st.builds(Load, uint32, uint32, uint32, uint32, uint32),
+    load=loads,
     drain_requested=st.booleans(),
     join_time=st.integers(0, 2**31).map(float),
     beat_time=st.integers(0, 2**31).map(float),
+    models=st.lists(reports, max_size=3).map(tuple),
+    memory_bytes=uint64,
 )
 
 
 @given(nodes)
 def test_a_node_survives_the_wire(node: Node) -> None:
     assert node_from_wire(node_to_wire(node)) == node
+
+
+@given(
+    st.none() | st.builds(Beat, uint32, states, texts),
+    st.lists(reports, max_size=3).map(tuple),
+    uint64,
+    st.lists(st.builds(ModelNeed, texts, uint64, texts), max_size=3).map(tuple),
+)
+def test_a_node_report_survives_the_wire(
+    beat: Beat | None, models: tuple[ModelReport, ...], memory_bytes: int, needs: tuple[ModelNeed, ...]
+) -> None:
+    report = NodeReport(beat, models, memory_bytes, needs)
+    packed = heartbeat_to_wire("a", "lease", report).SerializeToString()
+    request = orchestrator.HeartbeatRequest.FromString(packed)
+    assert (request.node_id, request.lease_id) == ("a", "lease")
+    assert node_report_from_wire(request) == report
+
+
+@given(st.lists(deployments, max_size=3).map(tuple), st.booleans(), st.lists(texts, max_size=3).map(tuple))
+def test_an_instruction_survives_the_wire_and_an_older_node_reads_its_first_deployment(
+    wanted: tuple[Deployment, ...], drain: bool, paths: tuple[str, ...]
+) -> None:
+    wire = instruction_to_wire(Instruction(wanted, drain, paths))
+    assert instruction_from_wire(wire) == Instruction(wanted, drain, paths)
+    assert (deployment_from_wire(wire.deployment) if wire.HasField("deployment") else None) == (wanted[0] if wanted else None)
+
+
+def test_the_answer_of_an_older_orchestrator_has_one_deployment() -> None:
+    wire = orchestrator.HeartbeatResponse(deployment=orchestrator.Deployment(model="m", path="/m"))
+    assert instruction_from_wire(wire) == Instruction((Deployment("m", "/m"),), plural=False)
 
 
 def test_a_beat_and_a_deployment_survive_the_wire() -> None:

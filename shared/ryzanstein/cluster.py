@@ -25,6 +25,8 @@ class NodeState(OpenEnum):
 # Values of `reason` in the beats of a node that drains only for a moment: waiting for it makes
 # sense.
 STOPS, MODEL_CHANGES = "the node stops", "the model changes"
+# The `reason` of a node that is STARTING, and will be until it is given a model.
+NO_MODEL = "no model is loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,61 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model of a node, as the node reports it.
+
+    `revision` is that of the deployment it was loaded for, 0 for what the node was started with.
+    `memory_bytes`: the larger of what its ranks may use and what they were seen to use.
+    `started_with`: the node was started with a model of this name. `asleep`: unloaded because it
+    was idle; a request loads it. `next_*`: the revision that is loaded beside this one, 0 for none;
+    a `next_state` of FAILED means that it was refused and this one stays.
+    """
+
+    model: str
+    path: str = ""
+    revision: int = 0
+    state: NodeState = NodeState.STARTING
+    context_length: int = 0
+    load: Load = field(default_factory=Load)
+    reason: str = ""
+    memory_bytes: int = 0
+    started_with: bool = False
+    asleep: bool = False
+    next_revision: int = 0
+    next_state: NodeState = NodeState.UNSPECIFIED
+    next_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeed:
+    """The memory that the model in a directory would take on a node.
+
+    `error`: why it cannot be served there; empty if it can.
+    """
+
+    path: str
+    bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node tells the orchestrator with a beat. `needs` answer `Instruction.measure_paths`."""
+
+    beat: Beat | None
+    models: tuple[ModelReport, ...] = ()
+    memory_bytes: int = 0
+    needs: tuple[ModelNeed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A cluster member. `address` is host:port of its WorkerService; times are Unix seconds."""
+    """A cluster member. `address` is host:port of its WorkerService; times are Unix seconds.
+
+    `models` are all its models and `memory_bytes` is what it has for them. An older node reports
+    neither: it serves `model`, and one at a time. For others `model`, `state`, `context_length` and
+    `load` are those of the first model.
+    """
 
     node_id: str
     address: str
@@ -80,12 +135,46 @@ class Node:
     drain_requested: bool = False
     join_time: float = 0.0
     beat_time: float = 0.0
+    models: tuple[ModelReport, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def plural(self) -> bool:
+        """Whether it serves several models, and says how much memory it has for them."""
+        return self.memory_bytes > 0
+
+    def report(self, model: str) -> ModelReport | None:
+        """Returns its report of a model; that of an older node is made from what it has."""
+        if not self.plural and self.model == model:
+            return ModelReport(model, state=self.state, context_length=self.context_length, load=self.load)
+        return next((report for report in self.models if report.model == model), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model that should run: a directory on the nodes, and how many nodes (0: every node)."""
+    """A model that should run: a directory on the nodes, and how many nodes (0: every node).
+
+    `revision`, from 1, counts how often the files were to be loaded; the orchestrator sets it. A
+    node unloads the model after `idle_unload_s` without work; 0: never.
+    """
 
     model: str
     path: str
     replicas: int = 0
+    revision: int = 0
+    idle_unload_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What a node should do: serve these deployments, and drain.
+
+    What it was started with it serves as well, as far as that fits. `plural` is false from an older
+    orchestrator, whose only deployment takes the place of the node's first model.
+    `measure_paths` are directories whose memory needs it should report.
+    """
+
+    deployments: tuple[Deployment, ...] = ()
+    drain: bool = False
+    measure_paths: tuple[str, ...] = ()
+    plural: bool = True

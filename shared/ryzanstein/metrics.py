@@ -57,7 +57,7 @@ def new_registry() -> CollectorRegistry:
 def merged_registry(first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> CollectorRegistry:
     """Returns a registry of all metrics; those of `others` get a label with the key of theirs.
 
-    The others have no metrics that `first` lacks.
+    The others have no metrics that `first` lacks. What `others` holds may change later.
     """
     registry = CollectorRegistry(auto_describe=True)
     registry.register(_Merged(first, others, label))
@@ -70,7 +70,7 @@ class _Merged(Collector):
 
     def collect(self) -> Iterator[Metric]:
         more: dict[str, list[Sample]] = {}
-        for value, registry in self._others.items():
+        for value, registry in list(self._others.items()):  # at once: others come and go meanwhile
             for metric in registry.collect():
                 labelled = (sample._replace(labels={**sample.labels, self._label: value}) for sample in metric.samples)
                 more.setdefault(metric.name, []).extend(labelled)

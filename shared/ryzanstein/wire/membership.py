@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.timestamps import timestamp, unix_s
+from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
 
 def load_to_wire(load: Load) -> worker.Load:
@@ -59,6 +59,8 @@ def node_to_wire(node: Node) -> orchestrator.Node:
         drain_requested=node.drain_requested,
         join_time=timestamp(node.join_time),
         beat_time=timestamp(node.beat_time),
+        models=map(model_report_to_wire, node.models),
+        memory_bytes=node.memory_bytes,
     )
 
 
@@ -75,12 +77,94 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         drain_requested=wire.drain_requested,
         join_time=unix_s(wire.join_time),
         beat_time=unix_s(wire.beat_time),
+        models=tuple(map(model_report_from_wire, wire.models)),
+        memory_bytes=wire.memory_bytes,
     )
 
 
+def model_report_to_wire(report: ModelReport) -> orchestrator.ModelReport:
+    return orchestrator.ModelReport(
+        model=report.model,
+        path=report.path,
+        revision=report.revision,
+        state=worker.NodeState.ValueType(report.state),
+        context_length=report.context_length,
+        load=load_to_wire(report.load),
+        reason=report.reason,
+        memory_bytes=report.memory_bytes,
+        started_with=report.started_with,
+        asleep=report.asleep,
+        next_revision=report.next_revision,
+        next_state=worker.NodeState.ValueType(report.next_state),
+        next_reason=report.next_reason,
+    )
+
+
+def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
+    return ModelReport(
+        wire.model,
+        wire.path,
+        wire.revision,
+        NodeState(wire.state),
+        wire.context_length,
+        load_from_wire(wire.load),
+        wire.reason,
+        wire.memory_bytes,
+        wire.started_with,
+        wire.asleep,
+        wire.next_revision,
+        NodeState(wire.next_state),
+        wire.next_reason,
+    )
+
+
+def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orchestrator.HeartbeatRequest:
+    return orchestrator.HeartbeatRequest(
+        node_id=node_id,
+        lease_id=lease_id,
+        beat=None if report.beat is None else beat_to_wire(report.beat),
+        models=map(model_report_to_wire, report.models),
+        memory_bytes=report.memory_bytes,
+        needs=[orchestrator.ModelNeed(path=need.path, bytes=need.bytes, error=need.error) for need in report.needs],
+    )
+
+
+def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
+    return NodeReport(
+        beat_from_wire(wire.beat) if wire.HasField("beat") else None,
+        tuple(map(model_report_from_wire, wire.models)),
+        wire.memory_bytes,
+        tuple(ModelNeed(need.path, need.bytes, need.error) for need in wire.needs),
+    )
+
+
+def instruction_to_wire(instruction: Instruction) -> orchestrator.HeartbeatResponse:
+    deployments = [deployment_to_wire(deployment) for deployment in instruction.deployments]
+    return orchestrator.HeartbeatResponse(
+        deployment=deployments[0] if deployments else None,
+        drain=instruction.drain,
+        deployments=deployments,
+        plural=instruction.plural,
+        measure_paths=instruction.measure_paths,
+    )
+
+
+def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
+    if wire.plural:
+        deployments = tuple(map(deployment_from_wire, wire.deployments))
+    else:
+        deployments = (deployment_from_wire(wire.deployment),) if wire.HasField("deployment") else ()
+    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural)
+
+
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:
-    return orchestrator.Deployment(model=deployment.model, path=deployment.path, replicas=deployment.replicas)
+    wire = orchestrator.Deployment(
+        model=deployment.model, path=deployment.path, replicas=deployment.replicas, revision=deployment.revision
+    )
+    if deployment.idle_unload_s:
+        wire.idle_unload.CopyFrom(duration(deployment.idle_unload_s))
+    return wire
 
 
 def deployment_from_wire(wire: orchestrator.Deployment) -> Deployment:
-    return Deployment(wire.model, wire.path, wire.replicas)
+    return Deployment(wire.model, wire.path, wire.replicas, wire.revision, wire.idle_unload.ToNanoseconds() / 1e9)

@@ -1,7 +1,8 @@
-"""Points in time, as Unix seconds and as protobuf timestamps."""
+"""Points in time and durations, as seconds and as protobuf messages."""
 
 from __future__ import annotations
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 
@@ -14,3 +15,10 @@ def timestamp(unix_s: float) -> Timestamp:
 def unix_s(stamp: Timestamp) -> float:
     """Returns the Unix time of any timestamp: even an invalid one from a peer is harmless."""
     return (stamp.seconds * 10**9 + stamp.nanos) / 1e9
+
+
+def duration(seconds: float) -> Duration:
+    """Returns the duration; a negative one becomes zero."""
+    message = Duration()
+    message.FromNanoseconds(max(0, round(seconds * 1e9)))
+    return message
