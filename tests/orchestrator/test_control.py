@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ryzanstein.cluster import Beat, Deployment, Load, NodeState
+from ryzanstein.cluster import Beat, Deployment, Load, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import TICK_S, ControlPlane
@@ -34,7 +34,7 @@ def path(tmp_path):
 
 def come_back(control, node):
     grant = control.register(node)
-    control.beat(node.node_id, grant.lease_id, Beat(1, NodeState.READY))
+    control.beat(node.node_id, grant.lease_id, NodeReport(Beat(1, NodeState.READY)))
 
 
 async def first_update(control):
@@ -101,20 +101,19 @@ async def test_each_restart_has_an_epoch_of_its_own(path):
 
 
 async def test_while_settling_nodes_keep_what_they_serve_and_afterwards_the_placement_rules(path, make_node):
-    deployment = Deployment("m", "/m", 1)
     async with restored(path) as control:
-        await control.deploy(deployment)
+        deployment = await control.deploy(Deployment("m", "/m", 1))
         for name in "ab":
             control.register(make_node(name))
         await control.close()
     async with restored(path, settle_s=3600) as control:
         leases = {"a": control.register(make_node("a")).lease_id}
-        assert control.beat("a", leases["a"], Beat(1, NodeState.READY, "")).deployment is None, "b may serve it"
+        assert control.beat("a", leases["a"], NodeReport(Beat(1, NodeState.READY, ""))).deployments == (), "b may serve it"
         leases["b"] = control.register(make_node("b")).lease_id
-        assert control.beat("b", leases["b"], Beat(1, NodeState.READY, "m")).deployment == deployment
+        assert control.beat("b", leases["b"], NodeReport(Beat(1, NodeState.READY, "m"))).deployments == (deployment,)
         control.tick()
-        assert control.beat("b", leases["b"], Beat(2, NodeState.READY, "m")).deployment == deployment
-        assert control.beat("a", leases["a"], Beat(2, NodeState.READY, "")).deployment is None
+        assert control.beat("b", leases["b"], NodeReport(Beat(2, NodeState.READY, "m"))).deployments == (deployment,)
+        assert control.beat("a", leases["a"], NodeReport(Beat(2, NodeState.READY, ""))).deployments == ()
 
 
 async def test_a_drain_request_and_a_deployment_survive_a_crash(path, make_node):
@@ -125,7 +124,7 @@ async def test_a_drain_request_and_a_deployment_survive_a_crash(path, make_node)
     async with restored(path) as control:
         grant = control.register(make_node("a"))
         assert control.nodes()[0].drain_requested
-        assert control.beat("a", grant.lease_id, None).drain
+        assert control.beat("a", grant.lease_id, NodeReport(None)).drain
         assert [status.deployment.model for status in control.deployments()] == ["m"]
 
 
@@ -145,7 +144,7 @@ async def test_a_caller_that_goes_away_leaves_its_deployment_written_and_in_forc
 async def test_too_many_writes_at_once_are_refused(path):
     async with restored(path) as control:
         results = await asyncio.gather(*(control.deploy(Deployment(f"m{i}", "/m")) for i in range(100)), return_exceptions=True)
-        refused = [error for error in results if error is not None]
+        refused = [error for error in results if isinstance(error, RyzansteinError)]
         assert len(refused) == 36
         assert {error.code for error in refused} == {Code.RESOURCE_EXHAUSTED}
         assert len(control.deployments()) == 64
@@ -184,7 +183,7 @@ async def test_a_thousand_beating_nodes_cost_a_watcher_no_more_than_the_bound(pa
         follower.apply(await anext(updates))
         for sequence in range(1, ticks + 1):
             for node_id, lease_id in grants.items():
-                control.beat(node_id, lease_id, Beat(sequence, NodeState.STARTING, load=Load(running=sequence)))
+                control.beat(node_id, lease_id, NodeReport(Beat(sequence, NodeState.STARTING, load=Load(running=sequence))))
             control.tick()
             for _ in range(per_tick):
                 follower.apply(await anext(updates))
@@ -202,7 +201,7 @@ async def test_a_burst_of_changes_costs_one_placement(path, make_node):
         before = placements(control)
         for i in range(1000):
             grant = control.register(make_node(f"n{i}"))
-            control.beat(f"n{i}", grant.lease_id, Beat(1, NodeState.READY, ""))
+            control.beat(f"n{i}", grant.lease_id, NodeReport(Beat(1, NodeState.READY, "")))
         control.tick()
         assert placements(control) == before + 1
         assert len(control.deployments()[0].assigned_nodes) == 10

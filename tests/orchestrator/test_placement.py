@@ -1,14 +1,21 @@
+"""Placement on older nodes, which serve one deployment each. Those with room for several: test_packing."""
+
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Deployment, Node, NodeState
-from ryzanstein.orchestrator.placement import place
+from ryzanstein.orchestrator.placement import place as place_all
 
 
 def node(node_id, model="", state=NodeState.READY, **more):
     return Node(node_id, "h:1", "1", model=model, state=state, **more)
+
+
+def place(deployments, nodes):
+    """Older nodes have one deployment each."""
+    return {node_id: deployment for node_id, (deployment,) in place_all(deployments, nodes).assigned.items()}
 
 
 def nodes_of(placed, model):

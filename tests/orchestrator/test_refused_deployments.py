@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ryzanstein.cluster import Deployment, Node, NodeState
-from ryzanstein.orchestrator.placement import place
+from ryzanstein.orchestrator.placement import Assigned, Reports, place
 from ryzanstein.orchestrator.refusals import REMEMBER_S, Refusals
 
-BROKEN = Deployment("broken", "/models/broken", 1)
+BROKEN = Deployment("broken", "/models/broken", 1, 1)
 
 
 class Cluster:
@@ -21,13 +21,14 @@ class Cluster:
         self.nodes = {name: Node(name, "", "first", state=NodeState.READY, model="good") for name in names}
         self.refusals = Refusals(lambda: self.now)
         self.deployment = BROKEN
-        self._placed: dict[str, Deployment] = {}
+        self._placed: Assigned = {}
 
     def round(self, reported: str = "broken") -> str:
         """The node that is chosen now. It fails, and who is not chosen serves its own model again."""
         nodes = list(self.nodes.values())
         self.refusals.note(nodes, self._placed)
-        self._placed = dict(place([self.deployment], nodes, self.refusals.of([self.deployment], nodes)))
+        failed = self.refusals.of([self.deployment], nodes)
+        self._placed = place([self.deployment], nodes, Reports(failed)).assigned
         (chosen,) = self._placed
         for name, node in self.nodes.items():
             failed = name == chosen
@@ -45,14 +46,14 @@ def test_a_model_that_fails_on_every_node_stays_where_it_failed_last(names: str,
     assert set(taken[len(names) :]) == {taken[len(names) - 1]}
 
 
-def test_another_directory_a_restart_and_a_new_deployment_are_a_new_chance() -> None:
-    for chance in ("directory", "restart", "deployed again", "time"):
+def test_another_revision_a_restart_and_a_new_deployment_are_a_new_chance() -> None:
+    for chance in ("revision", "restart", "deployed again", "time"):
         cluster = Cluster("a", "b")
         first, second = cluster.round(), cluster.round()
         assert {first, second} == {"a", "b"}
         assert cluster.round() == second
-        if chance == "directory":
-            cluster.deployment = replace(BROKEN, path="/models/mended")
+        if chance == "revision":
+            cluster.deployment = replace(BROKEN, path="/models/mended", revision=2)
         elif chance == "restart":
             cluster.nodes[first] = replace(cluster.nodes[first], incarnation="second")
         elif chance == "time":
@@ -65,6 +66,6 @@ def test_another_directory_a_restart_and_a_new_deployment_are_a_new_chance() -> 
 def test_a_node_that_fails_with_its_own_model_has_refused_nothing() -> None:
     cluster = Cluster("a", "b")
     nodes = {name: replace(node, state=NodeState.FAILED) for name, node in cluster.nodes.items()}
-    placed = place([BROKEN], nodes.values())
+    placed = place([BROKEN], nodes.values()).assigned
     cluster.refusals.note(nodes.values(), placed)
     assert cluster.refusals.of([BROKEN], nodes.values()) == frozenset()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ryzanstein.cluster import Beat, Load, NodeState
+from ryzanstein.cluster import Beat, Load, ModelReport, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.changes import NodeChanged, NodeLeft
 from ryzanstein.orchestrator.registry import Registry
@@ -41,7 +43,7 @@ def test_a_beat_renews_the_lease(registry, make_node, clock):
     registry.join(make_node("b"))
     for sequence in range(5):
         clock.now += 1
-        registry.beat("a", lease, Beat(sequence=sequence, state=NodeState.READY))
+        registry.beat("a", lease, NodeReport(Beat(sequence=sequence, state=NodeState.READY)))
     assert registry.expire() == ["b"]
     assert [node.node_id for node in registry.nodes()] == ["a"]
 
@@ -50,7 +52,7 @@ def test_a_beat_after_the_lease_ran_out_is_not_found_even_before_expire_ran(regi
     lease = registry.join(make_node("a"))
     clock.now += 10
     with pytest.raises(RyzansteinError) as failure:
-        registry.beat("a", lease, Beat())
+        registry.beat("a", lease, NodeReport(Beat()))
     assert failure.value.code is Code.NOT_FOUND
     assert published[-1] == NodeLeft("a")
 
@@ -59,7 +61,7 @@ def test_a_beat_after_the_lease_ran_out_is_not_found_even_before_expire_ran(regi
 def test_a_beat_needs_the_lease_of_its_node(registry, make_node, node_id, lease):
     granted = registry.join(make_node("a"))
     with pytest.raises(RyzansteinError) as failure:
-        registry.beat(node_id, lease or granted, Beat())
+        registry.beat(node_id, lease or granted, NodeReport(Beat()))
     assert failure.value.code is Code.NOT_FOUND
 
 
@@ -69,9 +71,9 @@ def test_a_new_incarnation_replaces_the_old_one_and_voids_its_lease(registry, ma
     new = registry.join(make_node("a", "2"))
     assert [node.incarnation for node in registry.nodes()] == ["2"]
     assert registry.nodes()[0].join_time == clock.now
-    registry.beat("a", new, Beat())
+    registry.beat("a", new, NodeReport(Beat()))
     with pytest.raises(RyzansteinError):
-        registry.beat("a", old, Beat())
+        registry.beat("a", old, NodeReport(Beat()))
 
 
 def test_a_replaced_process_cannot_take_its_name_back_while_its_successor_lives(registry, make_node, clock):
@@ -96,7 +98,7 @@ def test_the_same_incarnation_renews_its_membership_and_keeps_its_join_time(regi
 
 def test_a_renewed_node_that_says_nothing_is_as_it_was(registry, make_node):
     lease = registry.join(make_node("a"))
-    registry.beat("a", lease, Beat(1, NodeState.READY, "m", 512, Load(running=1)))
+    registry.beat("a", lease, NodeReport(Beat(1, NodeState.READY, "m", 512, Load(running=1))))
     registry.join(make_node("a", state=NodeState.UNSPECIFIED))
     (node,) = registry.nodes()
     assert (node.state, node.model, node.context_length, node.load.running) == (NodeState.READY, "m", 512, 1)
@@ -176,10 +178,10 @@ def test_drain_requests_are_bounded_by_the_number_of_nodes(registry, make_node, 
 def test_a_state_is_published_at_once_and_a_load_only_when_asked(registry, published, make_node):
     lease = registry.join(make_node("a"))
     published.clear()
-    registry.beat("a", lease, Beat(1, NodeState.READY, "m"))
+    registry.beat("a", lease, NodeReport(Beat(1, NodeState.READY, "m")))
     assert [change.load_only for change in published] == [False]
-    registry.beat("a", lease, Beat(2, NodeState.READY, "m", load=Load(running=1)))
-    registry.beat("a", lease, Beat(3, NodeState.READY, "m", load=Load(running=2)))
+    registry.beat("a", lease, NodeReport(Beat(2, NodeState.READY, "m", load=Load(running=1))))
+    registry.beat("a", lease, NodeReport(Beat(3, NodeState.READY, "m", load=Load(running=2))))
     assert len(published) == 1
     assert registry.publish_loads(10) == 1
     assert (published[-1].load_only, published[-1].node.load.running) == (True, 2)
@@ -188,14 +190,14 @@ def test_a_state_is_published_at_once_and_a_load_only_when_asked(registry, publi
 
 def test_an_unchanged_load_is_not_published(registry, make_node):
     lease = registry.join(make_node("a"))
-    registry.beat("a", lease, Beat(1, NodeState.STARTING))
+    registry.beat("a", lease, NodeReport(Beat(1, NodeState.STARTING)))
     assert registry.publish_loads(10) == 0
 
 
 def test_loads_are_published_longest_waiting_first(registry, published, make_node):
     leases = {name: registry.join(make_node(name)) for name in "abc"}
     for name in "bca":
-        registry.beat(name, leases[name], Beat(1, NodeState.STARTING, load=Load(running=1)))
+        registry.beat(name, leases[name], NodeReport(Beat(1, NodeState.STARTING, load=Load(running=1))))
     published.clear()
     registry.publish_loads(2)
     assert [change.node.node_id for change in published] == ["b", "c"]
@@ -203,15 +205,15 @@ def test_loads_are_published_longest_waiting_first(registry, published, make_nod
 
 def test_a_load_is_not_published_after_its_node_left(registry, published, make_node):
     lease = registry.join(make_node("a"))
-    registry.beat("a", lease, Beat(1, NodeState.STARTING, load=Load(running=1)))
+    registry.beat("a", lease, NodeReport(Beat(1, NodeState.STARTING, load=Load(running=1))))
     registry.leave("a", lease)
     assert registry.publish_loads(10) == 0
 
 
 def test_a_late_beat_renews_but_says_nothing_new(registry, make_node):
     lease = registry.join(make_node("a"))
-    registry.beat("a", lease, Beat(7, NodeState.READY, "m"))
-    node = registry.beat("a", lease, Beat(6, NodeState.STARTING, ""))
+    registry.beat("a", lease, NodeReport(Beat(7, NodeState.READY, "m")))
+    node = registry.beat("a", lease, NodeReport(Beat(6, NodeState.STARTING, "")))
     assert (node.state, node.model) == (NodeState.READY, "m")
 
 
@@ -223,3 +225,31 @@ def test_a_process_that_stood_still_forgives_every_lease(registry, make_node, cl
     assert registry.expire() == []
     clock.now += 3.1
     assert sorted(registry.expire()) == ["a", "b"]
+
+
+def several(*models, **more):
+    return NodeReport(Beat(1, NodeState.READY, "m"), models, 100, **more)
+
+
+def test_loads_and_memory_of_every_model_are_published_only_when_asked(registry, published, make_node):
+    lease = registry.join(make_node("a"))
+    first, second = ModelReport("m", "/m", 1, NodeState.READY), ModelReport("n", "/n", 1, NodeState.READY)
+    registry.beat("a", lease, several(first, second))
+    published.clear()
+    registry.beat("a", lease, several(first, replace(second, load=Load(running=1))))
+    registry.beat("a", lease, several(first, replace(second, load=Load(running=2), memory_bytes=7)))
+    assert published == []
+    assert registry.publish_loads(10) == 1
+    assert (published[-1].load_only, published[-1].node.models[1].load.running) == (True, 2)
+    registry.beat("a", lease, several(first, replace(second, revision=2)))
+    assert [change.load_only for change in published] == [True, False]
+
+
+def test_a_renewed_node_that_says_nothing_of_its_models_keeps_them(registry, make_node):
+    lease = registry.join(make_node("a"))
+    model = ModelReport("m", "/m", 1, NodeState.READY)
+    registry.beat("a", lease, several(model))
+    registry.join(make_node("a"))
+    assert (registry.nodes()[0].models, registry.nodes()[0].memory_bytes) == ((model,), 100)
+    registry.join(make_node("a", "2"))
+    assert (registry.nodes()[0].models, registry.nodes()[0].memory_bytes) == ((), 0)

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 
 from ryzanstein.rpc import status
@@ -47,7 +48,7 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     assert (await next_update(watch)).delta.node.node_id == "a"
     beats = Beats(serving, "a", grant.lease_id)
     answer = await beats.beat(state=READY, model="m", context_length=512)
-    assert MessageToDict(answer) == {}
+    assert MessageToDict(answer) == {"plural": True}
     delta = (await next_update(watch)).delta
     assert (delta.version, delta.node.state, delta.node.model, delta.node.context_length) == (2, READY, "m", 512)
     (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
@@ -88,7 +89,7 @@ async def test_a_beat_that_says_nothing_renews(serving):
     grant = await serving.register("a")
     call = serving.stub.Heartbeat()
     await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id))
-    assert await asyncio.wait_for(call.read(), 10) == pb.HeartbeatResponse()
+    assert await asyncio.wait_for(call.read(), 10) == pb.HeartbeatResponse(plural=True)
     call.cancel()
 
 
@@ -96,7 +97,8 @@ async def test_a_deployment_reaches_the_node_with_its_heartbeat(serving, eventua
     grant = await serving.register("a")
     beats = Beats(serving, "a", grant.lease_id)
     deployment = pb.Deployment(model="m", path="/models/m", replicas=1)
-    await serving.stub.DeployModel(pb.DeployModelRequest(deployment=deployment))
+    deployment = (await serving.stub.DeployModel(pb.DeployModelRequest(deployment=deployment))).deployment
+    assert deployment.revision == 1
 
     async def deployed():
         return (await beats.beat(state=READY)).deployment == deployment
@@ -215,6 +217,10 @@ INVALID = [
     ("DeployModel", a_deployment(path="/" * 1025), "deployment.path"),
     ("DeployModel", a_deployment(path="/models/a\0b"), "deployment.path"),
     ("DeployModel", a_deployment(replicas=10_001), "deployment.replicas"),
+    ("DeployModel", a_deployment(idle_unload=Duration(seconds=-1)), "deployment.idle_unload"),
+    ("DeployModel", a_deployment(idle_unload=Duration(seconds=30 * 86400 + 1)), "deployment.idle_unload"),
+    ("DeployModel", a_deployment(idle_unload=Duration(seconds=2**62)), "deployment.idle_unload"),
+    ("RegisterNode", a_node(models=[pb.ModelReport(model="m")] * 33), "node.models"),
     ("DrainNode", pb.DrainNodeRequest(), "node_id"),
     ("LeaveNode", pb.LeaveNodeRequest(node_id="\N{BULLET}"), "node_id"),
 ]
@@ -243,15 +249,32 @@ async def test_a_newer_node_in_a_state_without_a_name_here_stays_a_member_that_i
     assert await serving.node_ids() == ["a", "b"]
 
 
-@pytest.mark.parametrize("fields", [{"model": "m" * 129}])
-async def test_a_bad_beat_is_refused_and_the_node_stays(serving, fields):
+LONG = "x" * 1025
+BAD_BEATS = [
+    ({"beat": worker_pb2.Beat(model="m" * 129)}, "beat.model"),
+    ({"models": [pb.ModelReport(model=f"m{i}") for i in range(33)]}, "models"),
+    ({"models": [pb.ModelReport(model="m")] * 2}, "models"),
+    ({"models": [pb.ModelReport(model="m" * 129)]}, "models[0].model"),
+    ({"models": [pb.ModelReport(path=LONG)]}, "models[0].path"),
+    ({"models": [pb.ModelReport(), pb.ModelReport(model="m", reason=LONG)]}, "models[1].reason"),
+    ({"models": [pb.ModelReport(next_reason=LONG)]}, "models[0].next_reason"),
+    ({"models": [pb.ModelReport(model=f"m{i}", path="/" * 1024) for i in range(17)]}, "models"),
+    ({"needs": [pb.ModelNeed(path="/m")] * 17}, "needs"),
+    ({"needs": [pb.ModelNeed()]}, "needs[0].path"),
+    ({"needs": [pb.ModelNeed(path="/m", error=LONG)]}, "needs[0].error"),
+    ({"needs": [pb.ModelNeed(path="/m", bytes=2**63)]}, "needs[0].bytes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), BAD_BEATS, ids=lambda value: str(value)[:30].replace("\n", " "))
+async def test_a_bad_beat_is_refused_by_name_and_the_node_stays(serving, fields, field):
     grant = await serving.register("a")
     call = serving.stub.Heartbeat()
-    beat = worker_pb2.Beat(**fields)
-    await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id, beat=beat))
+    await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id, **fields))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await asyncio.wait_for(call.read(), 10)
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in status.error_from_rpc(failure.value).violations] == [field]
     assert await serving.node_ids() == ["a"]
 
 

@@ -17,14 +17,14 @@ def path(tmp_path):
 async def test_what_was_written_is_there_after_opening_again(path, telemetry):
     store = await Store.open(path, telemetry)
     await store.put_deployment(Deployment("m", "/m", 2))
-    await store.put_deployment(Deployment("m", "/new", 3))
+    await store.put_deployment(Deployment("m", "/new", 3, 2, 60.5))
     await store.put_deployment(Deployment("gone", "/gone"))
     await store.remove_deployment("gone")
     await store.save_membership(StoredMembership(frozenset("abc"), {"a": "1", "b": "1"}))
     await store.save_membership(StoredMembership(frozenset("bcd"), {"b": "2"}))
     await store.close()
     store = await Store.open(path, telemetry)
-    assert await store.deployments() == (Deployment("m", "/new", 3),)
+    assert await store.deployments() == (Deployment("m", "/new", 3, 2, 60.5),)
     assert await store.membership() == StoredMembership(frozenset("bcd"), {"b": "2"})
     await store.close()
 
@@ -44,6 +44,33 @@ async def test_a_file_that_is_no_database_is_refused_by_name(path, telemetry, co
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(StoreError, match=r"o\.sqlite"):
         await Store.open(path, telemetry)
+
+
+async def test_a_file_of_version_1_keeps_its_deployments_and_drains(path, telemetry):
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        """
+        BEGIN EXCLUSIVE;
+        CREATE TABLE IF NOT EXISTS deployments (model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL) STRICT;
+        CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
+        CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+        INSERT INTO deployments VALUES ('m', '/m', 2);
+        INSERT INTO drains VALUES ('a', '1');
+        INSERT INTO members VALUES ('a');
+        PRAGMA user_version = 1;
+        COMMIT;
+        """
+    )
+    connection.close()
+    for _ in range(2):  # the migrated file opens like any other
+        store = await Store.open(path, telemetry)
+        assert await store.deployments() == (Deployment("m", "/m", 2, 1),)
+        assert await store.membership() == StoredMembership(frozenset("a"), {"a": "1"})
+        await store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    connection.close()
 
 
 async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path, telemetry):

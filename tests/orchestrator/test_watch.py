@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
+from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.catalog import Catalog
 from ryzanstein.orchestrator.registry import Registry
@@ -165,7 +165,7 @@ class WatchMachine(RuleBasedStateMachine):
         self.sequence += 1
         beat = Beat(self.sequence, state, model, load=Load(running=running))
         with contextlib.suppress(RyzansteinError):
-            self.cluster.registry.beat(name, self.leases.get(name, ""), beat)
+            self.cluster.registry.beat(name, self.leases.get(name, ""), NodeReport(beat))
 
     @rule(name=names)
     def drain(self, name):

@@ -12,7 +12,8 @@ from ryzanstein.cluster import Deployment, Node
 class NodeChanged:
     """A node joined or reported something new.
 
-    `load_only`: nothing changed but its load and the time of its beat.
+    `load_only`: nothing changed but its loads, the memory that its models use, and the time of its
+    beat.
     """
 
     node: Node

@@ -11,28 +11,34 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import Beat, Deployment, Node
+from ryzanstein.cluster import Deployment, Instruction, Node, NodeReport
 from ryzanstein.orchestrator.catalog import Catalog
-from ryzanstein.orchestrator.changes import Change, NodeChanged
+from ryzanstein.orchestrator.changes import Change, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.orchestrator.reconcile import DeploymentStatus, Instruction, Reconciler
+from ryzanstein.orchestrator.needs import MeasuredNeeds
+from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
 from ryzanstein.orchestrator.recovery import MembershipRecorder, Settling
 from ryzanstein.orchestrator.refusals import Refusals
 from ryzanstein.orchestrator.registry import Registry
 from ryzanstein.orchestrator.store import Store, StoredMembership
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.orchestrator.unplaceable import unplaceable
 from ryzanstein.orchestrator.watch import ClusterState, Update, WatchHub
 
 log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
 _MAX_PENDING_WRITES = 64
+_MEASURE_S = 3.0
+_MEASURE_BEATS = 3
+
+_Written = TypeVar("_Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,9 @@ class ControlPlane:
         )
         self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
         self._refusals = Refusals(self._awake.now)
-        self._reconciler = Reconciler(self._registry, self._catalog, self._refusals, telemetry)
+        self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
+        sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
+        self._reconciler = Reconciler(sources, telemetry, self._awake.now)
         self._recorder = MembershipRecorder(store, self._membership)
         self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.settle_s)
         self._hub = WatchHub(
@@ -80,7 +88,8 @@ class ControlPlane:
         )
         self._closed = False
         self._writing = asyncio.Lock()
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[Any]] = set()
+        self._measuring = 0
         telemetry.deployments.set(len(deployments))
         log.info("restored", deployments=len(deployments), members=len(saved.members), epoch=self._hub.epoch)
         self._settle()
@@ -103,7 +112,7 @@ class ControlPlane:
         log.info("node registered", kind=kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
         return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
 
-    def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Instruction:
+    def beat(self, node_id: str, lease_id: str, report: NodeReport) -> Instruction:
         """Renews the lease and returns what the node should do.
 
         Raises NOT_FOUND when the node must register again, UNAVAILABLE while stopping.
@@ -111,7 +120,9 @@ class ControlPlane:
         if self._closed:
             raise errors.unavailable("STOPPING", "the orchestrator is stopping")
         self._telemetry.beats.inc()
-        node = self._registry.beat(node_id, lease_id, beat)
+        node = self._registry.beat(node_id, lease_id, report)
+        if self._needs.note(node, report.needs):
+            self._reconciler.invalidate()
         if self._settling is not None:
             self._settling.reported(node_id)
             self._settle()
@@ -141,13 +152,17 @@ class ControlPlane:
         log.info("drain withdrawn", node_id=node_id)
         await self._write(self._recorder.flush())
 
-    async def deploy(self, deployment: Deployment) -> None:
-        """Adds or replaces a deployment; returns when it is stored.
+    async def deploy(self, deployment: Deployment, *, reload: bool = False) -> Deployment:
+        """Adds or replaces a deployment; returns it with its revision when it is stored.
 
-        Cancelling the caller does not cancel the write: the deployment is stored and in force, or
-        neither.
+        Nodes measure a new directory first, for some seconds. Raises RESOURCE_EXHAUSTED or
+        FAILED_PRECONDITION when none can take it. Cancelling the caller does not cancel the write:
+        the deployment is stored and in force, or neither.
         """
-        await self._write(self._deploy(deployment))
+        known = self._catalog.find(deployment.model)
+        if reload or known is None or known.path != deployment.path:
+            await self._measure(deployment)
+        return await self._write(self._deploy(deployment, reload))
 
     async def remove(self, model: str) -> None:
         """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none.
@@ -232,6 +247,8 @@ class ControlPlane:
         self._hub.publish(change)
         if isinstance(change, NodeChanged) and change.load_only:
             return
+        if isinstance(change, NodeLeft):
+            self._needs.forget(change.node_id)
         self._telemetry.nodes.set(len(self._registry))
         self._reconciler.invalidate()
         self._recorder.changed()
@@ -249,14 +266,35 @@ class ControlPlane:
         missing = self._settling.missing if self._settling is not None else frozenset()
         return StoredMembership(self._registry.node_ids() | missing, self._registry.drains)
 
-    async def _deploy(self, deployment: Deployment) -> None:
+    def _measurable(self) -> list[Node]:
+        """Returns the nodes that can say how much memory a directory needs, and may be chosen."""
+        return [node for node in self._registry.nodes() if node.plural and not node.drain_requested]
+
+    async def _measure(self, deployment: Deployment) -> None:
+        """Waits until nodes have measured a directory. Raises when none of them can serve it."""
+        if self._measuring >= _MAX_PENDING_WRITES:
+            raise errors.queue_full(self._measuring, _MAX_PENDING_WRITES)
+        limit_s = max(_MEASURE_S, _MEASURE_BEATS * self._settings.heartbeat_interval_s)
+        self._measuring += 1
+        try:
+            await self._needs.measured(deployment.path, self._measurable, limit_s)
+            if self._settling is None and (shortages := self._reconciler.without_room_for(deployment)):
+                raise unplaceable(deployment, shortages)
+        finally:
+            self._measuring -= 1
+
+    async def _deploy(self, deployment: Deployment, reload: bool) -> Deployment:
         self._catalog.admit(deployment)
+        deployment = self._catalog.revised(deployment, reload)
         await self._store.put_deployment(deployment)
         self._refusals.forget(deployment.model)
         self._reconciler.invalidate()
         self._catalog.put(deployment)
         self._telemetry.deployments.set(len(self._catalog.deployments()))
-        log.info("deployed", model=deployment.model, path=deployment.path, replicas=deployment.replicas)
+        log.info(
+            "deployed", model=deployment.model, path=deployment.path, revision=deployment.revision, replicas=deployment.replicas
+        )
+        return deployment
 
     async def _remove(self, model: str) -> None:
         self._catalog.require(model)
@@ -265,7 +303,7 @@ class ControlPlane:
         self._telemetry.deployments.set(len(self._catalog.deployments()))
         log.info("deployment removed", model=model)
 
-    async def _write(self, change: Coroutine[Any, Any, None]) -> None:
+    async def _write(self, change: Coroutine[Any, Any, _Written]) -> _Written:
         """Applies one change at a time. Cancelling the caller does not leave a change half done."""
         if len(self._writes) >= _MAX_PENDING_WRITES:
             change.close()
@@ -273,8 +311,8 @@ class ControlPlane:
         task = self._telemetry.background.once("store_write", self._serially(change))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _serially(self, change: Coroutine[Any, Any, None]) -> None:
+    async def _serially(self, change: Coroutine[Any, Any, _Written]) -> _Written:
         async with self._writing:
-            await change
+            return await change

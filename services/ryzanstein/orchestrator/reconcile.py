@@ -8,43 +8,53 @@ need, so each node is instructed to keep what it has.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.cluster import Deployment, Instruction, Node
 from ryzanstein.orchestrator.catalog import Catalog
-from ryzanstein.orchestrator.placement import place
+from ryzanstein.orchestrator.needs import MeasuredNeeds
+from ryzanstein.orchestrator.packing import NodeShortage
+from ryzanstein.orchestrator.placement import MAX_SHORTAGES, Placement, Reports, place
 from ryzanstein.orchestrator.refusals import Refusals
 from ryzanstein.orchestrator.registry import Registry
+from ryzanstein.orchestrator.rolling import RollingChanges, kept
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
-    """What a node should do. Without a deployment it may continue to serve what it serves."""
-
-    deployment: Deployment | None
-    drain: bool
-
-
-@dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment with the nodes chosen for it, and the nodes that report it ready."""
+    """A deployment with the nodes chosen for it, and what they report.
+
+    `ready_nodes` report this revision ready, `outdated_nodes` serve an earlier one. `shortages`:
+    why nodes do not serve it.
+    """
 
     deployment: Deployment
     assigned_nodes: tuple[str, ...]
     ready_nodes: tuple[str, ...]
+    outdated_nodes: tuple[str, ...]
+    shortages: tuple[NodeShortage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a placement depends on."""
+
+    registry: Registry
+    catalog: Catalog
+    refusals: Refusals
+    needs: MeasuredNeeds
 
 
 class Reconciler:
-    """Holds the placement that the last `update` computed."""
+    """Holds the placement that the last `update` computed. `now` is monotonic seconds."""
 
-    def __init__(self, registry: Registry, catalog: Catalog, refusals: Refusals, telemetry: OrchestratorTelemetry) -> None:
-        self._registry = registry
-        self._catalog = catalog
-        self._refusals = refusals
+    def __init__(self, sources: Sources, telemetry: OrchestratorTelemetry, now: Callable[[], float]) -> None:
+        self._sources = sources
         self._telemetry = telemetry
-        self._placed: Mapping[str, Deployment] = {}
+        self._placement = Placement()
+        self._rolling = RollingChanges(now)
         self._stale = True
         self._settled = False
 
@@ -57,29 +67,73 @@ class Reconciler:
         self._settled = True
 
     def update(self) -> None:
-        """Computes the placement if it is stale."""
+        """Computes the placement if it is stale, and whose turn it is to change a model."""
+        if not self._stale and not self._rolling.outdated:
+            return
+        deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
+        refusals = self._sources.refusals
+        refusals.note(nodes, self._placement.assigned)
+        failed = refusals.of(deployments, nodes)
         if self._stale:
             self._stale = False
-            deployments, nodes = self._catalog.deployments(), self._registry.nodes()
-            self._refusals.note(nodes, self._placed)
-            self._placed = place(deployments, nodes, self._refusals.of(deployments, nodes))
+            before = self._placement.assigned if self._settled else {}
+            reports = Reports(failed, self._sources.needs.all(), before)
+            self._placement = place(deployments, nodes, reports)
             self._telemetry.placements.inc()
+        self._rolling.update(self._placement.assigned, nodes, failed)
+        self._measure(deployments)
 
     def instruct(self, node: Node) -> Instruction:
-        placed = self._placed.get(node.node_id) if self._settled else self._catalog.find(node.model)
-        return Instruction(placed, node.drain_requested)
+        """Returns what a node should do."""
+        deployments = self._assigned(node) if self._settled else self._present(node)
+        return Instruction(deployments, node.drain_requested, self._sources.needs.ask(node))
+
+    def without_room_for(self, deployment: Deployment) -> list[NodeShortage]:
+        """Returns why no node can take a deployment; empty if one can, or may."""
+        self.update()
+        return self._placement.without_room_for(deployment, self._sources.needs.all())
 
     def status(self) -> list[DeploymentStatus]:
         """Returns the current status of each deployment, by name."""
         self.update()
         assigned: dict[str, list[str]] = defaultdict(list)
-        for node_id, deployment in self._placed.items():
-            assigned[deployment.model].append(node_id)
-        ready: dict[str, list[str]] = defaultdict(list)
-        for node in self._registry.nodes():
-            if node.state == NodeState.READY:
-                ready[node.model].append(node.node_id)
-        return [
-            DeploymentStatus(d, tuple(sorted(assigned[d.model])), tuple(sorted(ready[d.model])))
-            for d in self._catalog.deployments()
-        ]
+        for node_id, deployments in self._placement.assigned.items():
+            for deployment in deployments:
+                assigned[deployment.model].append(node_id)
+        return [self._status(deployment, assigned) for deployment in self._sources.catalog.deployments()]
+
+    def _status(self, deployment: Deployment, assigned: Mapping[str, list[str]]) -> DeploymentStatus:
+        model = deployment.model
+        nodes = self._sources.registry.nodes()
+        ready = sorted(node.node_id for node in nodes if self._rolling.is_ready(node, deployment))
+        outdated = self._rolling.outdated.get(model, ())
+        return DeploymentStatus(
+            deployment, tuple(sorted(assigned.get(model, ()))), tuple(ready), outdated, self._shortages(deployment)
+        )
+
+    def _shortages(self, deployment: Deployment) -> tuple[NodeShortage, ...]:
+        """Returns first which nodes failed, then which others cannot take the deployment."""
+        reasons = self._sources.refusals.reasons(deployment.model)
+        failed = [NodeShortage(node_id, 0, f"failed lately: {reason}".rstrip(": ")) for node_id, reason in reasons.items()]
+        others = [each for each in self._placement.shortages(deployment) if each.node_id not in reasons]
+        return (*failed, *others)[:MAX_SHORTAGES]
+
+    def _assigned(self, node: Node) -> tuple[Deployment, ...]:
+        assigned = self._placement.assigned.get(node.node_id, ())
+        return tuple(self._rolling.instructed(node, deployment) for deployment in assigned)
+
+    def _present(self, node: Node) -> tuple[Deployment, ...]:
+        """Returns the deployments that the node has now, as it has them."""
+        find = self._sources.catalog.find
+        if not node.plural:
+            deployment = find(node.model)
+            return () if deployment is None else (deployment,)
+        return tuple(kept(report, each) for report in node.models if (each := find(report.model)) is not None)
+
+    def _measure(self, deployments: tuple[Deployment, ...]) -> None:
+        short, outdated = self._telemetry.short, self._telemetry.outdated
+        short.clear()
+        outdated.clear()
+        for deployment in deployments:
+            short.labels(deployment.model).set(self._placement.short(deployment))
+            outdated.labels(deployment.model).set(len(self._rolling.outdated.get(deployment.model, ())))

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ryzanstein import errors
-from ryzanstein.cluster import Beat, Node, NodeState
+from ryzanstein.cluster import Load, Node, NodeReport, NodeState
 from ryzanstein.orchestrator.changes import NodeChanged, NodeLeft, Publish
+
+_NO_LOAD = Load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,16 @@ class Registry:
         self._announce(joined)
         return member.lease_id
 
-    def beat(self, node_id: str, lease_id: str, beat: Beat | None) -> Node:
+    def beat(self, node_id: str, lease_id: str, report: NodeReport) -> Node:
         """Renews the lease, applies the node's report and returns the node.
 
-        A beat older than the last one only renews. Raises NOT_FOUND when the lease is unknown, void
+        A report without a beat, or with one older than the last, only renews. Raises NOT_FOUND when the lease is unknown, void
         or expired.
         """
         member = self._held(node_id, lease_id)
         node, sequence = member.node, member.sequence
-        if beat is not None and beat.sequence >= sequence:
-            node, sequence = _reported(node, beat, self._wall()), beat.sequence
+        if report.beat is not None and report.beat.sequence >= sequence:
+            node, sequence = _reported(node, report, self._wall()), report.beat.sequence
         self._renew(replace(member, node=node, sequence=sequence, renewed_at=self._monotonic()))
         self._note(member.node, node)
         return node
@@ -205,9 +207,9 @@ class Registry:
         self._members.move_to_end(member.node.node_id)
 
     def _note(self, before: Node, after: Node) -> None:
-        if replace(before, load=after.load, beat_time=after.beat_time) != after:
+        if _steady(before) != _steady(after):
             self._announce(after)
-        elif before.load != after.load:
+        elif (before.load, before.models) != (after.load, after.models):
             self._unpublished.setdefault(after.node_id)
 
     def _announce(self, node: Node) -> None:
@@ -229,10 +231,20 @@ def _renewed(known: Node, said: Node, joined: Node) -> Node:
         context_length=said.context_length or known.context_length,
         load=known.load,
         join_time=known.join_time,
+        models=said.models or known.models,
+        memory_bytes=said.memory_bytes or known.memory_bytes,
     )
 
 
-def _reported(node: Node, beat: Beat, now: float) -> Node:
+def _steady(node: Node) -> Node:
+    """Returns the node without what changes with its work: loads, and the memory that was seen."""
+    models = tuple(replace(report, load=_NO_LOAD, memory_bytes=0) for report in node.models)
+    return replace(node, load=_NO_LOAD, beat_time=0.0, models=models)
+
+
+def _reported(node: Node, report: NodeReport, now: float) -> Node:
+    beat = report.beat
+    assert beat is not None
     return replace(
         node,
         state=beat.state,
@@ -240,4 +252,6 @@ def _reported(node: Node, beat: Beat, now: float) -> Node:
         context_length=beat.context_length,
         load=beat.load,
         beat_time=now,
+        models=report.models,
+        memory_bytes=report.memory_bytes,
     )

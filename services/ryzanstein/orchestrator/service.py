@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
 from grpc.aio import ServicerContext
 
 from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.control import ControlPlane
-from ryzanstein.orchestrator.reconcile import Instruction
-from ryzanstein.orchestrator.validation import check_deployment, check_model, check_node, check_node_id
+from ryzanstein.orchestrator.reconcile import DeploymentStatus
+from ryzanstein.orchestrator.validation import check_deployment, check_node, check_node_id, check_report
 from ryzanstein.orchestrator.watch import Snapshot, Update
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
-from ryzanstein.wire.membership import beat_from_wire, deployment_from_wire, deployment_to_wire, node_from_wire, node_to_wire
+from ryzanstein.wire.membership import (
+    deployment_from_wire,
+    deployment_to_wire,
+    instruction_to_wire,
+    node_from_wire,
+    node_report_from_wire,
+    node_to_wire,
+)
+from ryzanstein.wire.timestamps import duration
 
 Context = ServicerContext[Any, Any]
 
@@ -33,18 +40,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
             lease_id=grant.lease_id,
-            lease_duration=_duration(grant.lease_s),
-            heartbeat_interval=_duration(grant.heartbeat_interval_s),
+            lease_duration=duration(grant.lease_s),
+            heartbeat_interval=duration(grant.heartbeat_interval_s),
         )
 
     async def Heartbeat(
         self, request_iterator: AsyncIterator[pb.HeartbeatRequest], context: Context
     ) -> AsyncIterator[pb.HeartbeatResponse]:
         async for request in request_iterator:
-            beat = beat_from_wire(request.beat) if request.HasField("beat") else None
-            if beat is not None:
-                check_model(beat.model, "beat.model")
-            yield _instruction(self._control.beat(request.node_id, request.lease_id, beat))
+            report = node_report_from_wire(request)
+            check_report(report)
+            yield instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
         async for update in self._control.updates():
@@ -53,24 +59,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         deployment = deployment_from_wire(request.deployment)
         check_deployment(deployment, self._max_nodes)
-        await self._control.deploy(deployment)
-        return pb.DeployModelResponse(deployment=deployment_to_wire(deployment))
+        stored = await self._control.deploy(deployment, reload=request.reload)
+        return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
     async def RemoveModel(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         await self._control.remove(request.model)
         return pb.RemoveModelResponse()
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Context) -> pb.ListDeploymentsResponse:
-        return pb.ListDeploymentsResponse(
-            deployments=[
-                pb.DeploymentStatus(
-                    deployment=deployment_to_wire(status.deployment),
-                    assigned_nodes=status.assigned_nodes,
-                    ready_nodes=status.ready_nodes,
-                )
-                for status in self._control.deployments()
-            ]
-        )
+        return pb.ListDeploymentsResponse(deployments=map(_status, self._control.deployments()))
 
     async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
         check_node_id(request.node_id)
@@ -91,16 +88,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in self._control.nodes()])
 
 
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
-
-
-def _instruction(instruction: Instruction) -> pb.HeartbeatResponse:
-    if instruction.deployment is None:
-        return pb.HeartbeatResponse(drain=instruction.drain)
-    return pb.HeartbeatResponse(deployment=deployment_to_wire(instruction.deployment), drain=instruction.drain)
+def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
+    return pb.DeploymentStatus(
+        deployment=deployment_to_wire(status.deployment),
+        assigned_nodes=status.assigned_nodes,
+        ready_nodes=status.ready_nodes,
+        outdated_nodes=status.outdated_nodes,
+        shortages=[
+            pb.NodeShortage(node_id=each.node_id, missing_bytes=each.missing_bytes, reason=each.reason)
+            for each in status.shortages
+        ],
+    )
 
 
 def _update(update: Update) -> pb.WatchClusterResponse:

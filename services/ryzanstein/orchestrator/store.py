@@ -24,13 +24,24 @@ from ryzanstein.private_files import private_file
 
 log = structlog.get_logger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = f"""
 BEGIN EXCLUSIVE;
-CREATE TABLE IF NOT EXISTS deployments (model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS deployments (
+    model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL,
+    revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
 PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+# Version 1 had neither revisions nor idle unloading.
+_FROM_VERSION_1 = """
+BEGIN EXCLUSIVE;
+ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE deployments ADD COLUMN idle_unload_s REAL NOT NULL DEFAULT 0;
+PRAGMA user_version = 2;
 COMMIT;
 """
 
@@ -87,8 +98,9 @@ class Store:
         return await self._run("read", lambda: self._written)
 
     async def put_deployment(self, deployment: Deployment) -> None:
-        row = (deployment.model, deployment.path, deployment.replicas)
-        await self._run("deployment", lambda: self._write("INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)", [row]))
+        row = (deployment.model, deployment.path, deployment.replicas, deployment.revision, deployment.idle_unload_s)
+        statement = "INSERT OR REPLACE INTO deployments (model, path, replicas, revision, idle_unload_s) VALUES (?, ?, ?, ?, ?)"
+        await self._run("deployment", lambda: self._write(statement, [row]))
 
     async def remove_deployment(self, model: str) -> None:
         await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
@@ -123,6 +135,8 @@ class Store:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
                 raise StoreError(f"{self._path} has schema version {version}, the newest supported is {SCHEMA_VERSION}")
+            if version == 1:
+                self._connection.executescript(_FROM_VERSION_1)
             self._connection.executescript(_SCHEMA)
             self._written = self._read_membership()
         except BaseException:
@@ -130,14 +144,14 @@ class Store:
             raise
 
     def _read_deployments(self) -> tuple[Deployment, ...]:
-        rows = self._connection.execute("SELECT model, path, replicas FROM deployments ORDER BY model")
+        rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")
         return tuple(Deployment(*row) for row in rows)
 
     def _read_membership(self) -> StoredMembership:
         members = frozenset(row[0] for row in self._connection.execute("SELECT node_id FROM members"))
         return StoredMembership(members, dict(self._connection.execute("SELECT node_id, incarnation FROM drains").fetchall()))
 
-    def _write(self, statement: str, rows: Iterable[tuple[str | int, ...]]) -> None:
+    def _write(self, statement: str, rows: Iterable[tuple[str | int | float, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
     def _save_membership(self, wanted: StoredMembership) -> None:

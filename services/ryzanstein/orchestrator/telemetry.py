@@ -20,6 +20,13 @@ class OrchestratorTelemetry:
         self.nodes = self._gauge("nodes", "Current members.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")
+        self.outdated = Gauge(
+            "ryzanstein_orchestrator_outdated",
+            "Nodes that serve an earlier revision of a deployment.",
+            ["model"],
+            registry=self.registry,
+        )
+        self.short = Gauge("ryzanstein_orchestrator_short", "Nodes that a deployment lacks.", ["model"], registry=self.registry)
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
         self.departures = self._counter("departures_total", "Members that left or whose lease expired.", "cause")
         for cause in ("expired", "left"):  # so that `increase()` sees the first one

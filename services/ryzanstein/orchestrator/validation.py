@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 
 from ryzanstein import errors
-from ryzanstein.cluster import Deployment, Node
+from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
 from ryzanstein.generation import MAX_NAME_CHARS
 
 MAX_PATH_CHARS = 1024
 MAX_TP = 1024
+MAX_MODELS = 32
+MAX_NEEDS = 16
+MAX_REASON_CHARS = 1024
+MAX_BYTES = 2**63 - 1
+MAX_NODE_TEXT_CHARS = 16384
+"""All paths and reasons of a node's models together."""
+MAX_IDLE_UNLOAD_S = 30 * 86400.0
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?):([0-9]{1,5})")
@@ -31,6 +39,38 @@ def check_node(node: Node) -> None:
     if not 1 <= node.tp <= MAX_TP:
         raise errors.invalid("node.tp", f"must be in [1, {MAX_TP}]", node.tp)
     check_model(node.model, "node.model")
+    _check_models(node.models, "node.models")
+
+
+def check_report(report: NodeReport) -> None:
+    """Checks what a node sends with a beat."""
+    if report.beat is not None:
+        check_model(report.beat.model, "beat.model")
+    _check_models(report.models, "models")
+    _check_count(report.needs, MAX_NEEDS, "needs")
+    for number, need in enumerate(report.needs):
+        _check_need(need, f"needs[{number}]")
+
+
+def _check_need(need: ModelNeed, field: str) -> None:
+    _check_path(need.path, f"{field}.path")
+    _check_length(need.error, MAX_REASON_CHARS, f"{field}.error")
+    if need.bytes > MAX_BYTES:
+        raise errors.invalid(f"{field}.bytes", f"must be in [0, {MAX_BYTES}]", need.bytes)
+
+
+def _check_models(models: tuple[ModelReport, ...], field: str) -> None:
+    _check_count(models, MAX_MODELS, field)
+    for number, report in enumerate(models):
+        name = f"{field}[{number}]"
+        check_model(report.model, f"{name}.model")
+        _check_length(report.path, MAX_PATH_CHARS, f"{name}.path")
+        _check_length(report.reason, MAX_REASON_CHARS, f"{name}.reason")
+        _check_length(report.next_reason, MAX_REASON_CHARS, f"{name}.next_reason")
+    if len({report.model for report in models}) < len(models):
+        raise errors.invalid(field, "must not name a model twice")
+    if sum(len(report.path) + len(report.reason) + len(report.next_reason) for report in models) > MAX_NODE_TEXT_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_NODE_TEXT_CHARS} characters of paths and reasons together")
 
 
 def check_model(model: str, field: str) -> None:
@@ -41,12 +81,28 @@ def check_model(model: str, field: str) -> None:
 
 def check_deployment(deployment: Deployment, max_nodes: int) -> None:
     _check_name(deployment.model, "deployment.model")
-    if not 1 <= len(deployment.path) <= MAX_PATH_CHARS:
-        raise errors.invalid("deployment.path", f"must have 1 to {MAX_PATH_CHARS} characters", len(deployment.path))
-    if "\0" in deployment.path:
-        raise errors.invalid("deployment.path", "must not contain NUL")
+    _check_path(deployment.path, "deployment.path")
     if deployment.replicas > max_nodes:
         raise errors.invalid("deployment.replicas", f"must be in [0, {max_nodes}]", deployment.replicas)
+    if not 0 <= deployment.idle_unload_s <= MAX_IDLE_UNLOAD_S:
+        raise errors.invalid("deployment.idle_unload", f"must be in [0, {MAX_IDLE_UNLOAD_S:.0f}] s", deployment.idle_unload_s)
+
+
+def _check_path(path: str, field: str) -> None:
+    if not 1 <= len(path) <= MAX_PATH_CHARS:
+        raise errors.invalid(field, f"must have 1 to {MAX_PATH_CHARS} characters", len(path))
+    if "\0" in path:
+        raise errors.invalid(field, "must not contain NUL")
+
+
+def _check_length(text: str, bound: int, field: str) -> None:
+    if len(text) > bound:
+        raise errors.invalid(field, f"must have at most {bound} characters", len(text))
+
+
+def _check_count(entries: Sized, bound: int, field: str) -> None:
+    if len(entries) > bound:
+        raise errors.invalid(field, f"must have at most {bound} entries", len(entries))
 
 
 def _check_name(value: str, field: str) -> None:

@@ -1,0 +1,114 @@
+"""The memory of a node, and which deployments fit into it. Pure; `placement` decides between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ryzanstein.cluster import Deployment, ModelNeed, Node, NodeState
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShortage:
+    """Why a node cannot take a deployment. `missing_bytes` is 0 when it does not lack memory."""
+
+    node_id: str
+    missing_bytes: int
+    reason: str
+
+
+class NodeRoom:
+    """What is placed on a node. `needs` are the node's measurements, by directory.
+
+    Deployments that are unloaded while idle share the room of the largest of them, since the node
+    loads them on demand. An older node takes one deployment, whatever its size.
+    """
+
+    def __init__(self, node: Node, needs: Mapping[str, ModelNeed]) -> None:
+        self.node = node
+        self.placed: dict[str, Deployment] = {}
+        self._needs = needs
+        self._reports = {report.model: report for report in node.models}
+        self._stay_bytes = 0
+        self._largest_idle_bytes = 0
+
+    def serves(self, model: str) -> bool:
+        """Whether the node has the model, of any revision, and did not fail with it."""
+        if not self.node.plural:
+            return self.node.model == model and self.node.state is not NodeState.FAILED
+        report = self._reports.get(model)
+        return report is not None and report.state is not NodeState.FAILED
+
+    def fails(self, deployment: Deployment) -> bool:
+        """Whether the node reports now that it failed with this revision of a deployment."""
+        model = deployment.model
+        if not self.node.plural:
+            return self.node.state is NodeState.FAILED and self.node.model in ("", model)
+        report = self._reports.get(model)
+        return report is not None and report.state is NodeState.FAILED and report.revision == deployment.revision
+
+    def memory(self, deployment: Deployment) -> int | None:
+        """Returns the bytes that a deployment takes here; None if unknown or refused."""
+        report = self._reports.get(deployment.model)
+        if report is not None and report.state is not NodeState.FAILED and report.memory_bytes:
+            return report.memory_bytes
+        need = self._needs.get(deployment.path)
+        return None if need is None or need.error else need.bytes
+
+    def fits(self, deployment: Deployment) -> bool:
+        if not self.node.plural:
+            return not self.placed
+        size = self.memory(deployment)
+        return size is not None and self._with(deployment, size) <= self.node.memory_bytes
+
+    def displaces(self, deployment: Deployment) -> bool:
+        """Whether a model that the node was started with gives way to the deployment."""
+        size = self.memory(deployment) or 0
+        stays = sum(
+            report.memory_bytes
+            for report in self.node.models
+            if report.started_with and report.model != deployment.model and report.model not in self.placed
+        )
+        return self._with(deployment, size) + stays > self.node.memory_bytes
+
+    def fraction(self, deployment: Deployment) -> float:
+        """Returns the part of the memory that deployments take once this one is here as well."""
+        if not self.node.plural:
+            return 1.0
+        return self._with(deployment, self.memory(deployment) or 0) / self.node.memory_bytes
+
+    def put(self, deployment: Deployment) -> None:
+        size = self.memory(deployment) or 0
+        self.placed[deployment.model] = deployment
+        if deployment.idle_unload_s:
+            self._largest_idle_bytes = max(self._largest_idle_bytes, size)
+        else:
+            self._stay_bytes += size
+
+    def shortage(self, deployment: Deployment) -> NodeShortage | None:
+        """Returns why the deployment cannot be added here; None if it can."""
+        node = self.node
+        if node.drain_requested:
+            return NodeShortage(node.node_id, 0, "draining")
+        if self.fits(deployment):
+            return None
+        if not node.plural:
+            return NodeShortage(node.node_id, 0, "an older node, which serves one deployment at a time")
+        size = self.memory(deployment)
+        if size is None:
+            need = self._needs.get(deployment.path)
+            return NodeShortage(node.node_id, 0, need.error if need is not None else "not measured yet")
+        missing = self._with(deployment, size) - node.memory_bytes
+        reason = f"needs {_gib(size)}, {_gib(max(0, size - missing))} of {_gib(node.memory_bytes)} are free"
+        return NodeShortage(node.node_id, missing, reason)
+
+    def _with(self, deployment: Deployment, size: int) -> int:
+        if deployment.idle_unload_s:
+            return self._stay_bytes + max(self._largest_idle_bytes, size)
+        return self._stay_bytes + size + self._largest_idle_bytes
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
