@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein.cluster import NO_MODEL
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -272,6 +273,16 @@ async def test_a_node_that_starts_and_does_not_come_leaves_the_refusal_standing(
     error = await Reading(client, 8).failure()
     assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
     assert time.monotonic() - began >= WAIT_S / 2
+
+
+async def test_a_node_without_a_model_is_not_waited_for(start_node: Any, start_router: Any) -> None:
+    small, empty = [await start_node(name) for name in ("small", "empty")]
+    empty.state, empty.context_length, empty.model, empty.reason = worker.NODE_STATE_STARTING, 0, "", NO_MODEL
+    client = await start_router(small, empty, ready_nodes=1, failover_wait_s=60.0)
+    small.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"context_length": "4096"})
+    async with asyncio.timeout(30):
+        error = await Reading(client, 8).failure()
+    assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
 
 
 async def test_a_model_that_is_unloaded_is_not_held_against_the_request(start_node: Any, start_router: Any, until: Any) -> None:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from ryzanstein.cluster import NO_MODEL
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.roster import MAX_FURTHER_MODELS
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 TOKENS = 60
 
@@ -126,3 +128,25 @@ async def test_a_node_that_lists_nonsense_gets_a_bounded_number_of_links(
     links = router.router.links.reports()
     assert len(links) == 1 + MAX_FURTHER_MODELS
     assert max(len(link.node_id) for link in links) < 100
+
+
+async def test_a_model_is_known_while_its_only_node_loads_it_again_and_unknown_when_it_is_unloaded(
+    start_node: Any, start_router: Any, until: Callable[..., Any]
+) -> None:
+    node = await start_node("a", other_models=("second",))
+    router = await start_router(node)
+    await until(lambda: models(router) == {"demo", "second"})
+    node.state, node.model, node.reason = worker.NODE_STATE_STARTING, "", "loading demo"
+    await until(lambda: "demo" not in models(router))
+    assert router.router.links.known_models == {"demo", "second"}
+    node.reason = NO_MODEL
+    await until(lambda: router.router.links.known_models == {"second"})
+
+
+async def test_a_model_that_a_node_lists_is_known_before_its_link_is_up(
+    start_node: Any, start_router: Any, until: Callable[..., Any]
+) -> None:
+    node = await start_node("a", other_models=("second",), lost_models={"second"})
+    router = await start_router(node, ready_nodes=1)
+    await until(lambda: "demo" in models(router))
+    assert "second" in router.router.links.known_models

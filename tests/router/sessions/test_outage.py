@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role
+from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable
 from ryzanstein.router.sessions.stores.memory import MemorySessions
@@ -374,6 +375,87 @@ async def test_a_deletion_during_which_the_store_recovers_does_not_wait_for_the_
     assert failure.value.code is Code.NOT_FOUND
     assert telemetry.store_backlog._value.get() == 0
     await sessions.close()
+
+
+class Full(MemorySessions):
+    """Refuses every write at once, or after `waits_s`, while it is `full`."""
+
+    def __init__(self) -> None:
+        super().__init__(SessionBounds(), lambda number: None)
+        self.full = False
+        self.refused = 0
+        self.waits_s = 0.0
+
+    async def append(self, session_id: str, messages: Any, **more: Any) -> bool:
+        await self._write()
+        return await super().append(session_id, messages, **more)
+
+    async def claim(self, session_id: str, *claim: Any, **more: Any) -> None:
+        await self._write()
+        await super().claim(session_id, *claim, **more)
+
+    async def _write(self) -> None:
+        if self.full:
+            self.refused += 1
+            await asyncio.sleep(self.waits_s)
+            raise store_unavailable("full")
+
+
+@pytest.fixture
+async def full(until: Any) -> AsyncIterator[tuple[Full, ResilientSessions, RouterTelemetry]]:
+    """A full store with a session and a turn that waits; the next attempt to write it comes some tenths of a second later."""
+    store, telemetry = Full(), RouterTelemetry()
+    sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(wait_s=5.0), telemetry)
+    await sessions.create("s", "m")
+    store.full = True
+    await sessions.append("s", said("one"), model="m", node_id="a", generation_id="1")
+    await until(lambda: store.refused == 4)
+    yield store, sessions, telemetry
+    await sessions.close()
+
+
+async def test_a_turn_that_ends_when_the_store_is_back_is_at_once_visible_to_other_routers(full: Any) -> None:
+    store, sessions, telemetry = full
+    store.full = False
+    assert telemetry.store_outage._value.get() == 1
+    await sessions.append("s", said("two"), model="m", node_id="a", generation_id="2")
+    assert await words(store, "s") == ["one", "two"]
+
+
+async def test_a_turn_that_begins_when_the_store_is_back_has_a_claim_that_other_routers_see(full: Any) -> None:
+    store, sessions, telemetry = full
+    store.full = False
+    assert telemetry.store_outage._value.get() == 1
+    await sessions.claim("s", "2", "one", 6.0)
+    with pytest.raises(SessionBusyError):
+        await store.claim("s", "3", "other", 6.0)
+    assert telemetry.store_outage._value.get() == 0
+
+
+async def test_a_turn_that_ends_during_an_attempt_waits_for_the_next_one(full: Any, until: Any) -> None:
+    store, sessions, _ = full
+    store.waits_s, refused = 0.2, store.refused
+    first = asyncio.create_task(sessions.append("s", said("two"), model="m", node_id="a", generation_id="2"))
+    await until(lambda: store.refused == refused + 1)
+    # The attempt for the first one has begun, and fails.
+    second = asyncio.create_task(sessions.append("s", said("three"), model="m", node_id="a", generation_id="3"))
+    await asyncio.sleep(0)
+    store.full = False
+    await asyncio.gather(first, second)
+    assert await words(store, "s") == ["one", "two", "three"]
+
+
+async def test_no_turn_waits_for_a_store_that_keeps_its_callers_waiting(full: Any, until: Any) -> None:
+    store, sessions, _ = full
+    store.waits_s, refused = 0.3, store.refused
+    await until(lambda: store.refused == refused + 2)
+    began = time.monotonic()
+    for number in range(20):
+        await sessions.claim("s", str(number), "one", 6.0)
+        await sessions.append("s", said("more"), model="m", node_id="a", generation_id=f"more {number}")
+    assert time.monotonic() - began < 1.0
+    assert store.refused <= refused + 4
+    store.full = False
 
 
 class Odd(MemorySessions):

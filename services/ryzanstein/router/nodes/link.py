@@ -17,7 +17,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.cluster import NO_MODEL, Beat, NodeState
 from ryzanstein.generation import Attempt
 from ryzanstein.router.nodes.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.frames import AttemptSink, deliver
@@ -131,6 +131,13 @@ class NodeLink:
     @property
     def punctual(self) -> bool:
         return self._watch is not None and self._watch.punctual
+
+    @property
+    def known_model(self) -> str:
+        """The model that the node serves, or served before it was away or loaded it again."""
+        if self.beat.state is NodeState.STARTING and self.beat.reason == NO_MODEL:
+            return ""
+        return self.beat.model or self.model or self._held[0]
 
     def context_of(self, model: str) -> int:
         """Returns the node's context for the model; 0 if unknown.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.cluster import NO_MODEL, Beat, NodeState
 from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
@@ -299,7 +299,9 @@ class Roster:
     @property
     def known_models(self) -> frozenset[str]:
         """The models of all nodes that were ever linked and have not departed, ready or not."""
-        return frozenset(link.beat.model for link in self._nodes.values() if link.beat.model)
+        links = self._nodes.values()
+        listed = (model for link in links for model in (link.known_model, *_further_models(link.beat)))
+        return frozenset(model for model in listed if model)
 
     @property
     def members(self) -> Mapping[str, str]:
@@ -387,5 +389,5 @@ def _further_models(beat: Beat) -> Sequence[str]:
 
 
 def _starts(link: NodeLink, model: str) -> bool:
-    starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING)
+    starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING) and link.beat.reason != NO_MODEL
     return starts and not link.context_of(model) and link.beat.model in ("", model)

@@ -1,12 +1,15 @@
 """Tracks whether the store works, and what happens until it does again.
 
-Recovery retries with growing pauses and writes the backlog. Each outage is logged once, and its end
-once.
+Recovery retries with growing pauses and writes the backlog. While the store fails at once, as with
+a full disk or a refused connection, a turn cuts the pause short: what it begins or ends after the
+store came back must not be hidden from other routers until the pause is over. A store that keeps
+its callers waiting is left to the pauses. Each outage is logged once, and its end once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
@@ -29,6 +32,8 @@ log = structlog.get_logger(__name__)
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
+# An attempt that fails later than this has waited, for example for SQLite's lock.
+_AT_ONCE_S = 0.1
 # No session has this id.
 _PROBE_ID = ""
 
@@ -45,6 +50,9 @@ class StoreOutage:
         self._telemetry = telemetry
         self._recovering: asyncio.Task[None] | None = None
         self._since = 0.0
+        self._fails_at_once = False
+        self._asked = asyncio.Event()
+        self._attempted = asyncio.Event()
         self.reads_fail = False
 
     @property
@@ -59,10 +67,24 @@ class StoreOutage:
         self.reads_fail = self.reads_fail or reading
         if self._recovering is None:
             self._since = time.monotonic()
+            self._fails_at_once = False
             self._telemetry.store_outage.set(1)
             self._telemetry.store_outages.inc()
             log.warning("session store fails, sessions are kept in memory", error=str(error))
             self._recovering = self._telemetry.background.supervise("store_recovery", self._recover, finite=True)
+
+    async def retry(self, wait_s: float) -> None:
+        """Tries the store again without the pause, and returns when that is done or after `wait_s`.
+
+        Many callers share one attempt. Does nothing when there is no outage, or when the store did
+        not fail at once the last time.
+        """
+        if not self.active or not self._fails_at_once:
+            return
+        self._asked.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._attempted.wait()
 
     async def close(self) -> None:
         """Tries once more. What cannot be written now is lost; that is logged and counted."""
@@ -86,18 +108,35 @@ class StoreOutage:
     async def _recover(self) -> None:
         pause_s, written, works = _FIRST_PAUSE_S, 0, False
         while not works:
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+            await self._pause(pause_s * random.uniform(0.75, 1.25))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            # Whoever asks from here on waits for the next attempt: this one may be past its turn.
+            attempted, self._attempted = self._attempted, asyncio.Event()
             waiting = len(self._backlog)
-            try:
-                await self._flush()
-                await self._probe()
-            except StoreUnavailableError as error:
-                log.debug("session store still fails", writes=len(self._backlog), error=str(error))
-            else:
-                works = not len(self._backlog)
+            works = await self._attempt()
             written += max(0, waiting - len(self._backlog))
+            attempted.set()
         self._end(written)
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._asked.wait()
+        self._asked.clear()
+
+    async def _attempt(self) -> bool:
+        """Writes the backlog, and returns whether the store works. Then nothing waits any more."""
+        began = time.monotonic()
+        try:
+            await self._flush()
+            await self._probe()
+            await self._flush()  # what was added during the probe
+        except StoreUnavailableError as error:
+            # A write that raises unexpected errors is given up after some attempts: not sooner.
+            self._fails_at_once = time.monotonic() - began < _AT_ONCE_S and not isinstance(error, UnexpectedStoreError)
+            log.debug("session store still fails", writes=len(self._backlog), error=str(error))
+            return False
+        return True
 
     async def _flush(self) -> None:
         try:
@@ -109,6 +148,9 @@ class StoreOutage:
 
     def _end(self, written: int) -> None:
         self._recovering = None
+        self._asked.clear()
+        self._attempted.set()
+        self._attempted = asyncio.Event()
         self.reads_fail = False
         self._telemetry.store_outage.set(0)
         log.info("session store works again", outage_s=round(time.monotonic() - self._since, 3), writes=written)

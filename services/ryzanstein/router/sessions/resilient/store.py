@@ -159,7 +159,8 @@ class ResilientSessions:
         """Adds a turn.
 
         The turn is queued even when the store raises an unexpected error: its answer was already
-        given.
+        given. A queued turn is written before this returns if the store is back: its client may ask
+        the next question at another router.
         """
         turn = tuple(messages)
         self._forget_changed(session_id)
@@ -181,7 +182,10 @@ class ResilientSessions:
             return False
         session = self._existing(session_id) if session_id in self.recent else None
         self._queue(session_id, turn, Code.NOT_FOUND, append, generation_id)
-        return self._added(True, session_id, turn, model, node_id) if session is not None else True
+        if session is not None:
+            self._added(True, session_id, turn, model, node_id)
+        await self._outage.retry(self._wait_s)
+        return True
 
     def _added(self, added: bool, session_id: str, turn: tuple[Message, ...], model: str, node_id: str) -> bool:
         """Adds the turn to the remembered session.
@@ -201,9 +205,11 @@ class ResilientSessions:
         """Claims a session.
 
         While the store fails every claim succeeds: routers cannot know of each other, and each
-        serializes its own turns.
+        serializes its own turns. The store may be back although the outage is not over: a turn
+        without a claim would then be hidden from other routers.
         """
         self._check_room(session_id)
+        await self._outage.retry(self._wait_s)
         if self._outage.active:
             return
         try:
