@@ -1,10 +1,11 @@
-"""Reads what the text side needs from a model directory in the Hugging Face layout.
+"""Reads what the text side needs from a model directory in the Hugging Face layout, or a GGUF file.
 
 Every error names the file. The ranks read the weights.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
 from ryzanstein.worker.model.architectures.registry import values_of
 from ryzanstein.worker.model.architectures.values import Values
-from ryzanstein.worker.model.refusal import CheckpointError, bounded, shown
+from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 """The size limit of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
@@ -39,11 +41,13 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
-        """Reads the files.
+        """Reads the files of a directory, or a GGUF file.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is missing or
         wrong.
         """
+        if is_gguf(directory):
+            return cls._of_gguf(directory)
         config = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
@@ -61,6 +65,34 @@ class ModelFiles:
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
             chat_template=_chat_template(directory, tokenizer),
+        )
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> ModelFiles:
+        """Makes what a directory would contain from the vocabulary and metadata of a GGUF file."""
+        from ryzanstein.worker.model.gguf.description import GgufDescription
+        from ryzanstein.worker.model.gguf.file import GgufFile
+        from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
+
+        try:
+            with GgufFile.open(path) as file:
+                description = GgufDescription.of(file)
+                vocabulary = description.vocabulary(file)
+            tokenizer = json.dumps(tokenizer_json(vocabulary, str(path)))
+        except (ModelRefused, OSError) as error:
+            raise errors.failed_precondition("MODEL_INVALID", bounded(str(error))) from error
+        context_length: int = description.config["max_position_embeddings"]
+        vocab_size: int = description.config["vocab_size"]
+        settings = tokenizer_config(vocabulary, context_length)
+        return cls(
+            directory=path,
+            tokenizer_json=tokenizer,
+            context_length=context_length,
+            vocab_size=vocab_size,
+            eos_token_ids=_ids(generation_config(vocabulary), path, vocab_size),
+            special_tokens=_special_tokens(settings),
+            extra_special_tokens=_extra_special_tokens(settings),
+            chat_template=settings.get("chat_template"),
         )
 
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.model_paths import model_name
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
@@ -51,14 +52,16 @@ class TextModel:
 
     @classmethod
     def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
-        """Reads a directory in the Hugging Face layout; `name` defaults to the directory's.
+        """Reads a directory in the Hugging Face layout, or a GGUF file.
+
+        `name` defaults to `model_name` of it.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = Path(model_dir).resolve()
         files = ModelFiles.read(directory)
         try:
-            return cls(files, name or directory.name)
+            return cls(files, name or model_name(directory))
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise

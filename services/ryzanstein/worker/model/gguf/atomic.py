@@ -1,0 +1,99 @@
+"""Output that is complete or not there: written under a temporary name beside its place, then renamed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ryzanstein.worker.model.refusal import ModelRefused
+
+_MARK = "config.json"
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Opens a file that appears as `path` when the block ends, and not at all if it raises.
+
+    Raises ModelRefused if there is something already and `force` is false; OSError.
+    """
+    _refuse_existing(path, force=force)
+    if path.is_dir():
+        raise ModelRefused(f"{path} is a directory, and a GGUF file is written")
+    partial = _beside(path, "partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextmanager
+def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
+    """Yields an empty directory that appears as `path` when the block ends, and not at all if it raises.
+
+    Only an empty directory or one with a model in it is replaced, the latter if `force` is true:
+    anything else there is somebody's. Raises ModelRefused; OSError.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        force = True
+    _refuse_existing(path, force=force)
+    if path.exists() and not (path.is_dir() and ((path / _MARK).exists() or not any(path.iterdir()))):
+        raise ModelRefused(f"{path} is not a model's directory (no {_MARK}), and is not replaced")
+    partial = _beside(path, "partial")
+    try:
+        partial.mkdir()
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        _replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def _refuse_existing(path: Path, *, force: bool) -> None:
+    if os.path.lexists(path) and not force:
+        raise ModelRefused(f"{path} exists already; --force replaces it")
+    if not path.parent.is_dir():
+        raise ModelRefused(f"{path.parent} is not a directory")
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """Renames a directory over another: the old one is put aside until the new one is in its place."""
+    if not path.exists():
+        partial.rename(path)
+        return
+    aside = _beside(path, "replaced")
+    try:
+        path.rename(aside)
+        partial.rename(path)
+    except BaseException:
+        if aside.exists() and not path.exists():
+            aside.rename(path)
+        raise
+    shutil.rmtree(aside)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(path: Path, kind: str) -> Path:
+    """Returns a name that is not taken. It is known before it is used, so that no interruption leaves it unknown."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{kind}")

@@ -1,0 +1,209 @@
+"""A directory in the Hugging Face layout as a GGUF file, tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from ryzanstein.worker.json_files import UnreadableFile, read_object
+from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.architectures.spec import DecoderSpec, Llama3Scaling
+from ryzanstein.worker.model.gguf import block_types
+from ryzanstein.worker.model.gguf.atomic import new_file
+from ryzanstein.worker.model.gguf.block_types import BlockType
+from ryzanstein.worker.model.gguf.dialects import Dialect, dialect_of_model
+from ryzanstein.worker.model.gguf.header import Value
+from ryzanstein.worker.model.gguf.hyper_parameters import GgufFacts, metadata_of
+from ryzanstein.worker.model.gguf.progress import ConversionProgress
+from ryzanstein.worker.model.gguf.quantize import quantize, stored_as
+from ryzanstein.worker.model.gguf.rope_factors import rope_factors
+from ryzanstein.worker.model.gguf.small_blocks import Bytes, Numbers
+from ryzanstein.worker.model.gguf.tensor_places import ROPE_FACTORS, TensorPlace, tensor_places
+from ryzanstein.worker.model.gguf.tokenizer_vocabulary import read_vocabulary
+from ryzanstein.worker.model.gguf.vocabulary import vocabulary_metadata
+from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+from ryzanstein.worker.model.listing import tensor_shapes
+from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tying import untied_where_stored
+
+WRITTEN: Mapping[str, BlockType] = {
+    kind.name.lower(): kind
+    for kind in (
+        *(block_types.F32, block_types.F16, block_types.BF16),
+        *(block_types.Q8_0, block_types.Q4_0, block_types.Q4_K, block_types.Q6_K),
+    )
+}
+"""The types that a file can be written in, by their names on the command line."""
+
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 14, "Q6_K": 18, "BF16": 32}
+"""`general.file_type`: llama.cpp's numbers for what most tensors are."""
+
+_QUANTIZATION_VERSION = 2
+_WINDOW_NUMBERS = 2**20
+_LARGEST_HALF = 65504.0
+_STORED: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor of the checkpoint, what it is called in the file, and its type there."""
+
+    entry: TensorEntry
+    place: TensorPlace
+    planned: PlannedTensor
+
+    def windows(self) -> Iterator[Numbers]:
+        """Yields the file's rows as float32, a window at a time. The rows of a vector are its numbers."""
+        order, shape = self.place.rows_of_source(), self.place.shape
+        row_numbers = 1 if order is not None and len(shape) == 1 else shape[-1]
+        num_rows = math.prod(shape) // row_numbers
+        step = max(1, _WINDOW_NUMBERS // row_numbers)
+        stored = np.memmap(
+            self.entry.file, _STORED[self.entry.dtype], "r", offset=self.entry.offset, shape=(num_rows, row_numbers)
+        )
+        for first in range(0, num_rows, step):
+            rows = stored[first : first + step] if order is None else stored[order[first : first + step]]
+            numbers = _floats(rows, self.entry.dtype)
+            yield numbers + np.float32(1) if self.place.plus_one else numbers
+
+    def blocks(self) -> Iterator[Bytes]:
+        """Yields the file's blocks. Raises CheckpointError for numbers that they cannot have."""
+        for numbers in self.windows():
+            self._refuse_beyond_range(numbers)
+            yield quantize(numbers, self.planned.type)
+
+    def _refuse_beyond_range(self, numbers: Numbers) -> None:
+        kind = self.planned.type
+        if kind in (block_types.F32, block_types.BF16):
+            return
+        largest = float(np.abs(numbers).max())
+        if not largest <= _LARGEST_HALF:
+            what = f"has a number of magnitude {largest:g}; {kind.name} has at most {_LARGEST_HALF:g}"
+            raise CheckpointError(f"{self.entry.file}: tensor {self.entry.name} {what}: write bf16 or f32")
+
+
+def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force: bool = False) -> None:
+    """Writes the model of a directory as a GGUF file, complete or not at all.
+
+    Raises ModelRefused; OSError. Progress is written to `out`.
+    """
+    spec, entries = _model(source)
+    dialect = dialect_of_model(spec.model_type, str(source / "config.json"))
+    places = tensor_places(spec, tensor_shapes(spec), dialect)
+    sources = [_source(entries, place, wanted, spec, source) for place in places]
+    _refuse_unread(entries, spec)
+    factors = _factors(spec)
+    metadata = _metadata(source, spec, dialect, wanted, factors)
+    planned = [each.planned for each in sources]
+    if factors is not None:
+        planned.append(PlannedTensor(ROPE_FACTORS, block_types.F32, factors.shape))
+    progress = ConversionProgress(sum(tensor.num_bytes for tensor in planned), out)
+    _tell_fallbacks(sources, wanted, progress)
+    with new_file(target, force=force) as file:
+        write_header(file, metadata, planned)
+        for each in sources:
+            write_tensor(file, each.planned, _counted(each, progress))
+        if factors is not None:
+            write_tensor(file, planned[-1], [factors.view(np.uint8)])
+            progress.add(factors.nbytes, ROPE_FACTORS)
+
+
+def _model(source: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
+    spec, entries = read_spec(source), read_tensor_files(source)
+    return untied_where_stored(spec, entries), entries
+
+
+def _source(
+    entries: Mapping[str, TensorEntry], place: TensorPlace, wanted: BlockType, spec: DecoderSpec, model_dir: Path
+) -> _Source:
+    entry = entries.get(place.source)
+    if entry is None:
+        raise CheckpointError(f"{model_dir}: tensor {place.source} is missing")
+    if entry.shape != place.shape:
+        shapes = f"has shape {list(entry.shape)}, config.json needs {list(place.shape)}"
+        raise CheckpointError(f"{entry.file}: tensor {place.source} {shapes}")
+    if entry.dtype not in _STORED:
+        raise CheckpointError(f"{entry.file}: tensor {place.source} has dtype {entry.dtype}, which is not supported")
+    return _Source(entry, place, PlannedTensor(place.name, _type_of(place, wanted, spec), place.shape))
+
+
+def _type_of(place: TensorPlace, wanted: BlockType, spec: DecoderSpec) -> BlockType:
+    """Returns the type of a tensor.
+
+    Vectors are float32. The head has at least 6 bits, as in llama.cpp, and so has an embedding that
+    is also the head.
+    """
+    if len(place.shape) == 1:
+        return block_types.F32
+    head = "token_embd.weight" if spec.tied_head else "output.weight"
+    if place.name == head and wanted in (block_types.Q4_0, block_types.Q4_K):
+        wanted = block_types.Q6_K
+    return stored_as(wanted, place.shape[-1])
+
+
+def _refuse_unread(entries: Mapping[str, TensorEntry], spec: DecoderSpec) -> None:
+    """Raises CheckpointError for a tensor that would be left out."""
+    known = {*tensor_shapes(spec), f"{spec.names.head}.weight"}
+    for name, entry in entries.items():
+        if name not in known and not any(fnmatchcase(name, f"*{ending}") for ending in spec.names.ignored):
+            raise CheckpointError(f"{entry.file}: tensor {name} is not used by this architecture")
+
+
+def _factors(spec: DecoderSpec) -> Numbers | None:
+    rotary = spec.rotaries[0] if spec.rotaries else None
+    if rotary is None or not isinstance(rotary.scaling, Llama3Scaling):
+        return None
+    return rope_factors(rotary.scaling, rotary.theta, rotary.dim)
+
+
+def _metadata(
+    source: Path, spec: DecoderSpec, dialect: Dialect, wanted: BlockType, factors: Numbers | None
+) -> Mapping[str, Value]:
+    try:
+        config: Mapping[str, Any] = read_object(source / "config.json")
+    except UnreadableFile as error:
+        raise CheckpointError(f"{source / 'config.json'}: {error}") from error
+    config = {**config, "tie_word_embeddings": spec.tied_head}
+    shapes = {place.name: place.shape for place in tensor_places(spec, tensor_shapes(spec), dialect)}
+    facts = GgufFacts(str(source / "config.json"), {}, shapes, factors)
+    general: dict[str, Value] = {
+        "general.architecture": dialect.name,
+        "general.type": "model",
+        "general.name": source.resolve().name,
+        "general.file_type": _FILE_TYPES[wanted.name],
+        "general.quantization_version": _QUANTIZATION_VERSION,
+    }
+    vocabulary = read_vocabulary(source, spec.vocab_size)
+    return {**general, **metadata_of(config, facts, dialect), **vocabulary_metadata(vocabulary)}
+
+
+def _counted(source: _Source, progress: ConversionProgress) -> Iterator[Bytes]:
+    for blocks in source.blocks():
+        yield blocks
+        progress.add(blocks.nbytes, source.place.name)
+
+
+def _tell_fallbacks(sources: list[_Source], wanted: BlockType, progress: ConversionProgress) -> None:
+    """Says which tensors are stored otherwise than asked for, by type."""
+    others: dict[BlockType, list[_Source]] = {}
+    for each in sources:
+        kind = each.planned.type
+        if len(each.place.shape) > 1 and kind != wanted:
+            others.setdefault(kind, []).append(each)
+    for kind, found in others.items():
+        example = found[0].place
+        rows = f"{len(found)} tensors, such as {example.name} with rows of {example.shape[-1]}"
+        progress.note(f"{wanted.name.lower()}: stored as {kind.name}: {rows}")
+
+
+def _floats(rows: np.ndarray[Any, np.dtype[Any]], dtype: str) -> Numbers:
+    if dtype == "BF16":
+        return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return rows.astype(np.float32)

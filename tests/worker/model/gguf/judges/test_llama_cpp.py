@@ -1,0 +1,74 @@
+"""llama.cpp reads what we write: the same logits for every architecture, the same token ids for every splitting."""
+
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.model.gguf import test_architectures, test_tokenizers
+from tokenizers import Tokenizer
+
+from ryzanstein.worker.model.gguf.splitting import SPLITTINGS
+
+corpus, with_tokenizer = test_tokenizers.corpus, test_tokenizers.with_tokenizer
+MARKS_DIFFER = ("tekken", "gpt-4o")
+"""The patterns of these tokenizers count marks as letters; llama.cpp's version of them does not."""
+
+
+@pytest.mark.parametrize("name", test_architectures.MODELS)
+def test_the_logits_are_those_of_transformers(
+    name: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], llama_cpp: Callable[..., Any]
+) -> None:
+    """llama.cpp keeps keys and values as 16-bit floats: that is the tolerance."""
+    model_type, changes = test_architectures.MODELS[name]
+    model_dir = tiny(model_type, **changes)
+    expected = test_architectures.logits(model_dir)
+    found = llama_cpp(to_gguf(model_dir), ids=test_architectures.IDS[0].tolist()).logits
+    assert (found - expected).abs().max() < 2e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k"])
+def test_every_type_that_we_write_is_read(
+    kind: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], llama_cpp: Any
+) -> None:
+    """Compared with the same file read by us. llama.cpp rounds inputs to 8 bits: 4 to 6 % on these random weights."""
+    path = to_gguf(tiny("qwen2", hidden_size=256, intermediate_size=512), kind)
+    expected = test_architectures.logits(from_gguf(path))
+    found = llama_cpp(path, ids=test_architectures.IDS[0].tolist()).logits
+    assert (found - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("name", SPLITTINGS)
+def test_token_ids_of_byte_pairs_are_equal(
+    name: str, corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], llama_cpp: Callable[..., Any]
+) -> None:
+    tokenizer: Tokenizer = test_tokenizers.byte_level(name, corpus)
+    texts = [text for text in test_tokenizers.nasty(1000) if _comparable(text, name)]
+    assert len(texts) > 500
+    found = llama_cpp(to_gguf(with_tokenizer(tokenizer)), texts=texts).texts
+    assert [text for text, ids in zip(texts, found, strict=True) if tokenizer.encode(text).ids != ids] == []
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_token_ids_of_sentencepiece_are_equal(
+    prefix: bool, corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], llama_cpp: Callable[..., Any]
+) -> None:
+    tokenizer = test_tokenizers.sentencepiece(corpus, prefix=prefix)
+    texts = test_tokenizers.nasty(1000)
+    path = to_gguf(with_tokenizer(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"))
+    found = llama_cpp(path, texts=texts).texts
+    assert [text for text, ids in zip(texts, found, strict=True) if tokenizer.encode(text).ids != ids] == []
+
+
+def _comparable(text: str, name: str) -> bool:
+    """Returns whether both know the text's letters (not those that a Unicode version added) and treat them alike.
+
+    Texts in NFC only, where the tokenizer normalizes: llama.cpp does not. Special tokens are read
+    in a text by tokenizers, not by the judge.
+    """
+    if any(unicodedata.category(letter) == "Cn" for letter in text) or "<|end|>" in text:
+        return False
+    if name in MARKS_DIFFER and any(unicodedata.category(letter).startswith("M") for letter in text):
+        return False
+    return not SPLITTINGS[name].normalized or unicodedata.is_normalized("NFC", text)

@@ -1,0 +1,156 @@
+"""The command `ryzanstein convert`: what it writes, what it refuses, and that nothing is left of what fails."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.model.shapes import ModelShape
+from ryzanstein.worker.model.synthesize import Recipe, synthesize
+
+COMMAND = [sys.executable, "-m", "ryzanstein.worker.model.gguf.convert"]
+WITHIN_S = 60
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 MB, which take seconds as k-quants."""
+    directory = tmp_path_factory.mktemp("source") / "model"
+    directory.mkdir()
+    synthesize(directory, Recipe("llama", ModelShape(256, 4, 4, 2, 768, 4096), "float32", seed=0, num_files=2))
+    return directory
+
+
+def convert(*arguments: object, limit_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes or resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False, preexec_fn=limited)
+
+
+def test_both_ways(model_dir: Path, tmp_path: Path) -> None:
+    there = convert(model_dir, tmp_path / "model.gguf", "--type", "q8_0")
+    assert (there.returncode, there.stdout) == (0, f"{tmp_path / 'model.gguf'}: converted from {model_dir}\n")
+    assert "100 %: " in there.stderr
+    back = convert(tmp_path / "model.gguf", tmp_path / "model", "--dtype", "float32")
+    assert back.returncode == 0
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.gguf"]
+
+
+def test_what_exists_is_replaced_only_if_told(model_dir: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.gguf"
+    target.write_bytes(b"mine")
+    refused = convert(model_dir, target)
+    assert (refused.returncode, refused.stderr) == (1, f"{target} exists already; --force replaces it\n")
+    assert target.read_bytes() == b"mine"
+    assert convert(model_dir, target, "--force").returncode == 0
+    with GgufFile.open(target) as file:
+        assert file.tensor("output.weight").type.name == "BF16"
+    directory = tmp_path / "model"
+    assert convert(target, directory).returncode == 0
+    assert convert(target, directory).returncode == 1
+    (directory / "more").write_text("")
+    assert convert(target, directory, "--force").returncode == 0
+    assert not (directory / "more").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.gguf"]
+
+
+def test_a_directory_that_is_no_model_is_never_replaced(model_dir: Path, tmp_path: Path) -> None:
+    assert convert(model_dir, tmp_path / "model.gguf").returncode == 0
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.txt").write_text("years")
+    refused = convert(tmp_path / "model.gguf", tmp_path / "papers", "--force")
+    assert refused.returncode == 1
+    assert "is not a model's directory (no config.json), and is not replaced" in refused.stderr
+    assert (tmp_path / "papers" / "thesis.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("way", ["to a file", "to a directory"])
+def test_a_full_disk_leaves_nothing(way: str, model_dir: Path, tmp_path: Path) -> None:
+    """A limit of a file's size fails a write as a full disk does."""
+    source = model_dir
+    if way == "to a directory":
+        source = model_dir.parent / "source.gguf"
+        assert source.exists() or convert(model_dir, source).returncode == 0
+    failed = convert(source, tmp_path / "target", limit_bytes=2**21)
+    assert failed.returncode == 1
+    assert "File too large" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(number: signal.Signals, model_dir: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, model_dir, tmp_path / "model.gguf", "--type", "q4_k"], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + WITHIN_S
+    while not any(tmp_path.iterdir()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, "interrupted: nothing was written" in printed) == (130, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--type", "q9_z"], 2, "'q9_z' is not supported"),
+        (["--dtype", "float32"], 2, "has no meaning when SRC is a directory"),
+    ],
+)
+def test_wrong_options_are_named(arguments: list[str], code: int, said: str, model_dir: Path, tmp_path: Path) -> None:
+    found = convert(model_dir, tmp_path / "model.gguf", *arguments)
+    assert (found.returncode, said in found.stderr) == (code, True)
+
+
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF\1\0\0\0" + bytes(64))
+    for source in ("odd.gguf", "missing.gguf"):
+        refused = convert(tmp_path / source, tmp_path / "model")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(str(tmp_path / source))
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
+
+
+def test_a_parent_that_is_missing_is_named(model_dir: Path, tmp_path: Path) -> None:
+    refused = convert(model_dir, tmp_path / "no" / "model.gguf")
+    assert (refused.returncode, refused.stderr) == (1, f"{tmp_path / 'no'} is not a directory\n")
+
+
+def test_no_more_than_a_window_of_a_tensor_is_in_memory(model_dir: Path, tmp_path: Path) -> None:
+    """A model six times as large needs little more; a float32 copy of it would take 120 MB."""
+    large = tmp_path / "large"
+    large.mkdir()
+    synthesize(large, Recipe("llama", ModelShape(512, 4, 4, 2, 1536, 16384), "bfloat16", seed=0, num_files=1))
+    peaks = [_peak(directory, tmp_path / f"{directory.name}.gguf") for directory in (model_dir, large)]
+    assert peaks[1] - peaks[0] < 60 * 2**20
+
+
+def _peak(source: Path, target: Path) -> int:
+    script = (
+        "import io, resource, sys; from pathlib import Path\n"
+        "from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file\n"
+        "to_file(Path(sys.argv[1]), Path(sys.argv[2]), WRITTEN['f32'], io.StringIO())\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024)\n"
+    )
+    command = [sys.executable, "-c", script, str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=True, env=dict(os.environ))
+    return int(done.stdout)

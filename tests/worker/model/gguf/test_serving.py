@@ -1,0 +1,188 @@
+"""Models served from their file: floats give the bits of a directory, blocks stay blocks, on one rank and on two."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.model.checkpoint import MappedWeights
+from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.model.gguf_files import open_gguf
+from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.loading import slice_bytes
+from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.model.segment import segment_bytes
+
+RANK_PROGRAM = Path(__file__).parents[1] / "rank_program.py"
+WIDE = {"hidden_size": 256, "intermediate_size": 768}
+MODELS = {
+    "llama": WIDE,
+    "qwen2": WIDE,
+    "gemma3_text": {**WIDE, "head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 64},
+}
+BLOCKS = ("q8_0", "q4_0", "q4_k", "q6_k")
+CPU = torch.device("cpu")
+NEAR = 0.1  # random layers multiply an error of less than a hundredth; what is wrong differs by more than 1
+IDS = torch.randint(3, 320, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+Runner = Callable[..., ModelRunner]
+
+
+def plan(first: int, count: int, table: int = 0) -> StepPlan:
+    """Feeds so many tokens; a table has 12 blocks of 4."""
+    tokens = IDS[first : first + count]
+    return StepPlan(1, tokens, [count], [first], [list(range(12 * table, 12 * table + 12))], [0], full_logits=True)
+
+
+def logits(runner: ModelRunner, *steps: StepPlan) -> Tensor:
+    found = [runner.hidden_logits(step) for step in steps]
+    return torch.cat([each for each in found if each is not None])
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny: Callable[..., Path]) -> Callable[[str], Path]:
+    return cache(lambda name: tiny(name, **MODELS[name]))
+
+
+@pytest.fixture(scope="module")
+def to_file_of(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Writes a model's file of a type, once: `to_file_of("llama", "q8_0")`."""
+
+    @cache
+    def write(model: str, kind: str) -> Path:
+        path = tmp_path_factory.mktemp("file") / f"{model}.gguf"
+        to_file(model_dir(model), path, WRITTEN[kind], io.StringIO())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_floats_give_the_bits_of_the_directory(
+    model: str, model_dir: Callable[[str], Path], to_file_of: Callable[[str, str], Path], runner: Runner
+) -> None:
+    expected = logits(runner(model_dir(model)), plan(0, 40), plan(40, 1))
+    assert torch.equal(logits(runner(to_file_of(model, "f32")), plan(0, 40), plan(40, 1)), expected)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_give_what_their_numbers_give(
+    model: str, kind: str, to_file_of: Callable[[str, str], Path], from_gguf: Callable[..., Path], runner: Runner
+) -> None:
+    """To the bit where they become floats, and but for the rounding of rows where they stay blocks."""
+    path = to_file_of(model, kind)
+    directory = from_gguf(path)
+    for options in ({"kernels": "torch"}, {"quantization": "fp16"}):
+        assert torch.equal(logits(runner(path, **options), plan(0, 40)), logits(runner(directory, **options), plan(0, 40)))
+    expected, found = (logits(runner(source), plan(0, 40), plan(40, 1)) for source in (directory, path))
+    assert 0 < (found - expected).norm() < NEAR * expected.norm()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_weights_take_the_bytes_of_the_file(kind: str, to_file_of: Callable[[str, str], Path]) -> None:
+    """The file has headers and a vocabulary besides, memory has the padding of a panel."""
+    path, tp = to_file_of("gemma3_text", kind), TensorParallel(0, 1, LocalCollectives())
+    kept = slice_bytes(path, tp, RunnerOptions(num_blocks=4))
+    assert kept < path.stat().st_size
+    assert kept < slice_bytes(path, tp, RunnerOptions(num_blocks=4, kernels="torch")) / 3
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_sequence_gets_the_same_bits_in_any_company(
+    kind: str, to_file_of: Callable[[str, str], Path], runner: Runner
+) -> None:
+    """Token by token, as a whole, in parts, and beside two others."""
+    served = runner(to_file_of("llama", kind))
+    alone = logits(served, *(plan(n, 1) for n in range(41)))
+    assert torch.equal(logits(served, plan(0, 41, table=1)), alone[-1:])
+    assert torch.equal(logits(served, plan(0, 7, table=2), plan(7, 20, table=2)), alone[[6, 26]])
+    tables = [list(range(12 * n, 12 * n + 12)) for n in (2, 3, 4)]
+    together = StepPlan(1, [*IDS[27:30], *IDS[:5], *IDS[:9]], [3, 5, 9], [27, 0, 0], tables, [0, 1, 2], full_logits=True)
+    assert torch.equal(logits(served, together), alone[[29, 4, 8]])
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_two_ranks_give_what_one_gives(
+    kind: str, to_file_of: Callable[[str, str], Path], runner: Runner, tmp_path: Path
+) -> None:
+    """Half of the MLP's 768 columns are 384, one and a half of the k-quants' blocks: that weight becomes floats."""
+    jobs = []
+    expected = {}
+    options = {"num_blocks": 64, "block_size": 4, "num_threads": 1}
+    for model in MODELS:
+        path = to_file_of(model, kind)
+        expected[model] = logits(runner(path), plan(0, 40), plan(40, 1))
+        jobs.append((path, options, [plan(0, 40), plan(40, 1)]))
+    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
+    answers = run_two_ranks(tmp_path)
+    for answer, wanted in zip(answers["jobs"], expected.values(), strict=True):
+        found = torch.cat(answer["answers"])
+        assert (found - wanted).norm() < NEAR * wanted.norm()
+
+
+def run_two_ranks(directory: Path) -> dict[str, list[dict[str, list[Tensor]]]]:
+    segment_fd = os.memfd_create("segment")
+    os.ftruncate(segment_fd, segment_bytes(2))
+    command = [sys.executable, str(RANK_PROGRAM), str(directory / "jobs")]
+    ends = [[str(rank), "2", str(segment_fd), str(directory / f"out{rank}")] for rank in range(2)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([*command, *end], pass_fds=[segment_fd], env=environment) for end in ends]
+    os.close(segment_fd)
+    try:
+        assert [process.wait(timeout=90) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    answers: dict[str, list[dict[str, list[Tensor]]]] = torch.load(directory / "out0")
+    return answers
+
+
+def test_rows_and_columns_are_those_of_the_directory(
+    to_file_of: Callable[[str, str], Path],
+    from_gguf: Callable[..., Path],
+    weights_of: Callable[[Path], dict[str, Tensor]],
+    kernels: NativeKernels,
+) -> None:
+    """Also where a file's rows are in another order: queries and keys of Llama."""
+    path = to_file_of("llama", "q4_0")
+    expected = weights_of(from_gguf(path))
+    _, files = open_gguf(path)
+    weight_format = WeightFormat("none", CPU, torch.float32, kernels)
+    with MappedWeights(files, torch.float32, CPU, weight_format, kernels) as weights:
+        for name, whole in expected.items():
+            for dim in range(whole.dim()):
+                count = whole.shape[dim] // 2
+                weights.read(name, tuple(whole.shape), out := torch.zeros(whole.narrow(dim, 0, count).shape), dim, count)
+                assert torch.equal(out, whole.narrow(dim, count, count)), (name, dim)
+            blocks = weights.blocks(name, tuple(whole.shape))
+            assert (blocks is None) == (whole.dim() == 1)
+            if blocks is not None:
+                packed = weights.packed([blocks.rows(3, 40)], 40)
+                assert torch.equal(packed.lookup(torch.arange(40)), whole[3:43]), name
+
+
+def test_a_file_that_lacks_a_tensor_or_its_end_is_refused(
+    to_file_of: Callable[[str, str], Path], runner: Runner, tmp_path: Path
+) -> None:
+    path, stored = tmp_path / "model.gguf", to_file_of("llama", "q8_0").read_bytes()
+    path.write_bytes(stored.replace(b"blk.1.attn_k.weight", b"blk.1.attn_x.weight"))
+    with pytest.raises(ModelRefused, match=r"tensor 'blk\.1\.attn_k\.weight' is missing"):
+        runner(path)
+    path.write_bytes(stored[:-64])
+    with pytest.raises(ModelRefused, match="truncated in tensor"):
+        runner(path)
