@@ -117,3 +117,47 @@ def test_blocks_that_are_all_written_take_no_more_than_the_budget(size: int) -> 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def small_cache(num_blocks: int) -> KVCache:
+    return KVCache(3, num_blocks, BLOCK_SIZE, 24, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_moved_blocks_have_the_same_bits_in_every_layer() -> None:
+    cache = small_cache(8)
+    for index in range(3):
+        cache.layer(index)[: cache.num_slots] = torch.randn(cache.num_slots, 24)
+    before = [cache.layer(index).clone() for index in range(3)]
+    cache.move([(7, 1), (6, 0)])
+    for index in range(3):
+        slots = cache.layer(index)
+        assert torch.equal(slots[:BLOCK_SIZE], before[index][6 * BLOCK_SIZE : 7 * BLOCK_SIZE])
+        assert torch.equal(slots[BLOCK_SIZE : 2 * BLOCK_SIZE], before[index][7 * BLOCK_SIZE : 8 * BLOCK_SIZE])
+        assert torch.equal(slots[2 * BLOCK_SIZE :], before[index][2 * BLOCK_SIZE :])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 37, 99, 100])
+def test_released_blocks_leave_the_others_and_the_zero_slot_as_they_are(kept: int) -> None:
+    """The sizes are no multiples of a page."""
+    cache = small_cache(100)
+    for index in range(3):
+        cache.layer(index)[: cache.num_slots] = 1.0
+    cache.release(kept)
+    for index in range(3):
+        slots = cache.layer(index)
+        assert (slots[: kept * BLOCK_SIZE] == 1.0).all()
+        assert not slots[cache.num_slots].any()
+        assert (slots[kept * BLOCK_SIZE : cache.num_slots].sum() < 2 * 4096 / 4) or kept > 90
+
+
+def test_released_blocks_return_their_memory_and_can_be_written_again() -> None:
+    num_layers, num_blocks = 2, 1024
+    cache = KVCache(num_layers, num_blocks, BLOCK_SIZE, 512, dtype=torch.float32, device=torch.device("cpu"))
+    for index in range(num_layers):
+        cache.layer(index)[: cache.num_slots] = 1.0
+    full = resident_bytes()
+    cache.release(num_blocks // 4)
+    freed = full - resident_bytes()
+    assert abs(freed - 0.75 * cache.nbytes) < num_layers * LARGE_PAGE
+    cache.layer(1)[: cache.num_slots] = 2.0
+    assert (cache.layer(1)[: cache.num_slots] == 2.0).all()

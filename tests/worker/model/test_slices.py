@@ -15,6 +15,7 @@ from ryzanstein.worker.model.memory import WeightMemory
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.tensor_files import read_tensor_files
 
 CPU = torch.device("cpu")
@@ -31,7 +32,8 @@ def write(path: Path, tensor: torch.Tensor, header_padding: int = 0) -> None:
 
 
 def opened(model_dir: Path, dtype: torch.dtype = torch.float32) -> MappedWeights:
-    return MappedWeights(read_tensor_files(model_dir), dtype, CPU, WeightFormat("none", CPU, dtype))
+    files = SafetensorsFiles(model_dir, read_tensor_files(model_dir))
+    return MappedWeights(files, dtype, CPU, WeightFormat("none", CPU, dtype))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

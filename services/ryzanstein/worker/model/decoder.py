@@ -64,7 +64,7 @@ class Decoder:
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
-        self._rotaries = [Rotary(rotary, shard.weight_WE.device, source.kernels) for rotary in spec.rotaries]
+        self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""

@@ -10,18 +10,23 @@ rank x head dimension).
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.staging import staging_slots
 
-_ALIGNMENT = 64  # bytes of a cache line
+__all__ = ["KVCache", "block_bytes", "blocks_in", "slot_width"]
+
+_HUGE_BYTES = 4 * 2**20  # from here on large pages are worth it
+_MAP_NORESERVE = 0x4000  # of Linux: what may be borrowed exceeds what there is
 
 
 class KVCache:
@@ -38,11 +43,34 @@ class KVCache:
         self.num_slots = num_blocks * block_size
         on_cpu = device.type == "cpu"
         self.num_staging = staging_slots(num_layers, width * dtype.itemsize, self.num_slots) if on_cpu else 0
-        self._pages_LNC = _zeros((num_layers, self.num_slots + 1 + self.num_staging, width), dtype, device)
+        self._pages_LNC, self._memory = _zeros((num_layers, self.num_slots + 1 + self.num_staging, width), dtype, device)
 
     def layer(self, index: int) -> Tensor:
         """Returns the layer's slots, [N, C]."""
         return self._pages_LNC[index]
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, each from the first number to the second. No block is in both places."""
+        size = self.block_size
+        for source, target in moves:
+            blocks_LSC = self._pages_LNC[:, source * size : (source + 1) * size]
+            self._pages_LNC[:, target * size : (target + 1) * size].copy_(blocks_LSC)
+
+    def release(self, num_blocks: int) -> None:
+        """Returns the memory of the blocks from this number on to the system, in whole pages.
+
+        Their contents are lost; they take memory again when they are written. On a GPU nothing
+        happens.
+        """
+        if self._memory is None:
+            return
+        for index in range(len(self._pages_LNC)):
+            layer = index * self._pages_LNC[0].nbytes
+            start = layer + num_blocks * self.block_size * self.slot_bytes
+            start += -start % mmap.PAGESIZE
+            end = (layer + self.num_slots * self.slot_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < end:
+                self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     @property
     def slot_bytes(self) -> int:
@@ -55,35 +83,20 @@ class KVCache:
         return self._pages_LNC[:, : self.num_slots].nbytes
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns zeros; on a CPU from the operating system, without writing them.
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
+    """Returns zeros; on a CPU mapped from the operating system, with the mapping.
 
     Such pages take no memory until they are written. torch would write them.
     """
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw)[skip : skip + raw.nbytes - _ALIGNMENT].view(dtype).view(shape)
-
-
-def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
-    """Returns the number of columns of a slot on this rank."""
-    num_parts = 2 if spec.latent is None else 1
-    return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
+        return torch.zeros(shape, dtype=dtype, device=device), None
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    if len(memory) >= _HUGE_BYTES:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape), memory
 
 
 def block_bytes(spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the size of one block over all layers on this rank, in bytes.
-
-    Every rank has the same number of heads, so all ranks get the same result.
-    """
-    return spec.num_layers * block_size * slot_width(spec, tp) * dtype.itemsize
-
-
-def blocks_in(budget_bytes: int, bytes_per_block: int) -> int:
-    """Returns how many blocks fit the budget of one rank. Raises ModelRefused if none fits."""
-    num_blocks = budget_bytes // bytes_per_block
-    if num_blocks < 1:
-        raise ModelRefused(f"a KV cache of {budget_bytes} bytes per rank is smaller than one block of {bytes_per_block} bytes")
-    return num_blocks
+    """Returns the size of one block over all layers on this rank, in bytes."""
+    return bytes_of_block(spec, tp, block_size, dtype.itemsize)

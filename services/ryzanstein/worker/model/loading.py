@@ -8,21 +8,23 @@ from pathlib import Path
 
 import torch
 
+from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.model.architectures.registry import read_spec
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
-from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights
+from ryzanstein.worker.model.cache_size import blocks_in, default_blocks, slot_width
+from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
 from ryzanstein.worker.model.decoder import Decoder
+from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
-from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
+from ryzanstein.worker.model.kv_cache import KVCache, block_bytes
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
-
-DEFAULT_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class LoadedModel:
     decoder: Decoder
     cache: KVCache
     kernels: OpenedKernels
+    num_blocks: int
+    """The blocks that are the model's own; the cache may have room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,12 @@ class _Checked:
     """The result of a check that passed: what loading needs."""
 
     spec: DecoderSpec
-    entries: Mapping[str, TensorEntry]
+    files: WeightFiles
     weight_format: WeightFormat
     kernels: OpenedKernels
     weight_bytes: int
     num_blocks: int
+    borrowable_blocks: int
 
 
 def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
@@ -54,18 +59,18 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     """
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
-    mapped = MappedWeights(checked.entries, dtype, device, checked.weight_format, checked.kernels.native)
+    mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
     cache = KVCache(
         spec.num_layers,
-        checked.num_blocks,
+        checked.num_blocks + checked.borrowable_blocks,
         options.block_size,
         slot_width(spec, tp),
         dtype=options.kv_torch_dtype,
         device=device,
     )
-    return LoadedModel(spec, decoder, cache, checked.kernels)
+    return LoadedModel(spec, decoder, cache, checked.kernels, checked.num_blocks)
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -96,18 +101,26 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 
 
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
-    spec = read_spec(model_dir)
-    entries = _with_prefix(read_tensor_files(model_dir), spec.names)
-    spec = untied_where_stored(spec, entries)
+    spec, files = _open(model_dir)
     kernels = open_kernels(options)
     weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype, kernels.native)
-    weights = CheckedWeights(entries, model_dir, options.torch_dtype, weight_format)
+    weights = CheckedWeights(files, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
     bytes_per_block = block_bytes(spec, tp, options.block_size, options.kv_torch_dtype)
     num_blocks = _num_blocks(spec, options, bytes_per_block)
     _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
-    return _Checked(spec, entries, weight_format, kernels, weights.nbytes, num_blocks)
+    borrowable = 0 if options.without_lending else options.borrow_bytes // bytes_per_block
+    return _Checked(spec, files, weight_format, kernels, weights.nbytes, num_blocks, borrowable)
+
+
+def _open(model: Path) -> tuple[DecoderSpec, WeightFiles]:
+    """Returns the decoder and the tensors of a directory in the Hugging Face layout, or of a GGUF file."""
+    if is_gguf(model):
+        return open_gguf(model)
+    spec = read_spec(model)
+    entries = _with_prefix(read_tensor_files(model), spec.names)
+    return untied_where_stored(spec, entries), SafetensorsFiles(model, entries)
 
 
 def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:
@@ -125,8 +138,7 @@ def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int)
         return options.num_blocks
     if options.kv_bytes is not None:
         return blocks_in(options.kv_bytes, bytes_per_block)
-    enough = options.max_sequences * -(-spec.context_length // options.block_size)
-    return min(enough, blocks_in(DEFAULT_KV_BYTES, bytes_per_block))
+    return default_blocks(spec.context_length, options.block_size, options.max_sequences, bytes_per_block)
 
 
 def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:

@@ -21,7 +21,8 @@ class RunnerOptions:
     `kv_bytes` bounds the cache of each rank. Without both, the cache lets every sequence be as long
     as the context, up to 1 GiB per rank. `num_threads` None keeps torch's own choice.
     `quantization` is the format in which weights are stored for their products. `kernels` native
-    requires our own kernels, torch never uses them.
+    requires our own kernels, torch never uses them. `lends_blocks`: the memory of blocks that are
+    not used returns to the system; the cache has room for `borrow_bytes` more than its own.
     """
 
     device: str = "cpu"
@@ -35,16 +36,29 @@ class RunnerOptions:
     kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
+    lends_blocks: bool = False
+    borrow_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not supported, only auto, {', '.join(DTYPES)}")
+        if self.borrow_bytes < 0 or (self.borrow_bytes and not self.lends_blocks):
+            raise ValueError(f"borrow_bytes {self.borrow_bytes} must be at least 0, and 0 without lends_blocks")
         if self.kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r} is not supported, only {', '.join(KV_DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not supported, only {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels {self.kernels!r} is not supported, only {', '.join(KERNELS)}")
+
+    @property
+    def without_lending(self) -> str:
+        """Says why blocks can neither be borrowed nor lent; empty if they can."""
+        if not self.lends_blocks:
+            return "it is not enabled"
+        if self.torch_device.type != "cpu":
+            return f"a cache on {self.torch_device.type} is one allocation, whose parts cannot be returned"
+        return ""
 
     @property
     def torch_device(self) -> torch.device:

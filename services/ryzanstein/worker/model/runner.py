@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.loading import LoadedModel, load_model
@@ -44,6 +44,7 @@ class ModelRunner:
             loaded.kernels.native,
             spec.score_cap is None,
         )
+        self._num_blocks = loaded.num_blocks
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
         self.kernels_library = loaded.kernels.library
@@ -63,13 +64,28 @@ class ModelRunner:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks in the KV cache, the same on all ranks."""
+        """The number of the model's own blocks in the KV cache, the same on all ranks."""
+        return self._num_blocks
+
+    @property
+    def max_blocks(self) -> int:
+        """The number of blocks that the KV cache has room for: its own and those it may borrow."""
         return self._cache.num_blocks
 
     @property
+    def block_bytes(self) -> int:
+        """The size of one block on this rank, in bytes."""
+        return self._cache.nbytes // self._cache.num_blocks
+
+    @property
+    def without_lending(self) -> str:
+        """Why blocks can neither be borrowed nor lent; empty if they can."""
+        return self._options.without_lending
+
+    @property
     def kv_bytes(self) -> int:
-        """The size of the KV cache on this rank, in bytes."""
-        return self._cache.nbytes
+        """The size of the model's own blocks on this rank, in bytes."""
+        return self._num_blocks * self.block_bytes
 
     def warm_up(self) -> None:
         """Runs the largest steps once, so that the first request pays for no allocation.
@@ -100,6 +116,13 @@ class ModelRunner:
         # Outside the handler: the caught error keeps every tensor of the step alive.
         give_back(self._options.torch_device)
         raise OutOfMemory(f"rank {self._tp.rank}: {shortage or 'no memory'}"[:512])
+
+    def rearrange(self, change: Rearrangement) -> None:
+        """Changes the cache between two steps."""
+        self._inputs.forget()
+        self._cache.move(change.moves)
+        if not self.without_lending:
+            self._cache.release(change.num_blocks)
 
     def rejoin(self) -> None:
         """Returns when all ranks can begin a step again, after some rank gave one up.

@@ -22,13 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.options import DTYPES
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.shapes import PRESETS, ModelShape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
@@ -56,30 +51,6 @@ def synthesize(model_dir: Path, recipe: Recipe) -> int:
     shapes = tensor_shapes(spec_of(config))
     _write_weights(model_dir, shapes, recipe)
     return sum(map(math.prod, shapes.values()))
-
-
-def tensor_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shape of every tensor of the decoder by its name in a checkpoint."""
-    listing = _Listing()
-    Decoder(listing, TensorParallel(0, 1, LocalCollectives()), spec)
-    return listing.shapes
-
-
-class _Listing:
-    """A WeightSource that only records the tensors that are read."""
-
-    def __init__(self) -> None:
-        self.kernels: NativeKernels | None = None
-        self.shapes: dict[str, tuple[int, ...]] = {}
-
-    def new(self, *shape: int) -> Tensor:
-        return torch.empty(shape, device="meta")
-
-    def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
-        self.shapes[name] = shape
-
-    def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
-        return lambda x_TI: x_TI
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:

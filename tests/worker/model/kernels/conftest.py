@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels import wheel
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels, PagedKeys
 from ryzanstein.worker.model.layers.rotary import Angles
 
 Normal = Callable[..., Tensor]
@@ -56,6 +56,19 @@ def _products(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     found["float_product_by_head"] = kernels.float_product_by_head(normal(8, 3, 5, 50), packed_H, 30)
     levels_OI = (normal(9, 83, 1300) * 40).clamp(-127, 127).to(torch.int8)
     found["int8_product"] = kernels.int8_product(x_TI, kernels.int8_pack(levels_OI), bias_O.abs())
+    return found | _blocks(kernels, normal(3, 9, 1024), bias_O)
+
+
+def _blocks(kernels: NativeKernels, x_TI: Tensor, bias_O: Tensor) -> dict[str, Tensor]:
+    """Any bytes but the highest, so that 16-bit scales are finite."""
+    found: dict[str, Tensor] = {}
+    for name, kind in BLOCKS.items():
+        row_bytes = kernels.blocks_packed_bytes(64, 1024, kind) // 64
+        rows_OB = torch.randint(0, 120, (83, row_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(kind))
+        packed = torch.zeros(kernels.blocks_packed_bytes(83, 1024, kind), dtype=torch.uint8)
+        kernels.blocks_pack(rows_OB, packed, 0, 1024, kind)
+        found[f"blocks_product {name}"] = kernels.blocks_product(x_TI, packed, bias_O, 83, kind)
+        found[f"blocks_rows {name}"] = kernels.blocks_rows(packed, torch.arange(83), (83, 1024), kind)
     return found
 
 

@@ -31,6 +31,7 @@ SUITES = [
     MODEL / "products" / "test_packed.py",
     MODEL / "products" / "test_unpacked.py",
     MODEL / "products" / "test_int8.py",
+    MODEL / "products" / "test_blocks.py",
 ]
 # These compile for x86.
 LEFT_OUT = "not narrower_registers and not on_every_cpu"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 # Attention is a tenth faster with -O3. Products are not, and would take three times as long to
 # compile.
-_OPTIMIZATION = {"rows.c": "-O2", "attention.c": "-O3", "floats.c": "-O2", "int8.c": "-O2", "draw.c": "-O3"}
+_OPTIMIZATION = {"rows.c": "-O2", "attention.c": "-O3", "floats.c": "-O2", "int8.c": "-O2", "blocks.c": "-O2", "draw.c": "-O3"}
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _OPTIMIZATION)
-_HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "panels.h", "floats.h"))
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "ints.h", "panels.h", "floats.h"))
 # Sums keep the source's order, and products its rounding: the compiler must not change any bits.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c11", *_ARITHMETIC, "-fopenmp", "-fPIC")

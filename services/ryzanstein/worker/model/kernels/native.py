@@ -24,10 +24,14 @@ _RESULTS = {
     "float_packed_bytes": c_int64,
     "int8_packed_bytes": c_int64,
     "int8_product": c_int,
+    "blocks_packed_bytes": c_int64,
+    "blocks_product": c_int,
     "attend": c_int,
     "draw_rows": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
+BLOCKS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
+"""The types of blocks that are multiplied as they are, and their ids in GGUF and in blocks.c."""
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
 
 
@@ -71,6 +75,10 @@ _SIGNATURES = {
     "int8_packed_bytes": (c_int64, c_int64),
     "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
     "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
+    "blocks_packed_bytes": (c_int64, c_int64, c_int),
+    "blocks_pack": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int),
+    "blocks_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_float),
+    "blocks_rows": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int),
     "attend": (POINTER(_Attention),),
     "greatest": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "draw_rows": (c_void_p, c_int64, c_int64, POINTER(_Draw), c_void_p, c_int64),
@@ -110,6 +118,8 @@ class NativeKernels:
         self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
+        self._blocks_packed_bytes, self._blocks_pack = loaded.blocks_packed_bytes, loaded.blocks_pack
+        self._blocks_product, self._blocks_rows = loaded.blocks_product, loaded.blocks_rows
         self._product_by_head, self._product_unpacked = loaded.float_product_by_head, loaded.float_product_unpacked
         self._greatest, self._draw_rows = loaded.greatest, loaded.draw_rows
 
@@ -234,6 +244,36 @@ class NativeKernels:
         if self._int8_product(*pointers, num_rows, num_inputs, num_outputs, _SMALLEST):
             raise MemoryError("no memory for the levels of rows")
         return out_TO
+
+    def blocks_packed_bytes(self, num_outputs: int, num_inputs: int, kind: int) -> int:
+        """Returns the size of a packed weight in blocks of a type of GGUF, one of `BLOCKS`."""
+        packed_bytes: int = self._blocks_packed_bytes(num_outputs, num_inputs, kind)
+        return packed_bytes
+
+    def blocks_pack(self, blocks_OB: Tensor, packed: Tensor, first: int, num_inputs: int, kind: int) -> None:
+        """Packs rows of blocks, uint8, as outputs from `first` on. `packed` must begin as zeros."""
+        num_rows, stride = len(blocks_OB), blocks_OB.stride(0)
+        self._blocks_pack(blocks_OB.data_ptr(), stride, num_rows, packed.data_ptr(), first, num_inputs, kind)
+
+    def blocks_product(self, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, kind: int) -> Tensor:
+        """Returns quantized rows times a packed weight, plus the bias. Raises MemoryError."""
+        x_TI = x_TI.contiguous()
+        num_rows, num_inputs = x_TI.shape
+        out_TO = torch.empty((num_rows, num_outputs))
+        bias = None if bias_O is None else bias_O.data_ptr()
+        pointers = x_TI.data_ptr(), packed.data_ptr(), bias, out_TO.data_ptr()
+        if self._blocks_product(*pointers, num_rows, num_inputs, num_outputs, kind, _SMALLEST):
+            raise MemoryError("no memory for the levels of rows")
+        return out_TO
+
+    def blocks_rows(self, packed: Tensor, index_T: Tensor, shape: tuple[int, int], kind: int) -> Tensor:
+        """Returns rows of a packed weight [O, I] in float32. Rows that it does not have are zeros."""
+        num_outputs, num_inputs = shape
+        index_T = index_T.contiguous()
+        out_TI = torch.empty((len(index_T), num_inputs))
+        pointers = packed.data_ptr(), index_T.data_ptr(), out_TI.data_ptr()
+        self._blocks_rows(*pointers, len(index_T), num_inputs, num_outputs, kind)
+        return out_TI
 
     def attend(
         self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor

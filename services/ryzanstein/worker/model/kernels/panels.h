@@ -12,14 +12,17 @@
 
 #include "lanes.h"
 
-#if LANES == 16 /* 32 registers: 24 sums, 4 of a weight, a row's number */
+#ifdef TILE_ROWS /* by the source that includes this */
+#elif LANES == 16 /* 32 registers: 24 sums, 4 of a weight, a row's number */
 #define TILE_ROWS 6
 #define TILE_PANELS 4
 #else
 #define TILE_ROWS 3
 #define TILE_PANELS 2
 #endif
+#ifndef TILE_SINGLE
 #define TILE_SINGLE (2 * TILE_PANELS) /* panels for a single row: so many sums at once hide the latency of an instruction */
+#endif
 
 INLINE i64 whole(i64 number, i64 of) { return (number + of - 1) / of * of; }
 
@@ -27,13 +30,22 @@ INLINE i64 whole(i64 number, i64 of) { return (number + of - 1) / of * of; }
 typedef void AddTile(const void *product, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels);
 
 INLINE void add_rows(AddTile *add, const void *product, i64 T, i64 panel, i64 begin, i64 end, const int panels) {
-    i64 tiles = (T + TILE_ROWS - 1) / TILE_ROWS;
-    for (i64 t = 0, rows; t < T; t += rows, tiles--) {
+    for (i64 t = 0, rows; t < T; t += rows) {
+#if TILE_ROWS >= 8
+        rows = T - t >= 8 ? 8 : T - t >= 4 ? 4 : T - t; /* fewer functions: there is one for each number and type of weight */
+#else
+        i64 tiles = (T - t + TILE_ROWS - 1) / TILE_ROWS;
         rows = (T - t + tiles - 1) / tiles; /* as even as possible */
+#endif
         switch (rows) {
+#if TILE_ROWS >= 8
+        case 8: add(product, t, panel, begin, end, 8, panels); break;
+#endif
 #if TILE_ROWS == 6
         case 6: add(product, t, panel, begin, end, 6, panels); break;
         case 5: add(product, t, panel, begin, end, 5, panels); break;
+#endif
+#if TILE_ROWS >= 4
         case 4: add(product, t, panel, begin, end, 4, panels); break;
 #endif
         case 3: add(product, t, panel, begin, end, 3, panels); break;
@@ -52,11 +64,19 @@ INLINE void add_panels(AddTile *add, const void *product, i64 T, i64 panel, i64 
     case 5: add(product, 0, panel, begin, end, 1, 5); break;
     case 4: add_rows(add, product, T, panel, begin, end, 4); break;
     case 3: add_rows(add, product, T, panel, begin, end, 3); break;
-#else
+#elif TILE_PANELS == 2
     case 4: add(product, 0, panel, begin, end, 1, 4); break;
     case 3: add(product, 0, panel, begin, end, 1, 3); break;
+#else
+    case 4: add(product, 0, panel, begin, end, 1, 4); break;
+    case 3: /* as 1 and 2 */
+        add(product, 0, panel + 2, begin, end, 1, 1);
+        __attribute__((fallthrough));
+    case 2: add(product, 0, panel, begin, end, 1, 2); break;
 #endif
+#if TILE_PANELS > 1
     case 2: add_rows(add, product, T, panel, begin, end, 2); break;
+#endif
     case 1: add_rows(add, product, T, panel, begin, end, 1); break;
     }
 }

@@ -22,7 +22,7 @@ class Embedding:
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._lookup = VocabParallelEmbedding(shard, tp)
         # Gemma rounds the root of the width to the model's dtype.
-        self._scale = torch.tensor(spec.embedding_scale, dtype=shard.weight_WE.dtype).item()
+        self._scale = torch.tensor(spec.embedding_scale, dtype=shard.table.dtype).item()
         self._norm = optional_norm(source, "", spec.names.embedding_norm, spec.hidden_size, spec.norm)
         self._offset, self._position_PE = spec.position_offset, None
         if spec.names.position is not None:

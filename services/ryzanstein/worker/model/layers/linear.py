@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
 from ryzanstein.worker.model.parallel import TensorParallel
 
 
@@ -40,33 +41,26 @@ class ColumnParallelLinear:
     def __init__(
         self, source: WeightSource, num_inputs: int, projections: Sequence[Rows], *, bias: bool, transposed: bool = False
     ) -> None:
-        num_outputs = sum(rows.count for rows in projections)
-        weight_OI = source.new(num_outputs, num_inputs)
-        bias_O = source.new(num_outputs) if bias else None
-        first = 0
-        for name, total, start, count in _pieces(projections):
-            part_OI = weight_OI.narrow(0, first, count)
-            _read_weight(source, name, (total, num_inputs), part_OI, start=start, transposed=transposed)
-            if bias_O is not None:
-                source.read(f"{name}.bias", (total,), bias_O.narrow(0, first, count), start=start)
-            first += count
-        self._product = source.product(weight_OI, bias_O)
+        shapes = [(rows.name, (rows.total, num_inputs), rows.pieces) for rows in projections]
+        parts = [
+            StoredWeight(source, f"{name}.weight", shape, transposed).rows(start, count)
+            for name, shape, pieces in shapes
+            for start, count in pieces
+        ]
+        self._product = stacked_product(source, parts, _read_bias(source, projections) if bias else None)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI)
 
 
-def _pieces(projections: Sequence[Rows]) -> list[tuple[str, int, int, int]]:
-    return [(rows.name, rows.total, start, count) for rows in projections for start, count in rows.pieces]
-
-
-def _read_weight(
-    source: WeightSource, name: str, shape: tuple[int, int], out_OI: Tensor, *, dim: int = 0, start: int, transposed: bool
-) -> None:
-    if transposed:
-        source.read(f"{name}.weight", shape[::-1], out_OI.t(), dim=1 - dim, start=start)
-    else:
-        source.read(f"{name}.weight", shape, out_OI, dim=dim, start=start)
+def _read_bias(source: WeightSource, projections: Sequence[Rows]) -> Tensor:
+    bias_O = source.new(sum(rows.count for rows in projections))
+    first = 0
+    for rows in projections:
+        for start, count in rows.pieces:
+            source.read(f"{rows.name}.bias", (rows.total,), bias_O.narrow(0, first, count), start=start)
+            first += count
+    return bias_O
 
 
 class RowParallelLinear:
@@ -88,13 +82,12 @@ class RowParallelLinear:
         transposed: bool = False,
     ) -> None:
         count = tp.split(num_inputs, f"inputs of {name}")
-        weight_OI = source.new(num_outputs, count)
-        shape, start = (num_outputs, num_inputs), tp.rank * count
-        _read_weight(source, name, shape, weight_OI, dim=1, start=start, transposed=transposed)
+        stored = StoredWeight(source, f"{name}.weight", (num_outputs, num_inputs), transposed)
         bias_O = source.new(num_outputs) if bias else None
         if bias_O is not None:
             source.read(f"{name}.bias", (num_outputs,), bias_O)
-        self._product = source.product(weight_OI, bias_O if tp.rank == 0 else None)
+        parts = [stored.columns(tp.rank * count, count)]
+        self._product = stacked_product(source, parts, bias_O if tp.rank == 0 else None)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI)

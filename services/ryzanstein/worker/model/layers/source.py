@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
 
 
 class WeightSource(Protocol):
@@ -29,6 +31,14 @@ class WeightSource(Protocol):
         """
         ...
 
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        """Returns the blocks of the matrix `name`, if it is to be kept as the file has it."""
+        ...
+
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         """Returns the product with a weight that has been read. `kept`: it has another reader."""
+        ...
+
+    def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
+        """Returns a weight of blocks of one type, stacked. Outputs that no part has are zeros."""
         ...

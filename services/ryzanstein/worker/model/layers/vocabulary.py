@@ -8,25 +8,73 @@ Legend: T tokens, S sampled rows, E hidden size, V vocabulary, W width of this r
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.layers.stored import StoredWeight
 from ryzanstein.worker.model.likeliest import new_likeliest
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.blocks import Blocks
 
 
 class VocabularyShard:
     """This rank's rows of a [V, E] matrix: `num_valid` rows are tokens, the rest are padding."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int) -> None:
-        width = -(-vocab_size // tp.size)
-        self.first = tp.rank * width
-        self.num_valid = max(0, min(width, vocab_size - self.first))
-        self.weight_WE = source.new(width, hidden_size)
-        source.read(f"{name}.weight", (vocab_size, hidden_size), self.weight_WE, start=self.first)
+        self.width = -(-vocab_size // tp.size)
+        self.first = tp.rank * self.width
+        self.num_valid = max(0, min(self.width, vocab_size - self.first))
+        stored = StoredWeight(source, f"{name}.weight", (vocab_size, hidden_size))
+        blocks = stored.rows(self.first, self.num_valid).blocks() if self.num_valid else None
+        self.table: Table = _FloatTable(source, stored, self) if blocks is None else _BlocksTable(source, blocks, self)
+
+
+class Table(Protocol):
+    """The memory of a shard, for an embedding, for a head, or for both."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def lookup(self, index_T: Tensor) -> Tensor:
+        """Returns rows, [T, E]."""
+        ...
+
+    def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
+        """Returns the product with all rows. `kept`: they are looked up too."""
+        ...
+
+
+class _FloatTable:
+    """A table that was read as floats."""
+
+    def __init__(self, source: WeightSource, stored: StoredWeight, shard: VocabularyShard) -> None:
+        self._weight_WE = source.new(shard.width, stored.shape[1])
+        stored.rows(shard.first, shard.width).fill(self._weight_WE)
+        self.dtype, self.device = self._weight_WE.dtype, self._weight_WE.device
+
+    def lookup(self, index_T: Tensor) -> Tensor:
+        return F.embedding(index_T, self._weight_WE)
+
+    def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
+        return source.product(self._weight_WE, bias_W, kept=kept)
+
+
+class _BlocksTable:
+    """A table in blocks, of which rows are unpacked when they are looked up."""
+
+    def __init__(self, source: WeightSource, blocks: Blocks, shard: VocabularyShard) -> None:
+        self._packed = source.packed([blocks], shard.width)
+        self.lookup = self._packed.lookup
+        self.dtype, self.device = torch.float32, self._packed.packed.device
+
+    def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
+        return self._packed.product(bias_W)
 
 
 class VocabParallelEmbedding:
@@ -37,10 +85,10 @@ class VocabParallelEmbedding:
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         if self._tp.size == 1:
-            return F.embedding(ids_T, self._shard.weight_WE)
+            return self._shard.table.lookup(ids_T)
         local_T = ids_T - self._shard.first
         absent_T = (local_T < 0) | (local_T >= self._shard.num_valid)
-        x_TE = F.embedding(local_T.masked_fill_(absent_T, 0), self._shard.weight_WE)
+        x_TE = self._shard.table.lookup(local_T.masked_fill_(absent_T, 0))
         return self._tp.collectives.all_reduce(x_TE.masked_fill_(absent_T.unsqueeze(1), 0))
 
 
@@ -50,11 +98,11 @@ class VocabParallelHead:
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._first, self._num_valid, self._tp, self._vocab_size = shard.first, shard.num_valid, tp, spec.vocab_size
         self._scale, self._cap = spec.logit_scale, spec.logit_cap
-        bias_W = source.new(len(shard.weight_WE)) if spec.head_bias else None
+        bias_W = source.new(shard.width) if spec.head_bias else None
         if bias_W is not None:
             source.read(f"{spec.names.head}.bias", (spec.vocab_size,), bias_W, start=shard.first)
         self._likeliest = new_likeliest(source.kernels)
-        self._product = source.product(shard.weight_WE, bias_W, kept=spec.tied_head)
+        self._product = shard.table.product(source, bias_W, kept=spec.tied_head)
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
         """Returns all logits [S, V] in float32 on rank 0, None elsewhere."""

@@ -6,13 +6,15 @@ Legend: I inputs, O outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
 from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks, pack, packed_bytes
 from ryzanstein.worker.model.products.by_rows import ByRows
 from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice
 from ryzanstein.worker.model.products.floats import copies_kept, float_product
@@ -80,6 +82,25 @@ class WeightFormat:
         if self._quantization == "fp16":
             return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
         return weight_OI.nbytes
+
+    def kept_blocks(self, blocks: Blocks | None) -> Blocks | None:
+        """Returns blocks that stay as they are, None for those that become floats."""
+        if blocks is None or self._native is None or self._quantization != "none" or blocks.kind.name not in BLOCKS:
+            return None
+        return blocks
+
+    def blocks_bytes(self, parts: Sequence[Blocks], num_outputs: int) -> int:
+        """Returns the bytes of a packed weight of such parts."""
+        return packed_bytes(self._kernels_of_blocks, (num_outputs, parts[0].shape[1]), parts[0].kind)
+
+    def packed_blocks(self, parts: Sequence[Blocks], num_outputs: int, memory: Tensor) -> PackedBlocks:
+        """Packs parts of one type into `memory`, zero bytes; on the meta device nothing is packed."""
+        return pack(self._kernels_of_blocks, parts, num_outputs, memory)
+
+    @property
+    def _kernels_of_blocks(self) -> NativeKernels:
+        assert self._native is not None, "blocks are kept where there are kernels"
+        return self._native
 
     def _int8(self, weight_OI: Tensor, bias_O: Tensor | None, choice: KernelChoice) -> Product:
         def product(kind: KernelType) -> Product:
