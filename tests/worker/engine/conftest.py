@@ -12,6 +12,7 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import (
     OutOfMemory,
+    Rearrangement,
     SampledToken,
     SampleRow,
     SequencesFailed,
@@ -51,12 +52,15 @@ class FakeRanks:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.cache: list[list[int | None]] = [[None] * settings.block_size for _ in range(settings.num_blocks)]
+        self.cache: list[list[int | None]] = [
+            [None] * settings.block_size for _ in range(settings.num_blocks + settings.borrowable_blocks)
+        ]
         self.plans: list[StepPlan] = []
         self.failing: Callable[[SampleRow], bool] = lambda row: False
         self.short: Callable[[StepPlan], bool] = lambda plan: False
         self.cost_s: Callable[[StepPlan], float] = lambda plan: 0.0
         self.busy_s = 0.0
+        self.released_from = len(self.cache)
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
         self.plans.append(plan)
@@ -82,6 +86,15 @@ class FakeRanks:
         if bad:
             raise SequencesFailed(bad)
         return [self._sample(plan, s, row) for s, row in zip(plan.sampled, rows, strict=True)]
+
+    def rearrange(self, change: Rearrangement) -> None:
+        assert len({target for _, target in change.moves}) == len(change.moves)
+        for source, target in change.moves:
+            assert target < change.num_blocks
+            self.cache[target] = list(self.cache[source])
+        for block in range(change.num_blocks, len(self.cache)):
+            self.cache[block] = [None] * self.settings.block_size
+        self.released_from = change.num_blocks
 
     def _sample(self, plan: StepPlan, s: int, row: SampleRow) -> SampledToken:
         size = self.settings.block_size

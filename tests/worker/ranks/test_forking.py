@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer, ForkServerLost
+from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkFailed, ForkServer, ForkServerLost
 from ryzanstein.worker.ranks.process import end
 
 pytestmark = pytest.mark.distributed
@@ -196,14 +196,83 @@ async def test_a_server_that_cannot_prepare_says_why(fork) -> None:
             await fork(server)
 
 
-async def test_a_server_that_cannot_fork_says_why_and_ends(server, fork) -> None:
+async def test_a_rank_that_cannot_be_forked_is_an_error_of_its_own(server, fork, running) -> None:
     rank = await fork(server)
     rank.ask("rank")
-    room_for_one = next(number for number in range(64) if number not in open_fds(server.pid)) + 1
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (room_for_one, room_for_one))
-    with pytest.raises(ForkServerLost, match="the fork server failed: OSError: received 1 of 4 descriptors"):
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    before = open_fds(server.pid)
+    room_for_one = next(number for number in range(64) if number not in before) + 1
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (room_for_one, limits[1]))
+    with pytest.raises(ForkFailed, match="OSError: received 1 of 4 descriptors: too many are open"):
         await fork(server, 1, 1, 2)
-    assert await rank.exit_code() == -signal.SIGKILL
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+    assert open_fds(server.pid) == before
+    assert running(rank.process.pid)
+    assert json.loads((await fork(server, 1)).ask("rank"))[0] == 1
+
+
+async def cancelled(call: asyncio.Task) -> None:
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_cancelled_call_leaves_no_rank_and_the_server_usable(server, fork, eventually) -> None:
+    rank = await fork(server)
+    rank.ask("rank")
+    before, agents = open_fds(server.pid), open_fds()
+    os.kill(server.pid, signal.SIGSTOP)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        call = asyncio.create_task(server.fork(7, (theirs.fileno(),)))
+        await asyncio.wait([call], timeout=0.05)
+        await cancelled(call)
+    following = asyncio.create_task(fork(server, 1))
+    await asyncio.sleep(0.05)
+    os.kill(server.pid, signal.SIGCONT)
+    successor = await following
+    assert successor.process.rank == 1
+    assert json.loads(successor.ask("rank"))[:2] == [1, successor.process.pid]
+
+    async def only_two() -> bool:
+        return started_by(server.pid) == {rank.process.pid, successor.process.pid}
+
+    await eventually(only_two, 5)
+    await end([successor.process], grace_s=0.0)
+    assert open_fds(server.pid) == before
+
+    async def closed() -> bool:
+        return len(open_fds()) == len(agents) + 1  # the test's end of the successor's channel
+
+    await eventually(closed, 5)
+
+
+async def test_a_call_that_is_cancelled_in_the_moment_of_its_answer_leaves_no_rank(server, fork, eventually) -> None:
+    await fork(server)
+    os.kill(server.pid, signal.SIGSTOP)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        call = asyncio.create_task(server.fork(7, (theirs.fileno(),)))
+        await asyncio.wait([call], timeout=0.05)
+        os.kill(server.pid, signal.SIGCONT)
+        server._call.answer.add_done_callback(lambda _: call.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+        async def one() -> bool:
+            return len(started_by(server.pid)) == 1
+
+        await eventually(one, 5)  # while the stray's channel is open, which would end it too
+
+
+async def test_calls_wait_for_each_other_and_one_that_waits_can_be_cancelled(fork) -> None:
+    async with ForkServer(OBEDIENT, {}) as server:
+        calls = [asyncio.create_task(fork(server, rank)) for rank in range(4)]
+        await asyncio.sleep(0)
+        await cancelled(calls[2])
+        ranks = [await calls[number] for number in (0, 1, 3)]
+        assert [json.loads(rank.ask("rank"))[0] for rank in ranks] == [0, 1, 3]
+        assert started_by(server.pid) == {rank.process.pid for rank in ranks}
 
 
 async def test_the_agent_goes_before_its_ranks(fork) -> None:

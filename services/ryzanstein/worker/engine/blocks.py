@@ -17,10 +17,17 @@ class BlockPool:
     found under a key. Idle blocks count as available; the least recently used is evicted first.
 
     Every `allocate` and `share` is paired with one `free`.
+
+    Only the first `limit` blocks are given out, so that those after them need no memory. *Strays*
+    are blocks in use that a lower limit has excluded: `gather` moves them below it.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, limit: int | None = None) -> None:
         self.num_blocks = num_blocks
+        self.limit = num_blocks if limit is None else limit
+        self.ceiling = self.limit
+        """No block from this number on is in use: the limit, or more while there are strays."""
+        self._strays: set[int] = set()
         self._references = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
@@ -28,12 +35,16 @@ class BlockPool:
         # One byte per block, 0 is free: bytearray.find finds a run of free blocks at the speed of
         # memory.
         self._taken = bytearray(num_blocks)
-        self._num_free = num_blocks
+        self._taken[self.limit :] = b"\x01" * (num_blocks - self.limit)
+        self._num_free = self.limit
 
     @property
     def num_available(self) -> int:
-        """Returns the number of blocks that `allocate` can give: free and idle ones."""
-        return self._num_free + len(self._idle)
+        """Returns the number of blocks that `allocate` can give: free and idle ones.
+
+        Strays need places too. It is negative while more blocks are held than the limit allows.
+        """
+        return self._num_free + len(self._idle) - len(self._strays)
 
     @property
     def num_idle(self) -> int:
@@ -41,7 +52,7 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        return self.num_blocks - self._num_free - len(self._idle)
+        return self.limit - self.num_available
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -57,9 +68,8 @@ class BlockPool:
         gathering them, and this way both neighbours have room to grow, also in a conversation's
         next turns.
         """
-        self._evict(num - self._num_free)
-        start = self._find_run(num, after)
-        blocks = list(range(start, start + num)) if start >= 0 else self._find_scattered(num)
+        self._evict(num)
+        blocks = list(self._places(num, after))
         for block in blocks:
             self._references[block] = 1
             self._taken[block] = 1
@@ -101,21 +111,73 @@ class BlockPool:
             found.append(block)
         return found
 
+    def set_limit(self, limit: int) -> None:
+        """Changes the limit. A higher one takes effect at once, for a lower one see `gather`."""
+        low, high = sorted((self.limit, limit))
+        between = range(low, high)
+        if limit > self.limit:
+            for block in between:
+                self._taken[block] = self._is_used(block)
+            self._strays.difference_update(between)
+            self._num_free += self._taken.count(0, low, high)
+        else:
+            self._num_free -= self._taken.count(0, low, high)
+            self._strays.update(block for block in between if self._taken[block])
+            self._taken[low:high] = b"\x01" * (high - low)
+        self.limit = limit
+        self.ceiling = max(self.ceiling, limit)
+
+    def gather(self, max_moves: int) -> dict[int, int]:
+        """Moves the last strays, at most so many; returns their old and new numbers.
+
+        Idle blocks are evicted until the rest can stay. `num_available` must not be negative.
+        """
+        while self.num_available < len(self._idle):
+            self._evict_one()
+        old = sorted(self._strays)[-max_moves:]
+        moves = dict(zip(old, self._places(len(old)), strict=True)) if old else {}
+        for block, place in moves.items():
+            self._references[place], self._references[block] = self._references[block], 0
+            self._taken[place] = 1
+            self._keys[place], self._keys[block] = self._keys[block], None
+            if (key := self._keys[place]) is not None:
+                self._by_key[key] = place
+        self._num_free -= len(moves)
+        self._strays.difference_update(moves)
+        if not self._idle.keys().isdisjoint(moves):
+            self._idle = OrderedDict((moves.get(block, block), None) for block in self._idle)
+        self.ceiling = max(self._strays, default=self.limit - 1) + 1
+        return moves
+
+    def _is_used(self, block: int) -> bool:
+        return self._references[block] > 0 or block in self._idle
+
     def _release(self, block: int) -> None:
         if self._keys[block] is not None:
             self._idle[block] = None
-        else:
+        elif block < self.limit:
             self._taken[block] = 0
             self._num_free += 1
+        else:
+            self._strays.remove(block)
 
     def _evict(self, num: int) -> None:
-        for _ in range(num):
-            block, _none = self._idle.popitem(last=False)
-            key = self._keys[block]
-            assert key is not None, "an idle block has a key"
-            del self._by_key[key]
-            self._keys[block] = None
-            self._release(block)
+        """Evicts idle blocks until so many are free."""
+        while self._num_free < num:
+            self._evict_one()
+
+    def _evict_one(self) -> None:
+        block, _none = self._idle.popitem(last=False)
+        key = self._keys[block]
+        assert key is not None, "an idle block has a key"
+        del self._by_key[key]
+        self._keys[block] = None
+        self._release(block)
+
+    def _places(self, num: int, after: int | None = None) -> Sequence[int]:
+        """Returns `num` free blocks, adjacent if possible."""
+        start = self._find_run(num, after)
+        return range(start, start + num) if start >= 0 else self._find_scattered(num)
 
     def _find_run(self, num: int, after: int | None) -> int:
         """Returns the first block of a free run, or -1."""

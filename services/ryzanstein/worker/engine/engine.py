@@ -52,13 +52,22 @@ class Engine:
         self._probe = Probe(executor)
         self._num_decoded: Counter[int] = Counter()
         self._step = 0
+        self._starves = False
         self._prefill_tokens = 0
         self._decode_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Returns whether `step` has something to run or to report."""
-        return len(self._groups) > 0 or not self._outcome.empty
+        return len(self._groups) > 0 or not self._outcome.empty or self._scheduler.gives_back
+
+    @property
+    def starves(self) -> bool:
+        """Returns whether sequences wait only for blocks: the last step could run none.
+
+        That happens only while the limit is less than the engine's own blocks.
+        """
+        return self._starves and self._outcome.empty and not self._scheduler.gives_back
 
     def submit(self, message: SubmitGroup) -> None:
         """Queues a group.
@@ -78,14 +87,21 @@ class Engine:
         """
         self._groups.finish(group, choice)
 
+    def limit_blocks(self, num_blocks: int) -> None:
+        """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
+        self._scheduler.limit_blocks(num_blocks)
+
     def step(self) -> StepEvents:
         """Runs one step and returns its events.
 
-        If there is no sequence, no step runs, and only pending events are returned.
+        If there is no sequence that fits, no step runs, and only pending events are returned.
         """
         began = self._timer()
         self._groups.expire(self._clock())
+        if self._scheduler.gives_back:
+            self._executor.rearrange(self._scheduler.give_back())
         batch = self._scheduler.schedule()
+        self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
         if batch:
@@ -114,6 +130,9 @@ class Engine:
                 priority: ClassStats(num_waiting, scheduler.num_prefilled[priority], self._num_decoded[priority])
                 for priority, num_waiting in scheduler.waiting.num_waiting.items()
             },
+            block_limit=scheduler.pool.ceiling,
+            blocks_wanted=scheduler.num_wanted,
+            takebacks=scheduler.num_takebacks,
         )
 
     def _run(self, batch: Batch) -> None:

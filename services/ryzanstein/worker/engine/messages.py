@@ -53,6 +53,16 @@ class FinishChoice(msgspec.Struct, tag=True, frozen=True):
     choice: int
 
 
+class SetBlockLimit(msgspec.Struct, tag=True, frozen=True):
+    """A request to use only so many blocks from the next step on.
+
+    More take effect at once. For fewer the engine gives back cached blocks, then those of the
+    sequences that yield first. `EngineStats.block_limit` says when that is done.
+    """
+
+    num_blocks: int
+
+
 class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
     """The end of a choice in this step.
 
@@ -106,6 +116,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     resumed: int = 0
     shed: dict[str, int] = {}  # by cause
     classes: dict[int, ClassStats] = {}  # by priority
+    block_limit: int = 0  # blocks that have memory: the limit, or more while blocks are given back; 0: unknown
+    blocks_wanted: int = 0  # that waiting sequences lack, about
+    takebacks: int = 0  # how often blocks in use had to be given back
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

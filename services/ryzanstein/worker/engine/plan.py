@@ -36,6 +36,17 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     full_logits: bool = False
 
 
+class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
+    """A change of the KV cache on all ranks, between two steps.
+
+    First the contents of blocks are copied, for each of `moves` from the first to the second. Then
+    the memory of the blocks from number `num_blocks` on is released.
+    """
+
+    moves: list[tuple[int, int]]
+    num_blocks: int
+
+
 class SampleRow(msgspec.Struct):
     """How to sample one sequence's next token; on rank 0 only, passed by reference, never packed.
 
@@ -112,4 +123,8 @@ class Executor(Protocol):
         Raises SequencesFailed when only some rows are at fault, OutOfMemory when the step is too
         large, anything else when a rank is lost.
         """
+        ...
+
+    def rearrange(self, change: Rearrangement) -> None:
+        """Changes the KV cache. The next step sees the change."""
         ...

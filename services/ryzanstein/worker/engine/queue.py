@@ -56,6 +56,8 @@ class WaitingLine:
     def __init__(self, max_idle_tenants: int) -> None:
         self._classes: defaultdict[int, _PriorityClass] = defaultdict(lambda: _PriorityClass(max_idle_tenants))
         self._num = 0
+        self.num_tokens = 0
+        """The tokens that the waiting sequences have so far."""
 
     def __len__(self) -> int:
         return self._num
@@ -89,11 +91,13 @@ class WaitingLine:
     def insert(self, sequence: Sequence) -> None:
         self._classes[sequence.group.priority].insert(sequence)
         self._num += 1
+        self.num_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, which must be waiting."""
         self._classes[sequence.group.priority].remove(sequence)
         self._num -= 1
+        self.num_tokens -= sequence.num_tokens
 
     def in_turn(self, charge: float) -> Iterator[Sequence]:
         """Yields all waiting sequences in the order of admission.

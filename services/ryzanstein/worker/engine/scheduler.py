@@ -14,6 +14,7 @@ from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import PrefixCache
 from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
@@ -34,7 +35,7 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, pace: StepPace) -> None:
         self._settings = settings
         self._pace = pace
-        self.pool = BlockPool(settings.num_blocks)
+        self.pool = BlockPool(settings.num_blocks + settings.borrowable_blocks, settings.num_blocks)
         self._prefix = PrefixCache(self.pool, settings.block_size)
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(settings.max_idle_tenants)
@@ -43,8 +44,12 @@ class Scheduler:
         self._num_admitted = 0
         self._limit = settings.token_budget
         self.num_paused: Counter[str] = Counter()
-        """Sequences paused, by cause: "memory" or "priority"."""
+        """Sequences paused, by cause: "memory", "priority" or "takeback"."""
         self._paused: list[Sequence] = []
+        self._returning = False
+        self._lacks_blocks = False
+        self.num_takebacks = 0
+        """How often the limit was set below the blocks in use."""
         self.num_resumed = 0
         self.num_prefilled: Counter[int] = Counter()
         """Prompt tokens computed, by priority."""
@@ -66,7 +71,11 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def schedule(self) -> Batch:
-        """Returns the next step's batch. It is empty only if there is no sequence at all."""
+        """Returns the next step's batch.
+
+        It is empty only if there is no sequence at all, or if the first one does not fit the blocks
+        that are left to the engine.
+        """
         self._limit = self._step_limit()
         self._admit()
         batch = Batch()
@@ -87,6 +96,45 @@ class Scheduler:
                 self._prefix.publish(sequence)
         for sequence, num in batch.members[batch.num_decodes :]:
             self.num_prefilled[sequence.group.priority] += num
+
+    def limit_blocks(self, num_blocks: int) -> None:
+        """Limits the blocks that sequences and the prefix cache use.
+
+        Call `give_back` before each step while `gives_back`.
+        """
+        num_blocks = min(max(1, num_blocks), self.pool.num_blocks)
+        if num_blocks < self.pool.num_held + self.pool.num_idle and num_blocks < self.pool.limit:
+            self.num_takebacks += 1
+        self._returning = self._returning or num_blocks < self.pool.limit
+        self.pool.set_limit(num_blocks)
+
+    @property
+    def gives_back(self) -> bool:
+        """Returns whether blocks above the limit are still to be given back."""
+        return self._returning
+
+    def give_back(self) -> Rearrangement:
+        """Gives back some blocks above the limit; returns what the ranks must do before a step.
+
+        One call moves no more tokens than a step may compute, so that a step takes little longer.
+        """
+        self._yield_blocks()
+        moves = self.pool.gather(max(1, self._settings.token_budget // self._settings.block_size))
+        if moves:
+            for sequence in self.running:
+                sequence.blocks = [moves.get(block, block) for block in sequence.blocks]
+        self._returning = self.pool.ceiling > self.pool.limit
+        return Rearrangement(list(moves.items()), self.pool.ceiling)
+
+    @property
+    def num_wanted(self) -> int:
+        """Returns about how many blocks the waiting sequences lack that would have places."""
+        num_waiting = len(self.waiting)
+        if not self._lacks_blocks or not num_waiting:
+            return 0
+        num_placed = min(num_waiting, max(1, self._settings.max_sequences - len(self.running)))
+        blocks = self._settings.blocks_for(self.waiting.num_tokens * num_placed // num_waiting) + num_placed
+        return max(1, blocks + len(self.running) - max(0, self.pool.num_available))
 
     def num_uncached(self, sequence: Sequence) -> int:
         """Returns the tokens that a waiting sequence must compute before its first new token.
@@ -123,10 +171,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         self.num_places = self._settings.max_sequences
+        self._lacks_blocks = False
         while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
             matched = self._prefix.match(sequence)
             if not self._make_way(sequence, matched):
                 self.num_places = max(1, len(self.running))
+                self._lacks_blocks = len(self.running) < self._settings.max_sequences
                 return
             self.waiting.remove(sequence)
             self._start(sequence, matched)
@@ -202,6 +252,11 @@ class Scheduler:
                 if self._is_full(sequence):
                     sequence.blocks += self.pool.allocate(1, sequence.blocks[-1])
                 batch.decode(sequence)
+
+    def _yield_blocks(self) -> None:
+        """Pauses sequences until the others hold no more blocks than the limit allows."""
+        while self.pool.num_available < 0:
+            self._pause(first_to_yield(self.running), "takeback")
 
     def _make_room(self) -> None:
         """Pauses sequences until there is a block for each decode that needs one."""

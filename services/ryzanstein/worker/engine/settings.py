@@ -11,7 +11,8 @@ from ryzanstein.generation import MAX_CHOICES
 class EngineSettings:
     """The settings of one engine.
 
-    `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting`
+    A sequence may be as long as `num_blocks` hold. The engine may use `borrowable_blocks` more while
+    its limit allows it. `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting`
     the sequences that wait. `fair`: tenants of one priority get equal shares; otherwise first come,
     first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
     `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
@@ -27,11 +28,14 @@ class EngineSettings:
     ttft_objective_s: float = 0.0
     tpot_objective_s: float = 0.0
     max_idle_tenants: int = 4096
+    borrowable_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes with which a sequence could starve."""
         if min(self.num_blocks, self.block_size, self.max_sequences) < 1:
             raise ValueError(f"num_blocks, block_size and max_sequences must be at least 1: {self}")
+        if self.borrowable_blocks < 0:
+            raise ValueError(f"borrowable_blocks must be at least 0: {self.borrowable_blocks}")
         if self.token_budget < self.max_sequences:
             raise ValueError(
                 f"token_budget {self.token_budget} must be at least max_sequences {self.max_sequences}: "

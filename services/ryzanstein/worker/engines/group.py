@@ -130,6 +130,10 @@ class EngineGroup(Protocol):
         """Returns the resident memory of each rank."""
         ...
 
+    def private_bytes(self) -> Sequence[int]:
+        """Returns the memory of each rank that is not backed by files."""
+        ...
+
     async def end(self, *, graceful: bool) -> None:
         """Ends all ranks; returns when their memory is free. Without grace they are killed."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -39,7 +39,10 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     until then. `without_kernels`: why the rank computes with torch's operators alone; empty if it
     has kernels of our own. `company_matters`: why the bits of a row's logits may depend on the
     other rows of its steps; empty if they do not. `kernels`: which library its own kernels are of,
-    compiled for the machine or packaged for a level; empty without.
+    compiled for the machine or packaged for a level; empty without. The engine may use `num_blocks`
+    until the agent sets another limit, of at most `max_blocks`; 0: no more. `block_bytes` is the
+    size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
+    empty if they can.
     """
 
     rank: int
@@ -53,6 +56,9 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     without_kernels: str = ""
     company_matters: str = ""
     kernels: str = ""
+    max_blocks: int = 0
+    block_bytes: int = 0
+    without_lending: str = ""
 
 
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | StartProfile
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -43,8 +43,8 @@ class RankListener(Protocol):
 class Supervisor:
     """A supervisor of one group at a time. `run` runs until cancelled; then no rank is left."""
 
-    def __init__(self, engines: EngineFactory, policy: RecoveryPolicy, listener: RankListener) -> None:
-        self._engines = engines
+    def __init__(self, engines: EngineFactory, policy: RecoveryPolicy, listener: RankListener, logger: Any = log) -> None:
+        self._engines, self._log = engines, logger
         self._listener = listener
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
@@ -71,7 +71,7 @@ class Supervisor:
                 graceful = False
                 recovery = self._lost(loss)
             except RanksRefused as refusal:
-                log.error("model refused", model=self._engines.model, reason=str(refusal))
+                self._log.error("model refused", model=self._engines.model, reason=str(refusal))
                 self._listener.on_failed(str(refusal))
                 return
             finally:
@@ -94,7 +94,7 @@ class Supervisor:
     def _lost(self, loss: RankLoss) -> Recovery:
         recovery = self._ladder.lost(loss)
         said = {"rank": loss.rank, "cause": loss.cause.value, "reason": loss.message, "rung": recovery.rung.value}
-        log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **said)
+        self._log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **said)
         self._listener.on_lost(loss, recovery)
         return recovery
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -102,6 +103,11 @@ class RankChannel(Generic[T]):
         with contextlib.suppress(BlockingIOError):
             return self._read(socket.MSG_DONTWAIT)
         return []
+
+    def wait_for(self, timeout_s: float) -> list[T]:
+        """Waits for messages, no longer than `timeout_s`; returns none then."""
+        select.select([self._socket], [], [], timeout_s)
+        return self.drain()
 
     def _read(self, flags: int) -> list[T]:
         try:

@@ -13,6 +13,7 @@ import argparse
 import gc
 import os
 import select
+import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ class RankForked(msgspec.Struct, tag=True, frozen=True):
     threads: int
 
 
+class RankNotForked(msgspec.Struct, tag=True, frozen=True):
+    """A rank that could not be forked: no process, memory or descriptor is left. Nothing else changed."""
+
+    message: str
+
+
 class RankEnded(msgspec.Struct, tag=True, frozen=True):
     """A rank that has been reaped. The code is negative for a signal."""
 
@@ -63,7 +70,7 @@ class ServerFailed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ServerMessage = RankForked | RankEnded | ServerFailed
+ServerMessage = RankForked | RankNotForked | RankEnded | ServerFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +139,7 @@ class Forks:
         self._poll.register(agent, select.POLLIN)
 
     def serve(self) -> Fork | None:
-        """Serves requests; returns in every fork, and in the server when the agent closes its end.
-
-        Raises OSError when a fork failed.
-        """
+        """Serves requests; returns in every fork, and in the server when the agent closes its end."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self._agent.fileno():
@@ -145,24 +149,28 @@ class Forks:
                 if not data:
                     return None
                 request = msgspec.msgpack.decode(data, type=ForkRank)
-                if len(received) != len(request.numbers):
-                    raise OSError(f"received {len(received)} of {len(request.numbers)} descriptors: too many are open")
                 fork = Fork(request.rank, self._nice, os.getpid(), request.numbers, received)
                 if self._is_fork(fork):
                     return fork
 
     def _is_fork(self, fork: Fork) -> bool:
-        """Forks; returns True in the new process, False here."""
-        threads = len(os.listdir("/proc/self/task"))
-        pid = os.fork()
-        if pid == 0:
+        """Forks; returns True in the new process, False here.
+
+        A failure concerns this rank alone: the server and its other ranks go on.
+        """
+        answer: RankForked | RankNotForked
+        try:
+            answer, pidfds = _forked(fork)
+        except OSError as error:
+            answer, pidfds = RankNotForked(f"{type(error).__name__}: {error}"[:1024]), []
+        if os.getpid() != fork.server:
             self._agent.detach()  # or the destructor would close whatever has its number then
             return True
         for fd in fork.received:
             os.close(fd)
-        pidfd = os.pidfd_open(pid)
-        self._poll.register(pidfd, select.POLLIN)
-        socket.send_fds(self._agent, [msgspec.msgpack.encode(RankForked(fork.rank, pid, threads))], [pidfd])
+        for pidfd in pidfds:
+            self._poll.register(pidfd, select.POLLIN)
+        socket.send_fds(self._agent, [msgspec.msgpack.encode(answer)], pidfds)
         return False
 
     def _reap(self, pidfd: int) -> None:
@@ -171,6 +179,23 @@ class Forks:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         self._agent.send(msgspec.msgpack.encode(RankEnded(result.si_pid, exit_code(result))))
+
+
+def _forked(fork: Fork) -> tuple[RankForked, list[int]]:
+    """Forks; returns the answer and the rank's pidfd, which the rank itself does not have. Raises OSError."""
+    if len(fork.received) != len(fork.numbers):
+        raise OSError(f"received {len(fork.received)} of {len(fork.numbers)} descriptors: too many are open")
+    threads = len(os.listdir("/proc/self/task"))
+    pid = os.fork()
+    forked = RankForked(fork.rank, pid, threads)
+    if pid == 0:
+        return forked, []
+    try:
+        return forked, [os.pidfd_open(pid)]
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def exit_code(result: os.waitid_result) -> int:

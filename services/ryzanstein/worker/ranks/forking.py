@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import structlog
 
 from ryzanstein.worker.ranks import lifesign
-from ryzanstein.worker.ranks.fork_server import PACKET_BYTES, ForkRank, RankEnded, RankForked, ServerFailed, ServerMessage
+from ryzanstein.worker.ranks.fork_server import (
+    PACKET_BYTES,
+    ForkRank,
+    RankEnded,
+    RankForked,
+    RankNotForked,
+    ServerFailed,
+    ServerMessage,
+)
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
@@ -31,6 +41,18 @@ class ForkServerLost(Exception):
     """The fork server can fork no more ranks, and its ranks end with it. The message says why."""
 
 
+class ForkFailed(Exception):
+    """One rank could not be forked; the other ranks of the server go on. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ForkCall:
+    """A request that the server has not answered yet."""
+
+    life_sign: LifeSign
+    answer: asyncio.Future[RankProcess]
+
+
 class ForkServer:
     """A fork server, started when created, in the caller's thread and in a session of its own.
 
@@ -40,6 +62,8 @@ class ForkServer:
     The server dies with the agent, and its ranks die with it. `lost` resolves to why it has ended,
     also after `close`. The command is a program that calls `fork_server.main`; it gets `--parent`
     (a process id, see `lifeline`), `--fd` and `--nice`.
+
+    Several groups may take their ranks from one server, see `shared_server`.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], nice: int = 0) -> None:
@@ -59,8 +83,8 @@ class ForkServer:
         finally:
             theirs.close()
         self._ranks: dict[int, RankProcess] = {}
-        self._forked: asyncio.Future[RankProcess] = loop.create_future()
-        self._life_sign: LifeSign | None = None
+        self._turn = asyncio.Lock()
+        self._call: _ForkCall | None = None
         self._last_words = ""
         self._warned = False
         self._server = WatchedProcess(self._child.pid, os.pidfd_open(self._child.pid))
@@ -87,28 +111,50 @@ class ForkServer:
         """Returns a new rank that has these descriptors under the same numbers.
 
         The first of them is its channel to the agent; it has no others but its sign of life. Waits
-        for the server to be ready; one call at a time. A caller that stops waiting must close the
-        server. Raises ForkServerLost.
+        for the server to be ready, and for earlier calls. Cancelled: the rank is killed as soon as
+        the server has forked it, and the server goes on. Raises ForkServerLost or ForkFailed.
         """
-        self._forked = asyncio.get_running_loop().create_future()
-        if not self.lost.done():
-            life_sign = lifesign.make()
-            self._life_sign = LifeSign(life_sign)
-            given = [*fds, life_sign]
+        async with self._turn:
+            await self._earlier_call()
+            answer = self._request(rank, fds)
             try:
-                socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
-            except ConnectionError:
-                await asyncio.wait([self.lost])
-            finally:
-                os.close(life_sign)
-        await asyncio.wait((self._forked, self.lost), return_when=asyncio.FIRST_COMPLETED)
-        if not self._forked.done():
+                await asyncio.wait((answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                answer.add_done_callback(_end_stray)
+                raise
+        if not answer.done():
             raise ForkServerLost(self.lost.result())
-        return self._forked.result()
+        return answer.result()
 
     async def close(self) -> None:
         """Kills the server; the kernel kills its ranks."""
         await end([self._server], 0.0)
+
+    async def discard(self) -> None:
+        """See `source.RankServer`. This server has one user."""
+        await self.close()
+
+    async def _earlier_call(self) -> None:
+        """Waits for the answer to a cancelled call: the server has one request at a time.
+
+        So a server that stands still is not sent more and more descriptors.
+        """
+        if self._call is not None:
+            await asyncio.wait((self._call.answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
+
+    def _request(self, rank: int, fds: Sequence[int]) -> asyncio.Future[RankProcess]:
+        """Asks the server for a rank; returns the future of its answer."""
+        answer: asyncio.Future[RankProcess] = asyncio.get_running_loop().create_future()
+        if not self.lost.done():
+            life_sign = lifesign.make()
+            self._call = _ForkCall(LifeSign(life_sign), answer)
+            given = [*fds, life_sign]
+            try:
+                with contextlib.suppress(ConnectionError):  # it has ended: `lost` says why in a moment
+                    socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
+            finally:
+                os.close(life_sign)
+        return answer
 
     def _read(self) -> bool:
         """Reads one message. Returns False if there is none."""
@@ -124,6 +170,8 @@ class ForkServer:
         match msgspec.msgpack.decode(data, type=ServerMessage):
             case RankForked() as forked:
                 self._on_forked(forked, fds[0])
+            case RankNotForked(message):
+                self._answered().answer.set_exception(ForkFailed(message))
             case RankEnded(pid, code):
                 self._ranks.pop(pid).ended(code)
             case ServerFailed(message):
@@ -131,14 +179,18 @@ class ForkServer:
         return True
 
     def _on_forked(self, forked: RankForked, pidfd: int) -> None:
-        assert self._life_sign is not None, "one rank is forked for one wish"
-        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, self._life_sign)
+        call = self._answered()
+        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, call.life_sign)
         process.over.add_done_callback(partial(self._on_rank_over, process))
         if forked.threads > 1 and not self._warned:
             self._warned = True
             log.warning("fork server has threads", threads=forked.threads)
-        if not self._forked.done():
-            self._forked.set_result(process)
+        call.answer.set_result(process)
+
+    def _answered(self) -> _ForkCall:
+        call, self._call = self._call, None
+        assert call is not None, "every answer belongs to a request"
+        return call
 
     def _on_rank_over(self, process: RankProcess, _: object) -> None:
         """Waits briefly: the server, the rank's parent, reports at once how the rank ended."""
@@ -166,3 +218,9 @@ class ForkServer:
         for process in [process for process in self._ranks.values() if process.over.done()]:
             self._without_word(process)
         self._server.ended(code)
+
+
+def _end_stray(answer: asyncio.Future[RankProcess]) -> None:
+    """Kills a rank whose caller no longer waits for it. It has loaded nothing yet."""
+    if answer.exception() is None:
+        answer.result().send_signal(signal.SIGKILL)

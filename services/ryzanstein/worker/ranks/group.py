@@ -27,7 +27,7 @@ from ryzanstein.worker.engines.group import (
 from ryzanstein.worker.engines.messages import ProfileTrace, RankReady
 from ryzanstein.worker.ranks.board import Board
 from ryzanstein.worker.ranks.channel import AgentChannel
-from ryzanstein.worker.ranks.forking import ForkServerLost
+from ryzanstein.worker.ranks.forking import ForkFailed, ForkServerLost
 from ryzanstein.worker.ranks.idleness import IdleChecks
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
@@ -74,6 +74,7 @@ class RankGroup:
     def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: RankServer) -> None:
         loop = asyncio.get_running_loop()
         self._spec, self._bounds, self._events, self._server = spec, bounds, events, server
+        self._log = log.bind(node_id=spec.node_id) if spec.node_id else log
         self._processes: list[ForkedRank] = []
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = server.wire(spec)
@@ -103,6 +104,9 @@ class RankGroup:
             raise RanksLost(self._late()) from None
         except ForkServerLost as lost:
             raise RanksLost(_server_loss(str(lost))) from None
+        except ForkFailed as failure:
+            rank = len(self._processes)
+            raise RanksLost(RankLoss(rank, LossCause.DIED, f"rank {rank} could not be forked: {failure}")) from None
         warm_up_s = max(answer.startup_phases.get("warm_up", 0.0) for answer in answers)
         self._watchdog.record(warm_up_s, self._spec.max_tokens_per_step)
         self._watch = asyncio.create_task(self._watch_progress())
@@ -127,6 +131,9 @@ class RankGroup:
 
     def resident_bytes(self) -> list[int]:
         return [process.resident_bytes for process in self._processes]
+
+    def private_bytes(self) -> list[int]:
+        return [process.private_bytes for process in self._processes]
 
     async def end(self, *, graceful: bool) -> None:
         """Ends all ranks; no rank runs when it returns (but see `process.end`).
@@ -204,7 +211,7 @@ class RankGroup:
         """
         code = exited.result()
         if self._lost_to(rank):
-            log.warning("rank ended", rank=rank, ended=exit_text(code))
+            self._log.warning("rank ended", rank=rank, ended=exit_text(code))
         loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{self._doing(rank)}")
         delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
@@ -279,7 +286,7 @@ class RankGroup:
         The next group has a watchdog again.
         """
         if not watch.cancelled() and (error := watch.exception()) is not None:
-            log.error("watchdog failed", exc_info=error)
+            self._log.error("watchdog failed", exc_info=error)
             self._lose(RankLoss(0, LossCause.DIED, f"the watchdog of the ranks failed: {error!r}"))
 
     def _owes(self, ranks: Sequence[RankProgress]) -> bool:
@@ -294,7 +301,7 @@ class RankGroup:
         """Logs a slow rank once; reports it as lost when it stays slow for very long."""
         if self._named_slow != slow.rank:
             self._named_slow = slow.rank
-            log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))
+            self._log.warning("rank slow", rank=slow.rank, ratio=round(slow.ratio, 1), slow_s=round(slow.slow_s, 1))
         if self._slowness.is_too_long(slow):
             self._lose(RankLoss(slow.rank, LossCause.SLOW, str(slow)))
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Never
 import msgspec
 
 from ryzanstein.worker.engine.engine import Engine
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
-from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
+from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engines.group import IDLE
 from ryzanstein.worker.engines.messages import StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
@@ -23,6 +24,9 @@ from ryzanstein.worker.ranks.recorder import StepRecorder
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner
+
+
+STARVED_WAIT_S = 0.02  # how long rank 0 sleeps when no sequence fits its blocks; deadlines pass meanwhile
 
 
 class RankExecutor:
@@ -68,6 +72,15 @@ class RankExecutor:
             self._recorder.stepped()
         raise OutOfMemory(shortage)
 
+    def rearrange(self, change: Rearrangement) -> None:
+        """Changes the KV cache of every rank, before its next step."""
+        self._tell(RankCommand(None, None, self._epoch, change=change))
+        self._runner.rearrange(change)
+
+    def starved(self) -> None:
+        """Shows that rank 0 waits for blocks and does not hang."""
+        self._board.enter(IDLE)
+
     def _give_up(self) -> None:
         """Gives up the step on all ranks.
 
@@ -97,11 +110,19 @@ class Lead:
         Sleeps while there is no work.
         """
         while True:
-            for message in self._agent.drain() if self._engine.has_work else self._agent.wait():
+            for message in self._messages():
                 self._take(message)
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
             self._agent.send(msgspec.structs.replace(self._engine.step(), taken=self._taken))
             self._executor.deliver_profile()
+
+    def _messages(self) -> list[AgentMessage]:
+        if not self._engine.has_work:
+            return self._agent.wait()
+        if not self._engine.starves:
+            return self._agent.drain()
+        self._executor.starved()
+        return self._agent.wait_for(STARVED_WAIT_S)
 
     def _take(self, message: AgentMessage) -> None:
         self._taken += 1
@@ -112,6 +133,8 @@ class Lead:
                 self._engine.cancel(group)
             case FinishChoice(group, choice):
                 self._engine.finish(group, choice)
+            case SetBlockLimit(num_blocks):
+                self._engine.limit_blocks(num_blocks)
             case StartProfile():
                 self._executor.profile(message)
             case CheckRanks(number):
@@ -136,6 +159,8 @@ class Follower:
             self._board.answer(command.check)
         elif command.profile is not None:
             self._recorder.start(command.profile)
+        elif command.change is not None:
+            self._runner.rearrange(command.change)
         elif command.epoch > self._epoch:
             self._give_up()
         elif command.plan is not None and command.epoch == self._epoch:
@@ -160,7 +185,8 @@ class Follower:
         self._runner.rejoin()
 
 
-def engine_settings(spec: RankSpec, num_blocks: int) -> EngineSettings:
+def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0) -> EngineSettings:
+    """Returns the settings of an engine with `num_blocks`; `max_blocks` 0: it may borrow none."""
     return EngineSettings(
         num_blocks,
         spec.block_size,
@@ -170,4 +196,5 @@ def engine_settings(spec: RankSpec, num_blocks: int) -> EngineSettings:
         spec.fair,
         spec.ttft_objective_s,
         spec.tpot_objective_s,
+        borrowable_blocks=max(0, max_blocks - num_blocks),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.engine.plan import Rearrangement, StepPlan
 from ryzanstein.worker.engines.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 
@@ -20,10 +20,12 @@ class RankSpec(msgspec.Struct, frozen=True):
     """What all ranks of a node are started with.
 
     `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
-    rank chooses. `device`, `dtype` and `collectives` may be "auto". `openmp_spins` is how often a
-    thread polls before it sleeps at the end of a parallel region; 0: libgomp's own, about a
-    millisecond. `nice` is added to the agent's own niceness. `ranks_before` are the node's ranks of
-    other models that come first on its cores and devices.
+    rank chooses. `lends_blocks`: the memory of blocks is shared with other models of the node, and
+    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype` and
+    `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at the
+    end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the agent's
+    own niceness. `ranks_before` are the node's ranks of other models that come first on its cores
+    and devices.
     """
 
     model: str  # directory
@@ -50,6 +52,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     tpot_objective_s: float = 0.0
     log_level: str = "info"
     node_id: str = ""
+    lends_blocks: bool = False
+    borrow_bytes: int = 0
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
@@ -102,7 +106,8 @@ RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """A command of rank 0 to the others: a step, a profile to record from here on, or a check.
+    """A command of rank 0 to the others: a step, a profile to record from here on, a check, or a
+    change of the KV cache.
 
     `epoch` counts the steps that were given up. A command with nothing else says that rank 0 has
     given one up; a plan of an epoch that a rank has already left is void. `check`: no step, an
@@ -113,3 +118,4 @@ class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     profile: StartProfile | None = None
     epoch: int = 0
     check: int = 0
+    change: Rearrangement | None = None

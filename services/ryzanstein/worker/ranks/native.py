@@ -13,7 +13,11 @@ from ryzanstein.worker.ranks.source import NewRankServer, RankServer
 
 
 class NativeEngines:
-    """An `EngineFactory` of rank groups. The fork server outlives a group unless it is doubtful."""
+    """An `EngineFactory` of rank groups. The fork server outlives a group unless it is doubtful.
+
+    `new_server` starts one for this model, or leases one that several models share
+    (`shared_server.RankServers.lease`).
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class NativeEngines:
         """
         doubtful = not served or loss.cause is LossCause.UNSOUND
         if self._server is not None and (doubtful or self._server.lost.done()):
-            await self.close()
+            await self._server.discard()
             self._server = self._new_server()  # before the pause, so that it imports meanwhile
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ import structlog
 from ryzanstein.worker.ranks.fork_server import exit_code
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.resident import private_bytes
 from ryzanstein.worker.ranks.source import Endable
 
 log = structlog.get_logger(__name__)
@@ -100,6 +101,14 @@ class WatchedProcess:
         try:
             return psutil.Process(self.pid).memory_info().rss
         except psutil.NoSuchProcess:
+            return 0
+
+    @property
+    def private_bytes(self) -> int:
+        """Returns the memory that is not backed by files; 0 when the process has ended."""
+        try:
+            return private_bytes(self.pid)
+        except OSError:
             return 0
 
 

@@ -37,6 +37,9 @@ class ForkedRank(Endable, Protocol):
     @property
     def resident_bytes(self) -> int: ...
 
+    @property
+    def private_bytes(self) -> int: ...
+
 
 class Wires(Protocol):
     """The wires of one rank; see `wiring.RankWires`."""
@@ -72,7 +75,13 @@ class RankServer(Protocol):
 
     async def fork(self, rank: int, fds: Sequence[int]) -> ForkedRank: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends its use. Nobody has a rank of it that runs."""
+        ...
+
+    async def discard(self) -> None:
+        """Closes it because it may be at fault for a loss: its next user gets another one."""
+        ...
 
 
 NewRankServer = Callable[[Sequence[str], Mapping[str, str], int], RankServer]

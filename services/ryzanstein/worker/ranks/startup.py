@@ -69,12 +69,14 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
-    # A sequence may fill the whole cache but no more, whatever the model's own context.
+    # A sequence may fill the rank's own blocks but no more, whatever the model's context: with
+    # borrowed ones it could wait forever when they are taken back.
     context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels)
+    lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
@@ -128,4 +130,6 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         max_sequences=spec.max_sequences,
         max_tokens_per_step=spec.max_tokens_per_step,
         num_threads=spec.threads,
+        lends_blocks=spec.lends_blocks,
+        borrow_bytes=spec.borrow_bytes,
     )
