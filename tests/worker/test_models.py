@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,15 +21,6 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of another shape than the demo's."""
-    folder = tmp_path_factory.mktemp("models") / "second"
-    command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(folder), "--preset", "S"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return folder
 
 
 @pytest.fixture(scope="module")

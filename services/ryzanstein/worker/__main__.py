@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 
 import structlog
 import uvloop
@@ -18,7 +16,6 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
-from ryzanstein.background import STOP
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
@@ -29,13 +26,19 @@ from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from ryzanstein.worker.agent.deployed import DeployedModels
+from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.member import Member
 from ryzanstein.worker.agent.membership import NodeMembership
+from ryzanstein.worker.agent.memory import ModelMemory
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.models import ModelAgent, NodeHealth, NodeModels
+from ryzanstein.worker.agent.models import NodeHealth, NodeModels
+from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.node import NodeAgent
-from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.ranks.shared_server import RankServers
+from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
@@ -50,72 +53,68 @@ async def serve(settings: WorkerSettings) -> None:
 
     Raises OSError or RyzansteinError when it cannot start.
     """
-    others = [ModelChoice.at(path, name) for name, path in settings.further_models()]
-    telemetry = NodeTelemetry(other.name for other in others)
+    telemetry = NodeTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
         stack.callback(tracing.close)
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
-        first = NodeAgent(settings, telemetry.first, tracing, templates, other_models=[other.name for other in others])
-        further = [
-            NodeAgent(
-                settings.of_model(other.name),
-                telemetry.others[other.name],
-                tracing,
-                templates,
-                ranks_before=number * settings.tp,
+        lending = KvLending(settings.beat_busy_s)
+        telemetry.first.background.supervise("kv_lending", lending.run)
+        servers = RankServers()
+        stack.push_async_callback(servers.close)
+
+        def new_agent(model: str, place: int) -> NodeAgent:
+            own = (settings.of_model(model), telemetry.add(model)) if model else (settings, telemetry.first)
+            return NodeAgent(
+                *own, tracing, templates, ranks_before=place * settings.tp, new_rank_server=servers.lease, lending=lending
             )
-            for number, other in enumerate(others, start=1)
-        ]
-        for node in (first, *further):
-            stack.push_async_callback(node.host.unload)
+
+        models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
+        stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
-        await _serve_rpc(settings, [(first, _model(settings)), *zip(further, others, strict=True)], telemetry, metrics.port)
+        await _serve_rpc(settings, models, telemetry.first, metrics.port)
 
 
-async def _serve_rpc(
-    settings: WorkerSettings,
-    agents: Sequence[tuple[NodeAgent, ModelChoice | None]],
-    telemetry: NodeTelemetry,
-    metrics_port: int,
-) -> None:
+async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, metrics_port: int) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.first.registry)),
+        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
-    made = [ModelAgent(node, Operations(node, choice, lambda: _address(settings, rpc.port))) for node, choice in agents]
-    models = NodeModels(made[0], dict(zip(telemetry.others, made[1:], strict=True)))
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
-        await _live(settings, models, telemetry.first, rpc)
+        await _live(settings, models, telemetry, rpc)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
-        await telemetry.first.background.close()
+        await telemetry.background.close()
     log.info("stopped")
 
 
 async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
-    background, health = telemetry.background, NodeHealth(rpc)
+    background = telemetry.background
     background.watch_loop()
+    memory = ModelMemory(settings.model_memory_bytes or node_memory_bytes(settings))
+    needs = ModelNeeds(lambda path: need_of(path, settings), background)
+    deployed = DeployedModels(models, memory, needs, _started_with(settings), background)
+    models.start(NodeHealth(rpc))
+    deployed.start()
+    membership: NodeMembership | None = None
     tasks = []
-    for each in models:
-        tasks.append(background.supervise("beats", partial(each.node.run, health.of(each.node.settings.node_id)), STOP))
-        load = each.operations.load_started_with
-        tasks.append(background.supervise("first_model", load, STOP, finite=True))
-    membership = NodeMembership(settings.orchestrator, models, telemetry) if settings.orchestrator else None
-    if membership is not None:
-        tasks.append(background.supervise("membership", membership.run))
+    if settings.orchestrator:
+        member = Member(models, deployed, memory, lambda: _address(settings, rpc.port))
+        membership = NodeMembership(settings.orchestrator, member, telemetry)
+        tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
+    models.stop()
     for task in tasks:
         task.cancel()
     if membership is not None:
@@ -127,9 +126,10 @@ async def _drained(models: NodeModels, grace_s: float) -> None:
     await models.drain(grace_s, STOPS)
 
 
-def _model(settings: WorkerSettings) -> ModelChoice | None:
-    """Returns the first model that the node serves from the start."""
-    return ModelChoice.at(settings.model, settings.model_name) if settings.model else None
+def _started_with(settings: WorkerSettings) -> list[ModelChoice]:
+    """Returns the models that the node serves from the start, the first one first."""
+    first = [ModelChoice.at(settings.model, settings.model_name)] if settings.model else []
+    return first + [ModelChoice.at(path, name) for name, path in settings.further_models()]
 
 
 def _address(settings: WorkerSettings, port: int) -> str:

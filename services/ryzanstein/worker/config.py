@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
+from ryzanstein.model_paths import model_name
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
@@ -20,6 +21,7 @@ from ryzanstein.worker.ranks.watchdog import StallBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
 MAX_FURTHER_MODELS = 31
+_BORROW_BYTES = 2**30
 
 
 class WorkerSettings(ServiceSettings):
@@ -41,10 +43,15 @@ class WorkerSettings(ServiceSettings):
     advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host name, and the port")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
 
-    model: str = Field("", description="directory of a Hugging Face checkpoint; empty: no model until one is deployed")
+    model: str = Field(
+        "", description="directory of a Hugging Face checkpoint, or GGUF file; empty: none until one is deployed"
+    )
     model_name: str = Field("", max_length=MAX_NAME_CHARS, description="name of the model; empty: the directory name")
     more_models: str = Field(
         "", description="directories of further models, comma-separated, each DIR or NAME=DIR; each has ranks of its own"
+    )
+    model_memory_bytes: int = Field(
+        0, ge=0, description="memory for models, which bounds what is deployed; 0: 90 % of the machine's or container's"
     )
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the ranks")
@@ -67,6 +74,12 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     num_blocks: int = Field(0, ge=0, description="blocks of the KV cache; 0: as many as fit in kv_bytes")
     kv_bytes: int = Field(0, ge=0, description="size of each rank's KV cache; 0: enough for max_sequences, at most 1 GiB")
+    kv_lending: bool = Field(
+        True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
+    )
+    kv_borrow_bytes: int = Field(
+        0, ge=0, description="KV memory that a rank may borrow at most; 0: as much as kv_bytes, or 1 GiB without that"
+    )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait in the queue; more are refused")
@@ -115,7 +128,7 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"more_models has {len(names)} models, more than {MAX_FURTHER_MODELS}")
         if names and not self.model:
             raise ValueError("more_models needs model: the first one has a setting of its own")
-        first = [self.model_name or Path(self.model).resolve().name] if self.model else []
+        first = [self.model_name or model_name(Path(self.model).resolve())] if self.model else []
         for name in names:
             if len(name) > MAX_NAME_CHARS:
                 raise ValueError(f"a name in more_models has {len(name)} characters, more than {MAX_NAME_CHARS}")
@@ -133,13 +146,18 @@ class WorkerSettings(ServiceSettings):
         return self
 
     @property
+    def _lends(self) -> bool:
+        """Whether there is, or may be, another model to lend to."""
+        return self.kv_lending and (self.num_models > 1 or bool(self.orchestrator))
+
+    @property
     def num_models(self) -> int:
         return 1 + len(self.further_models())
 
     def further_models(self) -> list[tuple[str, str]]:
         """Returns the names and directories of the further models."""
         entries = [entry.strip().rpartition("=") for entry in self.more_models.split(",") if entry.strip()]
-        return [(name or Path(directory).resolve().name, directory) for name, _, directory in entries]
+        return [(name or model_name(Path(directory).resolve()), directory) for name, _, directory in entries]
 
     def of_model(self, name: str) -> WorkerSettings:
         """Returns the settings of the agent of a further model."""
@@ -173,6 +191,8 @@ class WorkerSettings(ServiceSettings):
             fair=self.fair,
             ttft_objective_s=self.ttft_objective_s,
             tpot_objective_s=self.tpot_objective_s,
+            lends_blocks=self._lends,
+            borrow_bytes=(self.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
             log_level=self.log_level,
             node_id=self.node_id,
         )

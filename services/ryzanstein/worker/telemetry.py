@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,7 +18,7 @@ from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
-_COUNTED = ("preemptions", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
+_COUNTED = ("preemptions", "takebacks", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
 
 
 class WorkerTelemetry:
@@ -31,12 +31,20 @@ class WorkerTelemetry:
         self.registry: CollectorRegistry = new_registry() if background is None else CollectorRegistry()
         self.background = background or Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
+        self.asleep = self._gauge("asleep", "1 if the ranks are unloaded because the model was idle, else 0.")
+        self.wakes = self._counter("wakes_total", "Requests that found the ranks unloaded and waited for them.")
         self.links = self._gauge("links", "Connected routers.")
         self.running = self._gauge("running", "Running sequences.")
         self.waiting = self._gauge("waiting", "Waiting sequences.")
         self.kv_blocks_held = self._gauge("kv_blocks_held", "KV blocks held by running sequences.")
         self.kv_blocks_cached = self._gauge("kv_blocks_cached", "Idle KV blocks kept in the prefix cache.")
-        self.kv_blocks = self._gauge("kv_blocks", "Total KV blocks.")
+        self.kv_blocks = self._gauge("kv_blocks", "KV blocks of the model's own.")
+        self.kv_blocks_limit = self._gauge(
+            "kv_blocks_limit", "KV blocks that the engine may use, with what is lent and borrowed."
+        )
+        self.kv_bytes_borrowed = self._gauge("kv_bytes_borrowed", "KV memory that the model has from others of the node.")
+        self.kv_bytes_lent = self._gauge("kv_bytes_lent", "KV memory of the model's own that others of the node have.")
+        self.kv_takebacks = self._counter("kv_takebacks_total", "Times that KV blocks in use had to be given back.")
         self.resident = self._gauge("rank_resident_bytes", "Resident memory of a rank.", "rank")
         self.startup_phase = self._gauge("startup_phase_seconds", "Duration of a rank's last start, by phase.", "phase", "rank")
 
@@ -78,7 +86,6 @@ class WorkerTelemetry:
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "Mean time per token of a choice, after the first.", TIME_PER_OUTPUT_TOKEN_BUCKETS
         )
-        self._stats = NO_STATS
         self._steps: dict[int, int] = {}
         for rung in Rung:
             self.recoveries.labels(rung.value)
@@ -110,32 +117,42 @@ class WorkerTelemetry:
                 self.rank_losses.labels(cause.value.lower(), str(answer.rank))
 
     def ranks_gone(self) -> None:
-        """Resets the last seen counters: new ranks count from zero."""
-        self._stats, self._steps = NO_STATS, {}
+        """Forgets the last steps: new ranks count from zero."""
+        self._steps = {}
 
     def _set_phases(self, rank: str, phases: Mapping[str, float]) -> None:
         for phase, duration_s in phases.items():
             self.startup_phase.labels(phase, rank).set(duration_s)
 
     def engine(self, stats: EngineStats) -> None:
-        """Adds what the engine counted since the last call.
-
-        The engine counts from its own start, these metrics from the agent's.
-        """
-        old, self._stats = self._stats, stats
-        new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
-        self._by_cause(stats, old)
-        self._by_priority(stats, old)
-        self.preemptions.inc(new["preemptions"])
-        self.tokens.labels("prefill").inc(new["prefill_tokens"])
-        self.tokens.labels("decode").inc(new["decode_tokens"])
-        self.prefix_tokens.labels("hit").inc(new["prefix_hits"])
-        self.prefix_tokens.labels("miss").inc(new["prefix_queries"] - new["prefix_hits"])
+        """Shows what an engine reports of this moment."""
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
         self.expected_wait.set(stats.expected_wait_s)
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
+        self.kv_blocks_limit.set(stats.block_limit)
+        for priority, now in stats.classes.items():
+            self.class_waiting.labels(str(priority)).set(now.waiting)
+
+    def lending(self, borrowed_bytes: int, lent_bytes: int) -> None:
+        self.kv_bytes_borrowed.set(borrowed_bytes)
+        self.kv_bytes_lent.set(lent_bytes)
+
+    def count(self, stats: EngineStats, old: EngineStats) -> None:
+        """Adds what an engine counted since its `old` statistics.
+
+        Each engine counts from its own start, these metrics from the agent's.
+        """
+        new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
+        self._by_cause(stats, old)
+        self._by_priority(stats, old)
+        self.preemptions.inc(new["preemptions"])
+        self.kv_takebacks.inc(new["takebacks"])
+        self.tokens.labels("prefill").inc(new["prefill_tokens"])
+        self.tokens.labels("decode").inc(new["decode_tokens"])
+        self.prefix_tokens.labels("hit").inc(new["prefix_hits"])
+        self.prefix_tokens.labels("miss").inc(new["prefix_queries"] - new["prefix_hits"])
 
     def memory(self, resident_bytes: Sequence[int]) -> None:
         """Sets the resident memory of each rank, in rank order."""
@@ -152,7 +169,6 @@ class WorkerTelemetry:
     def _by_priority(self, stats: EngineStats, old: EngineStats) -> None:
         for priority, now in stats.classes.items():
             before = old.classes.get(priority, ClassStats())
-            self.class_waiting.labels(str(priority)).set(now.waiting)
             self.class_tokens.labels(str(priority), "prefill").inc(now.prefill_tokens - before.prefill_tokens)
             self.class_tokens.labels(str(priority), "decode").inc(now.decode_tokens - before.decode_tokens)
 
@@ -169,11 +185,19 @@ class WorkerTelemetry:
 class NodeTelemetry:
     """The metrics of a node: those of its first model, and those of the others by their names.
 
-    In `registry` the others' have the label `model`.
+    In `registry` the others' have the label `model`. They come and go with their models.
     """
 
-    def __init__(self, other_models: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self.first = WorkerTelemetry()
-        self.others = {name: WorkerTelemetry(self.first.background) for name in other_models}
-        others = {name: telemetry.registry for name, telemetry in self.others.items()}
-        self.registry = merged_registry(self.first.registry, others, "model") if others else self.first.registry
+        self._others: dict[str, CollectorRegistry] = {}
+        self.registry = merged_registry(self.first.registry, self._others, "model")
+
+    def add(self, model: str) -> WorkerTelemetry:
+        """Returns the metrics of a further model; they count from zero."""
+        telemetry = WorkerTelemetry(self.first.background)
+        self._others[model] = telemetry.registry
+        return telemetry
+
+    def remove(self, model: str) -> None:
+        self._others.pop(model, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ def has_no_model(beat: pb.Beat) -> bool:
 
 
 async def leave(call: Any, after_s: float) -> None:
-    """The caller goes away before it has an answer."""
+    """The caller goes away after that time. A fast machine may have answered by then: the node owes the same either way."""
     await asyncio.sleep(after_s)
     call.cancel()
-    with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await call
 
 
@@ -58,11 +59,11 @@ async def test_a_model_whose_loading_has_begun_is_loaded_whoever_waits_for_it(st
     await asyncio.to_thread(node.wait_event, "ranks ready", START_S)
     async with open_channel(node.address) as channel:
         stub = WorkerServiceStub(channel)
-        for number, after_s in enumerate((0.02, 0.5)):
+        for number, after_s in enumerate((0.02, 0.08)):
             await leave(load(stub, f"model-{number}", demo_dir), after_s)
             await becomes(stub, serves(f"model-{number}"))
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await stub.LoadModel(pb.LoadModelRequest(model="slow", path=str(demo_dir)), timeout=0.1)
+            await stub.LoadModel(pb.LoadModelRequest(model="slow", path=str(demo_dir)), timeout=0.05)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await becomes(stub, serves("slow"))
         unloading = stub.UnloadModel(pb.UnloadModelRequest(model="slow"))

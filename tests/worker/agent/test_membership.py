@@ -6,46 +6,13 @@ import socket
 import grpc
 import pytest
 from structlog.testing import capture_logs
+from tests.worker.small_orchestrator import SmallOrchestrator
 
-from ryzanstein import errors
-from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeState
-from ryzanstein.rpc.server import RpcServer
+from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from ryzanstein.wire.membership import instruction_to_wire
 from ryzanstein.worker.agent.membership import NodeMembership
 from ryzanstein.worker.telemetry import WorkerTelemetry
-
-
-class SmallOrchestrator(OrchestratorServiceServicer):
-    """Grants leases, answers each beat with `desired`, remembers what it heard."""
-
-    def __init__(self) -> None:
-        self.leases = 0
-        self.nodes = []
-        self.beats: asyncio.Queue = asyncio.Queue()
-        self.left = []
-        self.answer = pb.HeartbeatResponse()
-
-    async def RegisterNode(self, request, context):
-        self.leases += 1
-        self.nodes.append(request.node)
-        response = pb.RegisterNodeResponse(lease_id=f"lease-{self.leases}")
-        response.heartbeat_interval.FromMilliseconds(20)
-        return response
-
-    async def Heartbeat(self, request_iterator, context):
-        async for request in request_iterator:
-            if request.lease_id != f"lease-{self.leases}":
-                raise errors.not_found("lease", request.lease_id)
-            self.beats.put_nowait(request)
-            yield self.answer
-
-    async def LeaveNode(self, request, context):
-        self.left.append((request.node_id, request.lease_id))
-        return pb.LeaveNodeResponse()
-
-    async def next_beat(self):
-        return await asyncio.wait_for(self.beats.get(), 10)
 
 
 class Member:
@@ -57,11 +24,13 @@ class Member:
     def describe(self) -> Node:
         return Node("node-t", "127.0.0.1:7", "incarnation-t", 2, NodeState.READY, "demo")
 
-    def beat(self) -> Beat:
-        return Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
+    def report(self) -> NodeReport:
+        beat = Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
+        models = (ModelReport("demo", "/demo", 2, NodeState.READY, memory_bytes=5, asleep=True),)
+        return NodeReport(beat, models, 7, (ModelNeed("/m", 3), ModelNeed("/n", error="no such file")))
 
-    def desire(self, deployment, *, drain):
-        self.desired.put_nowait((deployment, drain))
+    def follow(self, instruction: Instruction) -> None:
+        self.desired.put_nowait(instruction)
 
     async def until(self, desired) -> None:
         async with asyncio.timeout(10):
@@ -69,17 +38,10 @@ class Member:
                 pass
 
 
-async def start_server(servicer, port: int = 0) -> RpcServer:
-    server = RpcServer("127.0.0.1", port, ["ryzanstein.v1.OrchestratorService"])
-    add_OrchestratorServiceServicer_to_server(servicer, server.server)
-    await server.start()
-    return server
-
-
 @pytest.fixture
 async def orchestrator():
     servicer = SmallOrchestrator()
-    servicer.server = await start_server(servicer)
+    await servicer.serve()
     yield servicer
     await servicer.server.stop(0)
 
@@ -99,13 +61,18 @@ async def test_a_node_registers_and_beats(orchestrator, member):
     beat = await orchestrator.next_beat()
     assert (orchestrator.nodes[0].node_id, orchestrator.nodes[0].tp) == ("node-t", 2)
     assert (beat.node_id, beat.lease_id, beat.beat.load.running) == ("node-t", "lease-1", 3)
+    assert (beat.models[0].model, beat.models[0].revision, beat.models[0].asleep, beat.memory_bytes) == ("demo", 2, True, 7)
+    assert [(need.path, need.bytes, need.error) for need in beat.needs] == [("/m", 3, ""), ("/n", 0, "no such file")]
     await orchestrator.next_beat()
 
 
 async def test_what_the_orchestrator_wants_reaches_the_node(orchestrator, member):
-    await member.until((None, False))
+    await member.until(Instruction(plural=False))
     orchestrator.answer = pb.HeartbeatResponse(deployment=pb.Deployment(model="m", path="/m"), drain=True)
-    await member.until((Deployment("m", "/m"), True))
+    await member.until(Instruction((Deployment("m", "/m"),), drain=True, plural=False))
+    wanted = Instruction((Deployment("m", "/m", 2, 1), Deployment("n", "/n", 0, 4, 60.0)), measure_paths=("/m", "/n"))
+    orchestrator.answer = instruction_to_wire(wanted)
+    await member.until(wanted)
 
 
 async def test_a_forgotten_lease_is_taken_anew(orchestrator, member):
@@ -124,17 +91,17 @@ async def test_a_restarted_orchestrator_is_found_again(orchestrator, member):
     await asyncio.sleep(0.3)
     while not orchestrator.beats.empty():
         orchestrator.beats.get_nowait()
-    orchestrator.server = await start_server(orchestrator, port)
+    await orchestrator.serve(port)
     assert (await orchestrator.next_beat()).lease_id == "lease-2"
 
 
 async def test_a_beat_that_cannot_be_made_does_not_end_the_membership(orchestrator, member, monkeypatch):
     await orchestrator.next_beat()
 
-    def broken() -> Beat:
+    def broken() -> NodeReport:
         raise ValueError("no ranks to look at")
 
-    monkeypatch.setattr(member, "beat", broken)
+    monkeypatch.setattr(member, "report", broken)
     labels = {"cause": "failed"}
     async with asyncio.timeout(10):
         while not member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels):  # noqa: ASYNC110

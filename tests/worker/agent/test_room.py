@@ -42,7 +42,7 @@ async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypa
     async def submit(handle: int) -> None:
         request = GenerationRequest("", TextPrompt("hello " * 1000), SamplingParams(n=CHOICES, max_tokens=1000))
         await node.submit(link, handle, Attempt(f"g{handle}", 1, request, (ChoiceProgress(),) * CHOICES))
-        running.append(node.running.num_choices)
+        running.append(node.version.running.num_choices)
 
     await asyncio.gather(*(submit(handle) for handle in range(AT_ONCE)))
     assert max(running) == 4 * CHOICES, "of the 33 that a line of 16 allows"

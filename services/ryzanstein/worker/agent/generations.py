@@ -156,12 +156,13 @@ class RunningGenerations:
     def cancel(self, link: RouterLink, handle: int) -> None:
         """Cancels a generation for its router.
 
-        Unknown handles are ignored: it may have ended meanwhile.
+        Unknown handles are ignored: it may have ended meanwhile, or run on another version of the
+        model.
         """
-        group = link.handles.get(handle)
-        if group is not None:
-            self._send(CancelGroup(group))
-            self._close(self._groups[group], "cancelled")
+        generation = self._groups.get(link.handles.get(handle, 0))
+        if generation is not None:
+            self._send(CancelGroup(generation.group))
+            self._close(generation, "cancelled")
 
     def close_link(self, link: RouterLink) -> None:
         """Cancels everything of a router that is gone."""

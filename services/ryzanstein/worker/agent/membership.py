@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from ryzanstein.cluster import Beat, Deployment, Node
+from ryzanstein.cluster import Instruction, Node, NodeReport
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire.membership import beat_to_wire, deployment_from_wire, node_to_wire
+from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)
@@ -33,9 +33,9 @@ class MembershipObserver(Protocol):
 
     def describe(self) -> Node: ...
 
-    def beat(self) -> Beat: ...
+    def report(self) -> NodeReport: ...
 
-    def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
+    def follow(self, instruction: Instruction) -> None:
         """Takes what the orchestrator wants of this node; repeated with every answer."""
         ...
 
@@ -107,8 +107,7 @@ class NodeMembership:
             while True:
                 async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
                     answer = await anext(answers)
-                deployment = deployment_from_wire(answer.deployment) if answer.HasField("deployment") else None
-                self._member.desire(deployment, drain=answer.drain)
+                self._member.follow(instruction_from_wire(answer))
         except StopAsyncIteration:
             return
         finally:
@@ -117,8 +116,7 @@ class NodeMembership:
     async def _beats(self, interval_s: float) -> AsyncIterator[orchestrator.HeartbeatRequest]:
         node_id = self._member.describe().node_id
         while True:
-            beat = beat_to_wire(self._member.beat())
-            yield orchestrator.HeartbeatRequest(node_id=node_id, lease_id=self._lease_id, beat=beat)
+            yield heartbeat_to_wire(node_id, self._lease_id, self._member.report())
             await asyncio.sleep(interval_s)
 
 

@@ -17,8 +17,9 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.backoff import Backoff
-from ryzanstein.cluster import NodeState
+from ryzanstein.cluster import NO_MODEL, NodeState
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.model_paths import model_name
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.engines.messages import RankReady
@@ -31,7 +32,6 @@ from ryzanstein.worker.text.tokenizer import TextModel
 log = structlog.get_logger(__name__)
 
 MODEL_REPLACED = "MODEL_REPLACED"
-NO_MODEL = "no model is loaded"
 UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
 MAX_PATH_CHARS = 1024
@@ -39,21 +39,25 @@ MAX_PATH_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model: its name on the wire and its directory on this node."""
+    """A model: its name on the wire and its directory on this node.
+
+    `revision` is that of its deployment; 0: no deployment named it.
+    """
 
     name: str
     path: str
+    revision: int = 0
 
     @classmethod
-    def at(cls, path: str, name: str = "") -> ModelChoice:
-        """Returns the model in a directory; the name defaults to the directory's.
+    def at(cls, path: str, name: str = "", revision: int = 0) -> ModelChoice:
+        """Returns the model in a directory or GGUF file; see `model_name` for the default of the name.
 
         Raises INVALID_ARGUMENT for what is not a path.
         """
         if "\0" in path or len(path) > MAX_PATH_CHARS:
             raise errors.invalid("path", f"must have at most {MAX_PATH_CHARS} characters and no NUL")
         directory = Path(path).resolve()
-        return cls(name or directory.name, str(directory))
+        return cls(name or model_name(directory), str(directory), revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,12 @@ NewEngines = Callable[[ModelChoice], EngineFactory]
 class ModelHost:
     """A `RankListener` that holds the model.
 
-    `serving` is None unless ranks are ready; `text` outlives their loss.
+    `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
+    ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_gone` is called with the reason why everything that ran is gone, and whether that is the
-    node's fault. `recent_losses` carry the Unix time in seconds at which the ranks were lost.
+    `on_ready` is called with new ranks before anything is sent to them, and `on_ended` when the
+    memory of ended ranks is free. `on_gone` is called with the reason why everything that ran is gone,
+    and whether that is the node's fault. `recent_losses` carry the Unix time in seconds at which the ranks were lost.
     """
 
     def __init__(
@@ -86,15 +92,21 @@ class ModelHost:
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
+        on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
+        on_ended: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],
         templates: ChatRenderer,
     ) -> None:
         self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
+        self._log = log.bind(node_id=settings.node_id)
         self._on_change, self._on_gone = on_change, on_gone
+        self._on_ready, self._on_ended = on_ready, on_ended
         self._templates = templates
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._changes = asyncio.Event()
+        self._slept: Serving | None = None
+        self._waking: asyncio.Task[None] | None = None
         self.state = NodeState.STARTING
         self.reason = NO_MODEL
         self.choice: ModelChoice | None = None
@@ -103,6 +115,10 @@ class ModelHost:
         self.losses = 0
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
+    def expect(self, choice: ModelChoice) -> None:
+        """Reports that a model is about to be loaded."""
+        self._become(NodeState.STARTING, f"loading {choice.name}")
+
     async def load(self, choice: ModelChoice) -> None:
         """Replaces the model; returns when its ranks are being started. One call at a time.
 
@@ -110,9 +126,9 @@ class ModelHost:
         whatever ends the call early: after a failure it is FAILED, after a cancellation it is as
         after `unload`.
         """
-        await self.unload()
+        await self._unload(f"loading {choice.name}")
         self.choice = choice
-        self._become(NodeState.STARTING, f"loading {choice.name}")
+        self.expect(choice)
         try:
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
             self._supervise(choice)
@@ -128,23 +144,78 @@ class ModelHost:
             raise
 
     def _supervise(self, choice: ModelChoice) -> None:
-        self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self)
+        self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self, self._log)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 
     async def unload(self) -> None:
         """Ends the ranks and drops the model; returns when their memory is free."""
+        await self._unload(NO_MODEL)
+
+    async def _unload(self, reason: str) -> None:
         # First: ranks that are ending must not be visible, whether or not the caller waits for
         # their end.
-        self.serving = self.choice = self.text = self._supervisor = None
-        self._become(NodeState.STARTING, NO_MODEL)
+        self.serving = self.choice = self.text = self._supervisor = self._slept = None
+        self._become(NodeState.STARTING, reason)
         try:
-            if (supervision := self._supervision) is not None:
-                supervision.cancel()
-                await asyncio.wait([supervision])
-                self._supervision = None
+            await self._end_ranks()
         finally:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
+
+    @property
+    def shown(self) -> Serving | None:
+        """The ranks that serve; of a model that sleeps, those that did."""
+        return self.serving or self._slept
+
+    @property
+    def asleep(self) -> bool:
+        """Whether there are no ranks because nothing ran; also while they are being started."""
+        return self._slept is not None
+
+    @property
+    def waking(self) -> bool:
+        """Whether the ranks of a model that slept are being started."""
+        return self._waking is not None and not self._waking.done()
+
+    async def sleep(self) -> None:
+        """Ends the ranks of a model on which nothing runs; returns when their memory is free."""
+        if self.serving is None:
+            return
+        self._slept, self.serving, self._supervisor = self.serving, None, None
+        self._log.info("model put to sleep")
+        self._on_change()
+        await self._end_ranks()
+
+    async def wake(self) -> None:
+        """Starts the ranks of a model that sleeps; returns when they serve, or have failed to.
+
+        Calls at the same time wait for the same start. It goes on when a caller is cancelled.
+        """
+        if self._slept is None:
+            return
+        if self._waking is None or not self.waking:
+            self._waking = self._telemetry.background.once("wake", self._wake())
+        await asyncio.shield(self._waking)
+
+    async def _wake(self) -> None:
+        choice, began_s = self.choice, time.monotonic()
+        await self._end_ranks()  # of a model that is only just going to sleep
+        if choice is None or self.choice != choice:
+            return
+        self._supervise(choice)
+        while self._slept is not None and self.choice == choice:
+            await self._changes.wait()
+        self._log.info("model woken", state=self.state.name, after_s=round(time.monotonic() - began_s, 3))
+
+    async def _end_ranks(self) -> None:
+        if (supervision := self._supervision) is None:
+            return
+        if not supervision.cancelling():
+            supervision.cancel()
+        await asyncio.wait([supervision])
+        if self._supervision is supervision:
+            self._supervision = None
+            self._on_ended()
 
     async def settled(self, choice: ModelChoice) -> None:
         """Returns when this model's ranks are ready.
@@ -160,15 +231,17 @@ class ModelHost:
 
     def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
         self._telemetry.ranks_ready(ranks)
+        self._on_ready(group, ranks)
+        self._slept = None
         lead = ranks[0]
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
-        log.info("ranks ready", tp=len(ranks), **sizes, kernels=lead.kernels or "torch's operators", **phases)
+        self._log.info("ranks ready", tp=len(ranks), **sizes, kernels=lead.kernels or "torch's operators", **phases)
         if lead.without_kernels:
-            log.warning("native kernels unavailable", reason=lead.without_kernels)
+            self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:
-            log.warning("outputs depend on batch composition", reason=lead.company_matters)
+            self._log.warning("outputs depend on batch composition", reason=lead.company_matters)
         self._become(NodeState.READY, "")
 
     def revive(self) -> None:
@@ -179,7 +252,7 @@ class ModelHost:
     def on_lost(self, loss: RankLoss, recovery: Recovery) -> None:
         self._telemetry.rank_losses.labels(loss.cause.value.lower(), str(loss.rank)).inc()
         self._telemetry.recoveries.labels(recovery.rung.value).inc()
-        self.serving = None
+        self.serving = self._slept = None
         self.losses += 1
         self.recent_losses.append((time.time(), loss))
         recovers = recovery.rung is Rung.RESTART_RANKS
@@ -188,6 +261,7 @@ class ModelHost:
         self._on_gone(error, True)
 
     def on_failed(self, reason: str) -> None:
+        self._slept = None
         self._become(NodeState.FAILED, reason)
 
     def _on_unsupervised(self, error: Exception) -> None:
@@ -203,5 +277,5 @@ class ModelHost:
         self.state, self.reason = state, reason
         self._changes.set()
         self._changes = asyncio.Event()
-        log.info("state", state=state.name, reason=reason)
+        self._log.info("state", state=state.name, reason=reason)
         self._on_change()

@@ -1,4 +1,4 @@
-"""The node's core: links to routers on one side, ranks on the other, and the state of the node.
+"""The core of an agent: links to routers on one side, ranks on the other, and the state of a model.
 
 A token's path: StepEvents from rank 0, `RunningGenerations` (text), the router's link, all in one
 call in the event loop. The beat is sent by the same loop, so a frozen agent sends none. This module
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
@@ -23,25 +22,20 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt, Prompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
-from ryzanstein.worker.agent.generations import RunningGenerations
-from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
-from ryzanstein.worker.agent.profiling import Profiling
+from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
+from ryzanstein.worker.agent.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
-from ryzanstein.worker.engines.group import PROFILE, GroupEvents
-from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.source import NewRankServer
-from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
+from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
-FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 _MEMORY_EVERY_BEATS = 4  # read from files, so not with every beat
 
 
@@ -53,12 +47,21 @@ class Health(Protocol):
     async def set_started(self) -> None: ...
 
 
+class Room(Protocol):
+    """Where a model that sleeps gets memory when it wakes, and gives it back; see `memory`."""
+
+    async def take(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
+
 class NodeAgent:
     """The core of an agent, one per model of a node.
 
-    `other_models` are the names of the models of the node's other agents, for its beats;
+    It serves one version of its model at a time; what still runs on an earlier one ends there.
     `ranks_before` is how many ranks the agents before it have. `drains` holds the reasons for which
-    new generations are refused; empty means none.
+    new generations are refused; empty means none. `other_models` are the names of the models of the
+    node's other agents, for its beats. After `idle_unload_s` without work the model sleeps; 0: never.
     """
 
     def __init__(
@@ -68,36 +71,38 @@ class NodeAgent:
         tracing: Tracing,
         templates: ChatRenderer,
         *,
-        other_models: Sequence[str] = (),
         ranks_before: int = 0,
         new_rank_server: NewRankServer = ForkServer,
+        lending: KvLending | None = None,
     ) -> None:
         self.settings = settings
-        self._other_models = tuple(other_models)
-        self._ranks_before = ranks_before
         self.incarnation = uuid.uuid4().hex
         self.drains: set[str] = set()
-        self.stats = NO_STATS
-        self.profiling = Profiling()
-        self.running = RunningGenerations(self._send, telemetry, tracing)
-        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
-        self._new_rank_server = new_rank_server
-        self.host = ModelHost(
-            settings,
-            self._engines,
-            telemetry,
-            on_change=self.changed,
-            on_gone=self._on_gone,
-            templates=templates,
-        )
-        self._templates = templates
+        self.other_models: tuple[str, ...] = ()
+        self.idle_unload_s = 0.0
+        self.room: Room | None = None
+        self._telemetry, self._tracing, self._templates = telemetry, tracing, templates
+        self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
+        self.lending = lending or KvLending(settings.beat_busy_s)
+        self.version = self.new_version()
+        self._retiring: list[ModelVersion] = []
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
-        self._telemetry = telemetry
         self.background = telemetry.background
         self._links: list[RouterLink] = []
         self._groups = count(1)
         self._beats = count(1)
         self._nudge = asyncio.Event()
+        self._busy_s = time.monotonic()
+
+    @property
+    def rested_s(self) -> float:
+        """Seconds without work so far."""
+        return 0.0 if self.num_running else time.monotonic() - self._busy_s
+
+    @property
+    def host(self) -> ModelHost:
+        """The host of the version that serves."""
+        return self.version.host
 
     @property
     def state(self) -> NodeState:
@@ -105,9 +110,55 @@ class NodeAgent:
             return NodeState.DRAINING
         return self.host.state
 
+    @property
+    def num_running(self) -> int:
+        """Generations that run, on all versions."""
+        return sum(len(version.running) for version in self._versions())
+
     def changed(self) -> None:
         """Sends the next beat at once."""
         self._nudge.set()
+
+    def new_version(self) -> ModelVersion:
+        """Returns a version without a model, to be loaded beside the one that serves."""
+        return ModelVersion(
+            self.settings,
+            self._telemetry,
+            self._tracing,
+            self._templates,
+            ranks_before=self._ranks_before,
+            new_rank_server=self._new_rank_server,
+            lending=self.lending,
+            on_change=self.changed,
+        )
+
+    async def switch(self, version: ModelVersion, grace_s: float) -> None:
+        """Serves new generations by this version; returns when the earlier one is unloaded.
+
+        What runs there may end within the grace; the rest fails over.
+        """
+        earlier, self.version = self.version, version
+        self._retiring.append(earlier)
+        self.changed()
+        try:
+            async with asyncio.timeout(grace_s):
+                await earlier.running.idle.wait()
+        except TimeoutError:
+            log.warning("drain grace period expired", running=len(earlier.running))
+        finally:
+            await earlier.host.unload()
+            self._retiring.remove(earlier)
+            self.changed()
+
+    async def idle(self) -> None:
+        """Returns when no generation runs."""
+        for version in self._versions():
+            await version.running.idle.wait()
+
+    async def unload(self) -> None:
+        """Unloads all versions; returns when no rank is left."""
+        for version in self._versions():
+            await version.host.unload()
 
     def connect(self, router_id: str) -> RouterLink:
         """Returns a link for the router. Release it with `disconnect`.
@@ -124,7 +175,8 @@ class NodeAgent:
 
     def disconnect(self, link: RouterLink) -> None:
         """Cancels what the router submitted and releases the link."""
-        self.running.close_link(link)
+        for version in self._versions():
+            version.running.close_link(link)
         self._links.remove(link)
         if link.overflowed:
             self._telemetry.link_overflows.inc()
@@ -132,7 +184,7 @@ class NodeAgent:
         log.info("router disconnected", router_id=link.router_id, overflowed=link.overflowed)
 
     def end_links(self) -> None:
-        """Ends all links because the node stops; the routers fail over what still runs.
+        """Ends all links because the agent stops; the routers fail over what still runs.
 
         The ends of the last generations are sent before that.
         """
@@ -145,10 +197,16 @@ class NodeAgent:
         Cancelled before the attempt is handed to the engine: nothing was started.
         """
         try:
-            await self._submit(link, handle, attempt)
+            while not await self._submit(link, handle, attempt):
+                log.info("model replaced while an attempt arrived", generation_id=attempt.generation_id)
         except RyzansteinError as error:
             ids = {"request_id": attempt.request.request_id, "generation_id": attempt.generation_id}
             self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
+
+    def cancel(self, link: RouterLink, handle: int) -> None:
+        """Cancels a generation for its router; unknown handles are ignored."""
+        for version in self._versions():
+            version.running.cancel(link, handle)
 
     def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, **ids: str | int) -> None:
         """Fails an attempt of which nothing was started.
@@ -171,20 +229,19 @@ class NodeAgent:
         return len(await intake.tokenize(prompt, text, self._templates))
 
     def beat(self) -> Beat:
-        """Returns the current state of the node as a new beat."""
-        serving, text = self.host.serving, self.host.text
-        ranks = serving.group.progress() if serving is not None else []
+        """Returns the current state of the model as a new beat."""
+        shown, text = self.host.shown, self.host.text
         return Beat(
             sequence=next(self._beats),
             state=self.state,
             model=text.name if text is not None else "",
-            context_length=serving.context_length if serving is not None else 0,
-            load=self._load(serving),
-            step=ranks[0].step if ranks else 0,
+            context_length=shown.context_length if shown is not None else 0,
+            load=self._load(),
+            step=sum(version.step for version in self._versions()),
             reason=self._reason(),
             time=time.time(),
-            profiling=any(rank.phase == PROFILE for rank in ranks),
-            other_models=self._other_models,
+            profiling=any(version.profiled for version in self._versions()),
+            other_models=self.other_models,
         )
 
     async def run(self, health: Health) -> None:
@@ -197,6 +254,7 @@ class NodeAgent:
             self._nudge.clear()
             beat = self.beat()
             self._show(beat)
+            self._rest()
             ready = beat.state is NodeState.READY
             await health.set_ready(ready)
             if ready and not started:
@@ -204,113 +262,107 @@ class NodeAgent:
                 started = True
             # Decided by the beat that was sent: after a beat with work a router expects the next
             # one soon, whatever has ended since.
-            busy = len(self.running) > 0 or beat.load.running + beat.load.waiting > 0
+            busy = self.num_running > 0 or beat.load.running + beat.load.waiting > 0
             try:
                 async with asyncio.timeout(self.settings.beat_busy_s if busy else self.settings.beat_idle_s):
                     await self._nudge.wait()
             except TimeoutError:
                 continue
 
+    async def sleep(self) -> None:
+        """Unloads the ranks of a model that is idle; the next attempt loads them again."""
+        if self.num_running == 0:
+            await self.host.sleep()
+            if self.room is not None and self.host.asleep and not self.host.waking:
+                self.room.give_back()
+
+    def _versions(self) -> tuple[ModelVersion, ...]:
+        return (self.version, *self._retiring)
+
+    def _rest(self) -> None:
+        """Puts the model to sleep when nothing ran for `idle_unload_s`."""
+        if self.num_running or self.host.serving is None:
+            self._busy_s = time.monotonic()
+        elif 0 < self.idle_unload_s <= self.rested_s:
+            self.background.once("sleep", self.sleep())
+
     def _show(self, beat: Beat) -> None:
         for link in self._links:
             link.beat(beat)
         self._telemetry.beats.inc()
         self._telemetry.set_state(beat.state)
-        self._telemetry.engine(self.stats)
-        if self.host.serving is not None:
-            group = self.host.serving.group
-            self._telemetry.progress(group.progress(), group.slowness())
-            if beat.sequence % _MEMORY_EVERY_BEATS == 0:
-                self._telemetry.memory(group.resident_bytes())
+        self.version.show()
+        for version in self._versions():
+            version.count()
+        if self.host.serving is not None and beat.sequence % _MEMORY_EVERY_BEATS == 0:
+            self._telemetry.memory(self.host.serving.group.resident_bytes())
+            self.version.seen_bytes = sum(self.host.serving.group.private_bytes())
 
     def _reason(self) -> str:
         return f"draining: {', '.join(sorted(self.drains))}" if self.state is NodeState.DRAINING else self.host.reason
 
-    def _engines(self, choice: ModelChoice) -> NativeEngines:
-        spec, bounds = self.settings.rank_spec(choice.path, self._ranks_before), self.settings.group_bounds()
-        return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
+    def _load(self) -> Load:
+        """Returns the load of this version's ranks, with what still runs on earlier ones."""
+        load = self.version.load
+        if not self._retiring:
+            return load
+        others = [version.load for version in self._retiring]
+        running = load.running + sum(other.running for other in others)
+        waiting = load.waiting + sum(other.waiting for other in others)
+        return Load(running, waiting, load.capacity, load.kv_blocks_used, load.kv_blocks_total)
 
-    def _load(self, serving: Serving | None) -> Load:
-        """Returns the load that the engine last reported, plus what was sent to it since."""
-        running = self.stats.running
-        waiting = max(self.stats.waiting, self.running.num_choices - running)
-        if serving is None:
-            return Load()
-        return Load(running, waiting, serving.max_sequences, self.stats.blocks_held, serving.num_blocks)
-
-    async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
-        text = self._admit(attempt)
+    async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> bool:
+        """Hands the attempt to the engine; returns False when the version that serves has changed."""
+        version = self.version
+        text = self._admit(version, attempt)
         prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates)
         texts = await intake.texts_of(attempt, text)
-        serving = self._serving(attempt)
-        if text is not self.host.text:
+        await self._wake(version)
+        if version is not self.version:
+            return False
+        self._require_taking()
+        serving = version.serving()
+        if text is not version.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
-        self._check_room(attempt)  # again: others arrived during tokenization; from here on there is no await
-        was_idle = len(self.running) == 0
+        self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
+        was_idle = self.num_running == 0
         asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
-        submit = self.running.open(link, handle, attempt, asked, text, texts=texts)
+        submit = version.running.open(link, handle, attempt, asked, text, texts=texts)
         if submit is not None:
             serving.group.send(submit)
         if was_idle:
             self.changed()
+        return True
 
-    def _admit(self, attempt: Attempt) -> TextModel:
+    async def _wake(self, version: ModelVersion) -> None:
+        if version.host.asleep:
+            self._telemetry.wakes.inc()
+            if self.room is not None:
+                await self.room.take()
+            await version.host.wake()
+
+    def _admit(self, version: ModelVersion, attempt: Attempt) -> TextModel:
         """Returns the text model if the attempt may be tokenized; raises the refusal otherwise."""
-        self._serving(attempt)
-        text = self.host.text
-        assert text is not None
-        deadline = attempt.request.deadline
-        if deadline is not None and deadline <= clock.unix_s():
-            raise errors.deadline_exceeded()
-        self._check_room(attempt)
+        self._require_taking()
+        text = version.text(attempt)
+        self._check(version, attempt)
         return text
 
-    def _check_room(self, attempt: Attempt) -> None:
-        """Bounds only what is on its way to the engine.
+    def _require_taking(self) -> None:
+        if self.drains:
+            raise errors.draining(self.settings.node_id)
+
+    def _check(self, version: ModelVersion, attempt: Attempt) -> None:
+        """Checks the deadline, and bounds what is on its way to the engine.
 
         The engine itself decides whom a full queue refuses, and reports that at once.
         """
+        deadline = attempt.request.deadline
+        if deadline is not None and deadline <= clock.unix_s():
+            raise errors.deadline_exceeded()
         bound = 2 * self.settings.max_waiting + self.settings.max_sequences
-        if self.running.num_choices + attempt.request.sampling.n > bound:
-            raise errors.queue_full(self.running.num_choices, bound)
-
-    def _serving(self, attempt: Attempt) -> Serving:
-        """Returns the serving ranks. Raises UNAVAILABLE when another node should be tried."""
-        if self.drains:
-            raise errors.draining(self.settings.node_id)
-        serving, text = self.host.serving, self.host.text
-        if serving is None or text is None:
-            raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: {self.host.reason}")
-        if attempt.request.model not in ("", text.name):
-            message = f"node {self.settings.node_id} serves {text.name!r}, not {attempt.request.model[:128]!r}"
-            raise errors.unavailable("MODEL_NOT_SERVED", message)
-        return serving
-
-    def _send(self, message: CancelGroup | FinishChoice) -> None:
-        if self.host.serving is not None:
-            self.host.serving.group.send(message)
-
-    def _on_step(self, events: StepEvents) -> None:
-        self._note_recoveries(events)
-        self.stats = events.stats
-        self.running.on_step(events)
-
-    def _note_recoveries(self, events: StepEvents) -> None:
-        """Counts the lower rungs of the recovery ladder, which the engine handles on its own."""
-        retries = events.stats.memory_retries - self.stats.memory_retries
-        if retries > 0:
-            self._telemetry.recoveries.labels(Rung.RETRY_SMALLER.value).inc(retries)
-            log.warning("step retried in smaller parts", retries=retries, rung=Rung.RETRY_SMALLER.value)
-        failed = sum(failure.reason in FAILED_ALONE for failure in events.failed)
-        if failed:
-            self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
-
-    def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
-        """Fails everything that ran on the lost ranks."""
-        self.stats = NO_STATS
-        self._telemetry.ranks_gone()
-        self.running.fail_all(error, node_fault=node_fault)
-        self.profiling.on_gone(error)
+        if version.running.num_choices + attempt.request.sampling.n > bound:
+            raise errors.queue_full(version.running.num_choices, bound)
 
 
 def _log_pause(late_s: float) -> None:

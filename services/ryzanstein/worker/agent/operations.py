@@ -1,16 +1,16 @@
-"""What operators and the orchestrator do to a node: change its model, drain, profile, stop."""
+"""What operators and the orchestrator do to one model of a node: change it, drain, profile, stop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import MODEL_CHANGES, Beat, Deployment
-from ryzanstein.cluster import Node as NodeDescription
+from ryzanstein.cluster import MODEL_CHANGES, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.model_host import MODEL_REPLACED, ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
@@ -22,19 +22,22 @@ DEFAULT_PROFILE_STEPS = 10
 _OPERATOR, _ORCHESTRATOR = "requested by an operator", "requested by the orchestrator"
 
 
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The next version of a model: it is being loaded, or was refused for a reason."""
+
+    choice: ModelChoice
+    state: NodeState = NodeState.STARTING
+    reason: str = ""
+
+
 class Operations:
-    """Operations on one node, one instance per agent.
+    """Operations on one agent, one instance per agent."""
 
-    `started_with` is what the node serves unless the orchestrator deploys something else.
-    """
-
-    def __init__(self, node: NodeAgent, started_with: ModelChoice | None, address: Callable[[], str]) -> None:
+    def __init__(self, node: NodeAgent) -> None:
         self._node = node
-        self._started_with = started_with
-        self._address = address
         self._changing = asyncio.Lock()
-        self._switch: asyncio.Task[None] | None = None
-        self._deployment: Deployment | None = None
+        self.replacement: Replacement | None = None
 
     async def load(self, choice: ModelChoice) -> None:
         """Loads a model; returns when it is ready.
@@ -47,15 +50,13 @@ class Operations:
         await self._change("load_model", lambda: self._node.host.load(choice))
         await self._node.host.settled(choice)
 
-    async def load_started_with(self) -> None:
-        """Loads the initial model, if there is one, as `load` does.
+    async def load_first(self, choice: ModelChoice) -> None:
+        """Loads the model that the node was started with, as `load` does.
 
         An operator may replace it meanwhile without an error.
         """
-        if self._started_with is None:
-            return
         try:
-            await self.load(self._started_with)
+            await self.load(choice)
         except RyzansteinError as error:
             if error.reason != MODEL_REPLACED:
                 raise
@@ -102,13 +103,13 @@ class Operations:
         """
         self._node.drains.add(reason)
         self._node.changed()
-        log.info("drain started", reason=reason, running=len(self._node.running), grace_s=grace_s)
+        log.info("drain started", reason=reason, running=self._node.num_running, grace_s=grace_s)
         try:
             async with asyncio.timeout(grace_s):
-                await self._node.running.idle.wait()
+                await self._node.idle()
         except TimeoutError:
-            log.warning("drain grace period expired", running=len(self._node.running))
-        return len(self._node.running)
+            log.warning("drain grace period expired", running=self._node.num_running)
+        return self._node.num_running
 
     def undrain(self) -> None:
         """Takes generations again, unless the orchestrator drains the node.
@@ -119,6 +120,13 @@ class Operations:
         self._node.host.revive()
         self._node.changed()
         log.info("undrain requested")
+
+    def follow_drain(self, drain: bool) -> None:
+        """Drains, or takes work again, as the orchestrator requests."""
+        if drain != (_ORCHESTRATOR in self._node.drains):
+            log.info("drain requested", drain=drain)
+            (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
+            self._node.changed()
 
     async def profile(self, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.
@@ -132,45 +140,10 @@ class Operations:
         if steps > MAX_PROFILE_STEPS:
             raise errors.invalid("steps", f"must be at most {MAX_PROFILE_STEPS}", steps)
         if node.host.serving is None:
-            raise errors.failed_precondition("NODE_NOT_READY", node.host.reason)
-        return await node.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
+            raise errors.failed_precondition("NODE_NOT_READY", node.host.reason or "the model sleeps")
+        return await node.version.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
 
-    def describe(self) -> NodeDescription:
-        """Returns the node's description as a member of its cluster."""
-        node, beat = self._node, self._node.beat()
-        return NodeDescription(
-            node_id=node.settings.node_id,
-            address=self._address(),
-            incarnation=node.incarnation,
-            tp=node.settings.tp,
-            state=beat.state,
-            model=beat.model,
-            context_length=beat.context_length,
-            load=beat.load,
-        )
-
-    def beat(self) -> Beat:
-        return self._node.beat()
-
-    def desire(self, deployment: Deployment | None, *, drain: bool) -> None:
-        """Follows the orchestrator: drains, or takes work again, and changes to a deployed model.
-
-        Only a changed deployment changes the model. A repeated one does not undo what an operator
-        did meanwhile.
-        """
-        if drain != (_ORCHESTRATOR in self._node.drains):
-            log.info("drain requested", drain=drain)
-            (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
-            self._node.changed()
-        switching = self._switch is not None and not self._switch.done()
-        if deployment == self._deployment or switching:
-            return
-        self._deployment = deployment
-        wanted = self._started_with if deployment is None else ModelChoice.at(deployment.path, deployment.model)
-        if wanted is not None and wanted != self._node.host.choice:
-            self._switch = self._node.background.once("change_over", self._change_over(wanted))
-
-    async def _change_over(self, choice: ModelChoice) -> None:
+    async def change_over(self, choice: ModelChoice) -> None:
         """Changes the model after running generations have finished.
 
         What outlives the grace fails over.
@@ -186,7 +159,64 @@ class Operations:
             self._node.drains.discard(MODEL_CHANGES)
             self._node.changed()
 
+    async def replace(self, choice: ModelChoice) -> bool:
+        """Loads a version of the model beside the one that serves, then serves by it.
+
+        New generations go to the new version as soon as it is ready; running ones may end on the
+        old one within the drain grace, and the rest fails over. Returns False when the new version
+        is refused: the old one goes on.
+        """
+        log.info("model replacement started", model=choice.name, path=choice.path, revision=choice.revision)
+        async with self._changing:
+            self.replacement = Replacement(choice)
+            version = self._node.new_version()
+            try:
+                await version.host.load(choice)
+                await version.host.settled(choice)
+            except RyzansteinError as error:
+                await version.host.unload()
+                log.error("deployment refused", model=choice.name, reason=error.message)
+                self.report_refusal(choice, error.message)
+                return False
+            except BaseException:
+                await version.host.unload()
+                raise
+            self.replacement = None
+            await self._node.switch(version, self._node.settings.drain_grace_s)
+        return True
+
+    async def refusal(self, choice: ModelChoice) -> str:
+        """Returns why the model that is being loaded cannot be served, when that is known; empty if it is."""
+        host = self._node.host
+        try:
+            await host.settled(choice)
+        except RyzansteinError as error:
+            return error.message if host.state is NodeState.FAILED else ""
+        return ""
+
+    def report_refusal(self, choice: ModelChoice, reason: str) -> None:
+        """Reports that a version was refused and the one before it serves."""
+        self.replacement = Replacement(choice, NodeState.FAILED, reason)
+
+    def forget_refusal(self) -> None:
+        """Reports no longer that a version was refused."""
+        if self.replacement is not None and self.replacement.state is NodeState.FAILED:
+            self.replacement = None
+
+    async def retire(self) -> None:
+        """Unloads the model for good, after running generations have finished."""
+        log.info("model retires", node_id=self._node.settings.node_id)
+        try:
+            await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)
+            async with self._changing:
+                await self._node.unload()
+                await self._node.lending.settled()
+        finally:
+            self._node.drains.discard(MODEL_CHANGES)
+            self.replacement = None
+            self._node.changed()
+
     def _require_idle(self) -> None:
-        running = len(self._node.running)
+        running = self._node.num_running
         if running:
             raise errors.failed_precondition("GENERATIONS_RUN", f"{running} generations are running: drain the node first")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
@@ -15,7 +14,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import messages_from_wire, name_from_wire
-from ryzanstein.wire.timestamps import timestamp
+from ryzanstein.wire.timestamps import duration, timestamp
 from ryzanstein.worker.agent.inbox import ReadAhead
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
@@ -49,8 +48,8 @@ class WorkerServicer(WorkerServiceServicer):
                 incarnation=node.incarnation,
                 beat=beat,
                 model=hello.model,
-                beat_busy=_duration(settings.beat_busy_s),
-                beat_idle=_duration(settings.beat_idle_s),
+                beat_busy=duration(settings.beat_busy_s),
+                beat_idle=duration(settings.beat_idle_s),
             )
             yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():
@@ -73,7 +72,7 @@ class WorkerServicer(WorkerServiceServicer):
             beat=beat_to_wire(node.beat()),
             ranks=ranks,
             rank_restarts=node.host.losses,
-            kv_blocks_held=node.stats.blocks_held,
+            kv_blocks_held=node.version.stats.blocks_held,
             recent_losses=[_rank_loss(at, loss) for at, loss in node.host.recent_losses],
         )
 
@@ -138,17 +137,11 @@ def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:
         step=progress.step,
         collective=progress.collective,
         phase=progress.phase,
-        since_progress=_duration(progress.still_s),
-        last_step=_duration(progress.last_step_s),
+        since_progress=duration(progress.still_s),
+        last_step=duration(progress.last_step_s),
         resident_bytes=resident_bytes,
     )
 
 
 def _rank_loss(at: float, loss: RankLoss) -> pb.RankLoss:
     return pb.RankLoss(time=timestamp(at), rank=loss.rank, cause=loss.cause.value, message=loss.message)
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(max(0, round(seconds * 1e9)))
-    return duration

@@ -65,7 +65,7 @@ class RouterStream:
             case "submit":
                 await self._submit(request.submit)
             case "cancel":
-                self._node.running.cancel(self._link, request.cancel.handle)
+                self._node.cancel(self._link, request.cancel.handle)
             case frame:
                 raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
 

@@ -1,0 +1,306 @@
+"""Follows the orchestrator: a node's models become those that it should serve.
+
+`follow` takes the newest instruction at any time. A task compares it with what is there, and
+changes each model in a task of its own: it adds, replaces or removes an agent's model. What an
+operator does to an agent meanwhile stays, until the orchestrator wants something else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from ryzanstein.background import STOP, Background
+from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom, gibibytes
+from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.models import ModelAgent, NodeModels
+from ryzanstein.worker.agent.needs import ModelNeeds
+from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.operations import Replacement
+from ryzanstein.worker.agent.wanted import WantedModel, wanted_models
+from ryzanstein.worker.config import MAX_FURTHER_MODELS
+
+log = structlog.get_logger(__name__)
+
+_ROOM_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that an agent serves, or is about to."""
+
+    model: WantedModel
+    agent: ModelAgent
+
+
+class DeployedModels:
+    """The models that the node should serve, and the agents that serve them.
+
+    `started_with` is what the node serves unless deployments need its memory.
+    """
+
+    def __init__(
+        self,
+        models: NodeModels,
+        memory: ModelMemory,
+        needs: ModelNeeds,
+        started_with: Sequence[ModelChoice],
+        background: Background,
+    ) -> None:
+        self._models, self._memory, self._needs = models, memory, needs
+        self._started_with, self._background = tuple(started_with), background
+        self._instruction = Instruction()
+        self._asked: tuple[str, ...] = ()
+        self._served: dict[str, ServedModel] = {}
+        self._refused: dict[str, tuple[WantedModel, str]] = {}
+        self._changes: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[str] = set()
+        self._seen: dict[str, int] = {}
+        self._again = asyncio.Event()
+
+    def start(self) -> None:
+        """Loads what the node was started with, whether or not it fits."""
+        for number, choice in enumerate(self._started_with):
+            agent = self._models.add(choice.name) if number else self._models.first
+            self._served[choice.name] = ServedModel(WantedModel(choice), agent)
+            agent.node.host.expect(choice)
+            load = self._background.supervise("first_model", partial(self._load_first, agent, choice), STOP, finite=True)
+            self._note(choice.name, None, load)
+
+    def follow(self, instruction: Instruction) -> None:
+        """Takes what the orchestrator wants of this node; it is repeated with every answer."""
+        for agent in self._models:
+            agent.operations.follow_drain(instruction.drain)
+        self._asked = instruction.measure_paths
+        wanted = replace(instruction, drain=False, measure_paths=())
+        if wanted != self._instruction:
+            self._instruction = wanted
+            self._forget_refusals()
+            self._again.set()
+
+    def _forget_refusals(self) -> None:
+        """Forgets the refusals of what the orchestrator does not want any more."""
+        wanted = {ModelChoice.at(each.path, each.model, each.revision) for each in self._instruction.deployments}
+        for name, (model, _) in list(self._refused.items()):
+            if model.choice not in wanted:
+                del self._refused[name]
+                if name in self._served:
+                    self._served[name].agent.operations.forget_refusal()
+
+    def needs(self) -> tuple[ModelNeed, ...]:
+        """Returns the needs that the orchestrator asked for, as far as they are known."""
+        return self._needs.ask(self._asked)
+
+    def reports(self) -> tuple[ModelReport, ...]:
+        """Returns the state of every model, and of those that the node refused."""
+        served = [self._report(name, each) for name, each in self._served.items()]
+        refused = [
+            ModelReport(name, model.choice.path, model.choice.revision, NodeState.FAILED, reason=reason)
+            for name, (model, reason) in self._refused.items()
+            if name not in self._served
+        ]
+        return (*served, *refused)
+
+    async def run(self) -> None:
+        """Changes the node's models as instructed, until cancelled."""
+        while True:
+            await self._again.wait()
+            self._again.clear()
+            instruction = self._instruction
+            await self._measure(instruction)
+            if instruction == self._instruction:
+                self._change_all(wanted_models(instruction, self._started_with, self._need, self._memory.total))
+
+    async def _measure(self, instruction: Instruction) -> None:
+        """Measures the directories of which nothing is known yet."""
+        for path in [each.path for each in instruction.deployments] + [choice.path for choice in self._started_with]:
+            if not self._needs.known(path):
+                await self._needs.of(path)
+
+    def _need(self, path: str) -> int:
+        """Returns the larger of what a model may take and what it was seen to take."""
+        return max(self._needs.known(path), self._seen.get(path, 0))
+
+    def _change_all(self, wanted: dict[str, WantedModel]) -> None:
+        """Starts what makes the node's models the wanted ones.
+
+        A model that is being changed is looked at again afterwards.
+        """
+        for name in [name for name in self._served if name not in wanted]:
+            self._change(name, None, partial(self._remove, name))
+        for name, model in wanted.items():
+            served, refused = self._served.get(name), self._refused.get(name)
+            if refused is not None and refused[0].choice == model.choice:
+                continue
+            if served is None:
+                self._change(name, model, partial(self._add, name, model))
+            elif served.model.choice != model.choice:
+                self._change(name, model, partial(self._replace, name, model))
+            elif served.model != model:
+                self._change(name, model, partial(self._adopt, name, model))
+
+    def _change(self, name: str, wanted: WantedModel | None, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs a change of a model, unless another one runs. `wanted`: what it leads to; None: nothing."""
+        if name not in self._changes:
+            self._note(name, wanted, self._background.once("change_model", change()))
+
+    def _note(self, name: str, wanted: WantedModel | None, change: asyncio.Task[None]) -> None:
+        self._changes[name] = change
+        change.add_done_callback(partial(self._changed, name, wanted))
+
+    def _changed(self, name: str, wanted: WantedModel | None, change: asyncio.Task[None]) -> None:
+        """Looks at all models again. A change that failed is not tried again by itself."""
+        del self._changes[name]
+        if wanted is not None and not change.cancelled() and (error := change.exception()) is not None:
+            self._refuse(name, wanted, f"{type(error).__name__}: {error}")
+        self._again.set()
+
+    async def _load_first(self, agent: ModelAgent, choice: ModelChoice) -> None:
+        self._memory.grow(agent, (await self._needs.of(choice.path)).bytes)
+        if self._memory.free < 0:
+            log.warning("memory is short", model=choice.name, missing=gibibytes(-self._memory.free))
+        await agent.operations.load_first(choice)
+
+    async def _remove(self, name: str) -> None:
+        agent = self._served[name].agent
+        self._leaving.add(name)
+        try:
+            await agent.operations.retire()
+        finally:
+            self._leaving.discard(name)
+            del self._served[name]
+            agent.node.idle_unload_s, agent.node.room = 0.0, None
+            self._memory.give_back(agent)
+        if agent is not self._models.first:
+            await self._models.remove(name)
+
+    async def _add(self, name: str, model: WantedModel) -> None:
+        """Loads a model that the node does not have, when what gives way for it is gone."""
+        need = await self._needs.of(model.choice.path)
+        while self._leaving and (need.bytes > self._memory.free or not self._instruction.plural):
+            await self._memory.freed()
+        missing = 0 if model.idle_unload_s else need.bytes - self._memory.free
+        if missing > 0 and self._instruction.plural:
+            self._refuse(name, model, f"it needs {gibibytes(need.bytes)}, and {gibibytes(missing)} of that are not free")
+        elif (agent := self._free_agent(name)) is None:
+            self._refuse(name, model, f"the node has {1 + MAX_FURTHER_MODELS} models")
+        else:
+            self._served[name] = ServedModel(model, agent)
+            await self._take_room(name, need.bytes)
+            await agent.operations.change_over(model.choice)
+
+    def _refuse(self, name: str, model: WantedModel, reason: str) -> None:
+        log.error("deployment refused", model=name, reason=reason)
+        self._refused[name] = (model, reason)
+
+    def _free_agent(self, name: str) -> ModelAgent | None:
+        """Returns an agent for a new model; None when the node has too many."""
+        first = self._models.first
+        if all(served.agent is not first for served in self._served.values()):
+            return first
+        return self._models.add(name) if self._models.num_others < MAX_FURTHER_MODELS else None
+
+    async def _replace(self, name: str, model: WantedModel) -> None:
+        """Changes a model that the node has to another directory, or loads its files again."""
+        before, agent = self._served[name].model, self._served[name].agent
+        if before.choice.path == model.choice.path and not before.choice.revision:
+            await self._adopt(name, model)  # it was started with this very directory
+            return
+        need, beside = await self._needs.of(model.choice.path), (agent, model.choice)
+        if agent.node.host.serving is not None and self._memory.take(beside, need.bytes):
+            await self._replace_beside(name, model, beside)
+            return
+        await self._replace_in_place(name, model, need.bytes)
+
+    async def _replace_in_place(self, name: str, model: WantedModel, size: int) -> None:
+        """Unloads the old version, then loads the new one; goes back when the node cannot serve that."""
+        before, agent = self._served[name].model, self._served[name].agent
+        served = agent.node.host.serving is not None
+        taken = self._memory.taken(agent)
+        self._served[name] = ServedModel(model, agent)
+        self._memory.give_back(agent)
+        await self._take_room(name, size)
+        await agent.operations.change_over(model.choice)
+        reason = await agent.operations.refusal(model.choice)
+        if served and reason and self._served[name].model == model:
+            self._refuse(name, model, reason)
+            self._served[name] = ServedModel(before, agent)
+            self._memory.give_back(agent)
+            await self._take_room(name, taken)
+            await agent.operations.change_over(before.choice)
+            agent.operations.report_refusal(model.choice, reason)
+
+    async def _replace_beside(self, name: str, model: WantedModel, beside: tuple[ModelAgent, ModelChoice]) -> None:
+        agent = self._served[name].agent
+        try:
+            if await agent.operations.replace(model.choice):
+                self._served[name] = ServedModel(model, agent)
+                self._memory.hand_over(beside, agent)
+                await self._adopt(name, model)
+            else:
+                self._refused[name] = (model, "")
+        finally:
+            self._memory.give_back(beside)
+
+    async def _adopt(self, name: str, model: WantedModel) -> None:
+        """Changes only how the model is kept: its revision, and when it sleeps."""
+        agent = self._served[name].agent
+        self._served[name] = ServedModel(model, agent)
+        await self._take_room(name, self._memory.taken(agent))
+        if not model.idle_unload_s:
+            await agent.node.host.wake()
+
+    async def _take_room(self, name: str, size: int) -> None:
+        """Takes memory for a model that is about to be loaded.
+
+        One that may sleep waits until others like it give way.
+        """
+        model, agent = self._served[name].model, self._served[name].agent
+        agent.node.idle_unload_s = model.idle_unload_s
+        if not model.idle_unload_s:
+            agent.node.room = None
+            self._memory.grow(agent, size)
+            return
+        room = agent.node.room = SharedRoom(self._memory, agent, partial(self._resting, agent), name, size)
+        while True:
+            try:
+                await room.take()
+                return
+            except RyzansteinError as error:
+                log.warning("model waits for memory", model=name, reason=error.message)
+                await asyncio.sleep(_ROOM_AGAIN_S)
+
+    def _resting(self, but: ModelAgent) -> list[NodeAgent]:
+        """Returns the models that may be put to sleep now for another one."""
+        nodes = (served.agent.node for served in self._served.values() if served.agent is not but)
+        return [node for node in nodes if node.idle_unload_s and node.rested_s > 0 and node.host.serving is not None]
+
+    def _report(self, name: str, served: ServedModel) -> ModelReport:
+        model, node = served.model, served.agent.node
+        beat, path = node.beat(), model.choice.path
+        self._seen[path] = max(self._seen.get(path, 0), node.version.seen_bytes)
+        if self._memory.taken(served.agent):
+            self._memory.grow(served.agent, self._seen[path])
+        following = served.agent.operations.replacement or Replacement(model.choice, NodeState.UNSPECIFIED)
+        return ModelReport(
+            model=name,
+            path=path,
+            revision=model.choice.revision,
+            state=beat.state,
+            context_length=beat.context_length,
+            load=beat.load,
+            reason=beat.reason,
+            memory_bytes=max(self._memory.taken(served.agent), self._need(path)),
+            started_with=any(choice.name == name for choice in self._started_with),
+            asleep=node.host.asleep,
+            next_revision=0 if following.state is NodeState.UNSPECIFIED else following.choice.revision,
+            next_state=following.state,
+            next_reason=following.reason,
+        )

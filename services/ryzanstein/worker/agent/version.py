@@ -1,0 +1,172 @@
+"""One version of a model on this node: its text and ranks, and the generations that run on them.
+
+A model is replaced by loading the next version beside the one that serves. What runs on the old
+version ends there. So everything that belongs to a set of ranks is kept together here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Load
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Attempt
+from ryzanstein.tracing import Tracing
+from ryzanstein.worker.agent.generations import RunningGenerations
+from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
+from ryzanstein.worker.agent.profiling import Profiling
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
+from ryzanstein.worker.engines.group import PROFILE, GroupEvents, RankProgress
+from ryzanstein.worker.engines.recovery import Rung
+from ryzanstein.worker.ranks.native import NativeEngines
+from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
+from ryzanstein.worker.text.tokenizer import TextModel
+
+log = structlog.get_logger(__name__)
+
+FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
+
+
+class ModelVersion:
+    """A host of one model with what runs on it. Versions of one agent share its telemetry.
+
+    `seen_bytes` is the private memory of the ranks, as last read. `ranks_before`: see `RankSpec`.
+    `on_change` is called when the state changes.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        telemetry: WorkerTelemetry,
+        tracing: Tracing,
+        templates: ChatRenderer,
+        *,
+        ranks_before: int,
+        new_rank_server: NewRankServer,
+        lending: KvLending,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._settings, self._telemetry, self._lending = settings, telemetry, lending
+        self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
+        self.stats = self._counted = NO_STATS
+        self.seen_bytes = 0
+        self.profiling = Profiling()
+        self.running = RunningGenerations(self._send, telemetry, tracing)
+        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
+        self.host = ModelHost(
+            settings,
+            self._engines,
+            telemetry,
+            on_change=on_change,
+            on_ready=partial(lending.join, self),
+            on_gone=self._on_gone,
+            on_ended=self._on_ended,
+            templates=templates,
+        )
+
+    @property
+    def load(self) -> Load:
+        """The load that the engine last reported, plus what was sent to it since."""
+        shown, running = self.host.shown, self.stats.running
+        if shown is None:
+            return Load()
+        waiting = max(self.stats.waiting, self.running.num_choices - running)
+        num_blocks = self.stats.block_limit or shown.num_blocks
+        return Load(running, waiting, shown.max_sequences, self.stats.blocks_held, num_blocks)
+
+    def progress(self) -> list[RankProgress]:
+        """Returns what each rank does now; empty without ranks."""
+        return [] if self.host.serving is None else list(self.host.serving.group.progress())
+
+    @property
+    def step(self) -> int:
+        """Engine steps of the present ranks so far."""
+        ranks = self.progress()
+        return ranks[0].step if ranks else 0
+
+    @property
+    def profiled(self) -> bool:
+        """Whether a rank's profiler is starting or writing."""
+        return any(rank.phase == PROFILE for rank in self.progress())
+
+    def text(self, attempt: Attempt) -> TextModel:
+        """Returns the text side of the model for the attempt; its ranks serve or sleep.
+
+        Raises UNAVAILABLE when another node should be tried.
+        """
+        text, node_id = self.host.text, self._settings.node_id
+        if self.host.shown is None or text is None:
+            raise self._not_ready()
+        if attempt.request.model not in ("", text.name):
+            message = f"node {node_id} serves {text.name!r}, not {attempt.request.model[:128]!r}"
+            raise errors.unavailable("MODEL_NOT_SERVED", message)
+        return text
+
+    def serving(self) -> Serving:
+        """Returns the ranks that serve. Raises UNAVAILABLE when there are none."""
+        if self.host.serving is None:
+            raise self._not_ready()
+        return self.host.serving
+
+    def _not_ready(self) -> RyzansteinError:
+        return errors.unavailable("NODE_NOT_READY", f"node {self._settings.node_id}: {self.host.reason}")
+
+    def count(self) -> None:
+        """Adds to the metrics what the engine counted since the last call."""
+        self._telemetry.count(self.stats, self._counted)
+        self._counted = self.stats
+
+    def show(self) -> None:
+        """Shows in the metrics what this version's ranks do now."""
+        self._telemetry.asleep.set(self.host.asleep)
+        self._telemetry.engine(self.stats)
+        self._telemetry.lending(self._lending.borrowed_bytes(self), self._lending.lent_bytes(self))
+        if self.host.serving is not None:
+            group = self.host.serving.group
+            self._telemetry.progress(group.progress(), group.slowness())
+
+    def _engines(self, choice: ModelChoice) -> NativeEngines:
+        spec, bounds = self._settings.rank_spec(choice.path, self._ranks_before), self._settings.group_bounds()
+        return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
+
+    def _send(self, message: CancelGroup | FinishChoice) -> None:
+        if self.host.serving is not None:
+            self.host.serving.group.send(message)
+
+    def _on_step(self, events: StepEvents) -> None:
+        self._note_recoveries(events)
+        self.stats = events.stats
+        self.running.on_step(events)
+
+    def _note_recoveries(self, events: StepEvents) -> None:
+        """Counts the lower rungs of the recovery ladder, which the engine handles on its own."""
+        retries = events.stats.memory_retries - self.stats.memory_retries
+        if retries > 0:
+            self._telemetry.recoveries.labels(Rung.RETRY_SMALLER.value).inc(retries)
+            log.warning("step retried in smaller parts", retries=retries, rung=Rung.RETRY_SMALLER.value)
+        failed = sum(failure.reason in FAILED_ALONE for failure in events.failed)
+        if failed:
+            self._telemetry.recoveries.labels(Rung.FAIL_REQUEST.value).inc(failed)
+
+    def _on_ended(self) -> None:
+        """Forgets ranks that have ended; nothing ran on them. New ranks count from zero."""
+        self.stats = self._counted = NO_STATS
+        self.seen_bytes = 0
+        self._lending.leave(self)
+        self._telemetry.ranks_gone()
+
+    def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
+        """Fails everything that ran on the lost ranks. New ranks count from zero."""
+        self.stats = self._counted = NO_STATS
+        self._lending.lose(self)
+        self._telemetry.ranks_gone()
+        self.running.fail_all(error, node_fault=node_fault)
+        self.profiling.on_gone(error)

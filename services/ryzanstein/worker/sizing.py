@@ -1,0 +1,215 @@
+"""How much memory a model takes on this node, known before anything is loaded.
+
+Read from config.json and the headers of the weights, or from those of a GGUF file, without torch and
+without reading a weight. The result is an upper bound: what the ranks keep, and what they need
+beside it while they load, or while they run the largest steps.
+
+Legend: O outputs, I inputs of a weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ryzanstein import errors
+from ryzanstein.model_paths import is_gguf
+from ryzanstein.worker import devices
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.model.architectures.registry import read_spec, spec_of
+from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, default_blocks, slot_width
+from ryzanstein.worker.model.gguf.description import GgufDescription
+from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.staging import BUDGET_BYTES
+from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.model.collectives import Collectives
+
+RANK_BYTES = 200 * 2**20
+"""What a rank on a CPU takes without a model: Python, torch and the libraries' own memory.
+
+Measured as `resident.private_bytes` of ranks of the demo model (7 MiB of weights) and of one of 100 M
+parameters, less weights and cache: 162 to 182 MiB. It includes 147 MiB that a rank begins with and
+shares with its fork server until it writes to them.
+"""
+DEVICE_BYTES = 512 * 2**20
+"""What a rank takes on its GPU without a model (the context). Never measured."""
+_SLACK = 0.1  # of the weights, which the allocator does not give back
+_TWICE_NUMBERS = 4 * 2**20  # 8-bit weights up to this size may be kept in two packings
+_COPIED_BYTES = 8 * 2**20  # tied heads up to this size are copied
+_BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")  # GGUF's types that products keep
+_PADDING = 0.05  # of blocks, to whole panels
+_LANES = 64  # packed weights have whole groups of outputs
+_HALF_INPUTS = 512  # and, packed by FBGEMM, of inputs
+_INT8_OUTPUT_BYTES = 8
+_WEIGHTS_AT_ONCE = 6  # freed memory of so many weights may wait for reuse while a model loads
+_STATES = 8  # of the hidden size that a layer has at once
+_LOGITS = 3  # copies of a step's logits while tokens are drawn
+
+
+def need_of(directory: Path, settings: WorkerSettings) -> int:
+    """Returns the bytes that all ranks together take to serve the model in this directory.
+
+    Raises FAILED_PRECONDITION with the name of the file, or the numbers, that do not fit.
+    """
+    try:
+        return _Need.of(directory, settings).total_bytes
+    except ModelRefused as error:
+        raise errors.failed_precondition("MODEL_REFUSED", str(error)) from error
+    except OSError as error:
+        raise errors.failed_precondition("MODEL_REFUSED", f"{directory}: {error.strerror}") from error
+
+
+def node_memory_bytes(settings: WorkerSettings) -> int:
+    """Returns the default of `model_memory_bytes`: the memory that this node has for models."""
+    if _on_gpu(settings):
+        return devices.gpu_memory_bytes(settings.tp * settings.num_models)
+    return devices.machine_memory_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What goes into the result. All ranks take the same."""
+
+    spec: DecoderSpec
+    entries: Mapping[str, TensorEntry]
+    settings: WorkerSettings
+    on_gpu: bool
+
+    @classmethod
+    def of(cls, directory: Path, settings: WorkerSettings) -> _Need:
+        if is_gguf(directory):
+            return cls(*_gguf(directory), settings, _on_gpu(settings))
+        return cls(read_spec(directory), read_tensor_files(directory), settings, _on_gpu(settings))
+
+    @property
+    def total_bytes(self) -> int:
+        weights = self._weight_bytes()
+        loads = self._loading_bytes() if not self.on_gpu else 0
+        runs = self._cache_bytes() + self._step_bytes()
+        ranks = self.settings.tp * (DEVICE_BYTES if self.on_gpu else RANK_BYTES)
+        return ranks + math.ceil(weights * (1 + _SLACK)) + max(loads, runs)
+
+    @property
+    def _item_bytes(self) -> int:
+        if self.settings.dtype == "auto":
+            return 2 if self.on_gpu else 4
+        return 4 if self.settings.dtype == "float32" else 2
+
+    @property
+    def _tp(self) -> TensorParallel:
+        return TensorParallel(0, self.settings.tp, cast("Collectives", None))  # only sizes are asked for
+
+    def _weight_bytes(self) -> int:
+        """Returns the bytes of all ranks' weights.
+
+        Matrices are divided over the ranks. Norms, biases and what every rank needs whole are not.
+        A tied head that is stored all the same may differ from the embedding, and counts.
+        """
+        total = 0
+        for name, entry in self.entries.items():
+            total += self._copies(name, entry) * self._kept_bytes(name, entry)
+        if self.spec.tied_head and self._stored(self.spec.names.head) is None:
+            total += self._tied_head_bytes()
+        return total
+
+    def _stored(self, name: str) -> TensorEntry | None:
+        """Returns a weight by its name, which may lack the first part (see `WeightNames.prefix`)."""
+        full = f"{name}.weight"
+        return self.entries.get(full) or self.entries.get(full.removeprefix(self.spec.names.prefix))
+
+    def _copies(self, name: str, entry: TensorEntry) -> int:
+        """Returns on how many ranks each number of a tensor is."""
+        names, num_ranks = self.spec.names, self.settings.tp
+        if len(entry.shape) < 2 or any(part and part in name for part in (names.latent, names.query_latent, names.router)):
+            return num_ranks
+        if names.position and names.position in name:
+            return num_ranks
+        if num_ranks > self.spec.num_kv_heads and any(part in name for part in (names.key, names.value)):
+            return -(-num_ranks // self.spec.num_kv_heads)
+        return 1
+
+    def _kept_bytes(self, name: str, entry: TensorEntry) -> int:
+        if self._keeps_blocks(entry):
+            return math.ceil(entry.num_bytes * (1 + _PADDING))
+        embeds = any(part and part in name for part in (self.spec.names.embedding, self.spec.names.position))
+        if len(entry.shape) < 2 or embeds:
+            return math.prod(entry.shape) * self._item_bytes
+        return self._product_bytes(entry)
+
+    def _product_bytes(self, entry: TensorEntry) -> int:
+        """Returns what a product with this weight keeps, in the largest of the formats it may get."""
+        num_numbers, num_inputs = math.prod(entry.shape), max(1, entry.shape[-1])
+        num_outputs = num_numbers // num_inputs + _LANES * self.settings.tp
+        match self.settings.quantization:
+            case "int8":
+                packings = 2 if num_numbers // self.settings.tp <= _TWICE_NUMBERS else 1
+                return packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
+            case "fp16":
+                return num_outputs * -(-num_inputs // _HALF_INPUTS) * _HALF_INPUTS * 2
+        return num_outputs * num_inputs * self._item_bytes
+
+    def _tied_head_bytes(self) -> int:
+        """Returns what a head that is tied to the embedding keeps beside it."""
+        entry = self._stored(self.spec.names.embedding)
+        if entry is None:
+            return 0
+        copied = math.prod(entry.shape) * self._item_bytes // self.settings.tp < _COPIED_BYTES
+        return self._product_bytes(entry) if copied or self.settings.quantization != "none" else 0
+
+    def _loading_bytes(self) -> int:
+        """Returns the memory of weights that are not packed yet, or of which the memory waits for reuse."""
+        blocks = max((entry.num_bytes for entry in self.entries.values() if self._keeps_blocks(entry)), default=0)
+        sizes = (math.prod(entry.shape) for entry in self.entries.values() if not self._keeps_blocks(entry))
+        return blocks + sum(nlargest(_WEIGHTS_AT_ONCE, sizes)) * self._item_bytes
+
+    def _keeps_blocks(self, entry: TensorEntry) -> bool:
+        """Returns whether a tensor of a GGUF file is kept in its blocks."""
+        return entry.dtype in _BLOCKS and self.settings.quantization == "none" and not self.on_gpu
+
+    def _cache_bytes(self) -> int:
+        """Returns the KV caches of all ranks, as `kv_cache.KVCache` allocates them."""
+        settings, spec, tp = self.settings, self.spec, self._tp
+        item_bytes = 2 if settings.kv_dtype == "float16" else self._item_bytes
+        per_block = bytes_of_block(spec, tp, settings.block_size, item_bytes)
+        num_blocks = settings.num_blocks or (
+            blocks_in(settings.kv_bytes, per_block)
+            if settings.kv_bytes
+            else default_blocks(spec.context_length, settings.block_size, settings.max_sequences, per_block)
+        )
+        padding = spec.num_layers * slot_width(spec, tp) * item_bytes
+        staging = 0 if self.on_gpu else min(num_blocks * per_block, BUDGET_BYTES)
+        return settings.tp * (num_blocks * per_block + padding + staging)
+
+    def _step_bytes(self) -> int:
+        """Returns what the largest steps take beside weights and cache."""
+        settings, spec = self.settings, self.spec
+        wide = (2 * spec.intermediate_size + 3 * spec.num_heads * spec.head_dim) // settings.tp
+        states = settings.max_tokens_per_step * (_STATES * spec.hidden_size + wide) * 4
+        logits = settings.max_sequences * spec.vocab_size * 4 * _LOGITS
+        # torch's 16-bit products on a CPU convert and reorder the weight in each call.
+        largest = max((math.prod(entry.shape) for entry in self.entries.values()), default=0)
+        reordered = 2 * largest * self._item_bytes if self._item_bytes == 2 and not self.on_gpu else 0
+        return settings.tp * states + logits + reordered
+
+
+def _gguf(path: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
+    """Returns the decoder and the tensors of a GGUF file, under the names of the file."""
+    with GgufFile.open(path) as file:
+        spec = spec_of(GgufDescription.of(file).config)
+        return spec, {
+            each.name: TensorEntry(each.name, path, each.shape, each.type.name, 0, len(each.blocks))
+            for each in file.tensors.values()
+        }
+
+
+def _on_gpu(settings: WorkerSettings) -> bool:
+    return settings.device == "cuda" or (settings.device == "auto" and devices.num_gpus() > 0)
