@@ -149,7 +149,7 @@ def test_a_deployment_that_others_changed_or_removed_is_waited_for_no_longer() -
 def test_models_that_lose_their_last_node_are_named() -> None:
     before = {name: Node(name, "", state=READY, model=model) for name, model in (("a", "lost"), ("b", "kept"), ("c", "kept"))}
     story = Story()
-    story.look(to="ab", nodes="abc")
+    story.look(to="ab", nodes="abc", c=(READY, "kept"))
     assert story.rollout.displaced(before) == ["lost"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ryzanstein.cluster import Node, NodeState
+from ryzanstein.cluster import ModelReport, Node, NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class RankLossView:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node and its own report; `error` says why there is no report.
+    """A node with one of its models, and its own report; `error` says why there is no report.
 
-    `member`: the orchestrator knows the node.
+    `member`: the orchestrator knows the node. `further`: it stands for a further model of the node,
+    and its `node_id` ends with that model's name. `report`: the orchestrator's report of the model.
     """
 
     node: Node
@@ -45,6 +46,8 @@ class NodeStatus:
     reason: str = ""
     recent_losses: tuple[RankLossView, ...] = ()
     member: bool = True
+    further: bool = False
+    report: ModelReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

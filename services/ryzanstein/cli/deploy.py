@@ -9,6 +9,8 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,13 +19,16 @@ from ryzanstein.cli import display
 from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
 from ryzanstein.cli.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.options import Orchestrator, text_value
-from ryzanstein.cli.rollout import Ending, Phase, Rollout
+from ryzanstein.cli.phases import Phase
+from ryzanstein.cli.rollout import Ending, Rollout
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import MAX_NAME_CHARS
+from ryzanstein.model_paths import is_gguf, model_name
 
 WAIT_S = 300.0
 MAX_NODES = 10_000
+MAX_IDLE_S = 30 * 86_400.0
 MAX_PATH_CHARS = 1024
 _LOOK_EVERY_S = 0.2
 _TARGET = "'DIR|NAME'"
@@ -45,6 +50,13 @@ def deploy(
     nodes: Annotated[
         int | None, typer.Option(min=0, max=MAX_NODES, show_default="every node", help="Nodes that serve it; 0: every node.")
     ] = None,
+    idle_unload: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=MAX_IDLE_S, show_default="never", help="Unload it after this many seconds without work; 0: never."
+        ),
+    ] = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     wait: Annotated[
         float | None, typer.Option(min=0, max=86_400, show_default=f"{WAIT_S:g}", help="Seconds to wait until nodes are ready.")
@@ -59,11 +71,14 @@ def deploy(
 
     The nodes read the directory, so it must be there on each of them.
 
-    A relative path is resolved here. A node that serves another model finishes its work first.
+    A relative path is resolved here. Nodes keep their other models as far as these fit beside it.
+
+    The same name with another directory, or --reload, replaces the model on one node after the other.
 
     Exit code 1: refused, no node is free, a node failed, or not ready in time. Only a refused one is not in force.
     """
-    given: dict[str, object] = {"--name": name, "--nodes": nodes, "--wait": wait, "--no-wait": no_wait, "--force": force}
+    given: dict[str, object] = {"--name": name, "--nodes": nodes, "--idle-unload": idle_unload, "--reload": reload}
+    given |= {"--wait": wait, "--no-wait": no_wait, "--force": force}
     if list_all or remove:
         given |= {"--remove": remove, _TARGET: target} if list_all else {"--json": as_json}
         _refuse_with("--list" if list_all else "--remove", given)
@@ -77,8 +92,9 @@ def deploy(
         elif remove:
             _remove(orchestrator, _name(target, _TARGET))
         else:
-            deployment = _deployment(target, name, nodes, force)
-            _deploy(orchestrator, deployment, None if no_wait else WAIT_S if wait is None else wait)
+            deployment = replace(_deployment(target, name, nodes, force), idle_unload_s=idle_unload or 0.0)
+            waiting = _Waiting(orchestrator, deployment, reload=reload)
+            _deploy(waiting, None if no_wait else WAIT_S if wait is None else wait)
     except RyzansteinError as error:
         display.show_error(display.people(), error)
         raise typer.Exit(1) from None
@@ -98,10 +114,11 @@ def _deployment(target: str | None, name: str | None, nodes: int | None, force: 
     path = os.path.abspath(target)  # not resolved: links are the nodes' matter
     if len(path) > MAX_PATH_CHARS:
         raise typer.BadParameter(f"must have at most {MAX_PATH_CHARS} characters, got {len(path)}", param_hint=_TARGET)
-    if os.path.exists(path) and not os.path.isfile(os.path.join(path, "config.json")) and not force:
-        why = f"{path} has no config.json" if os.path.isdir(path) else f"{path} is not a directory"
+    is_model = is_gguf(Path(path)) or os.path.isfile(os.path.join(path, "config.json"))
+    if os.path.exists(path) and not is_model and not force:
+        why = f"{path} has no config.json" if os.path.isdir(path) else f"{path} is neither a directory nor a GGUF file"
         raise typer.BadParameter(f"{why}; --force deploys it anyway, if the nodes have a model there", param_hint=_TARGET)
-    return Deployment(_name(os.path.basename(path) if name is None else name, "'--name'"), path, nodes or 0)
+    return Deployment(_name(model_name(Path(path)) if name is None else name, "'--name'"), path, nodes or 0)
 
 
 def _name(name: str | None, option: str) -> str:
@@ -132,13 +149,12 @@ def _remove(orchestrator: str, model: str) -> None:
             return () if view is None else view.assigned
 
     had = asyncio.run(remove())
-    after = "; unless another model is deployed there, they go back to what they were started with" if had else ""
+    after = "; what was started there and gave way comes back, as far as it fits" if had else ""
     _tell(f"{model!r} is removed from {names(had)}{after}" if had else f"{model!r} is removed; no node was assigned")
 
 
-def _deploy(orchestrator: str, deployment: Deployment, wait_s: float | None) -> None:
+def _deploy(waiting: _Waiting, wait_s: float | None) -> None:
     """Deploys and waits; None: does not wait. Exits with code 1 when the model is not ready, 130 when interrupted."""
-    waiting = _Waiting(orchestrator, deployment)
     try:
         ending = asyncio.run(waiting.run(wait_s))
     except KeyboardInterrupt:
@@ -147,19 +163,20 @@ def _deploy(orchestrator: str, deployment: Deployment, wait_s: float | None) -> 
     if ending.ready:
         _tell(ending.sentence)
         return
-    kept = f"; it stays deployed until `ryzanstein deploy {deployment.model} --remove`" if ending.in_force else ""
-    display.people().print(f"{ending.sentence}{kept}", style="red", markup=False, soft_wrap=True)
+    display.people().print(f"{ending.sentence}{waiting.remedy(ending)}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(1)
 
 
 class _Waiting:
     """Runs one deployment to its end and prints its progress."""
 
-    def __init__(self, orchestrator: str, deployment: Deployment) -> None:
+    def __init__(self, orchestrator: str, deployment: Deployment, *, reload: bool) -> None:
         self._orchestrator = orchestrator
         self._deployment = deployment
+        self._reload = reload
         self._rollout = Rollout(deployment)
         self._reasons: dict[str, str] = {}
+        self._displaced: set[str] = set()
         self._stored = False
         self._silence = ""
 
@@ -168,12 +185,21 @@ class _Waiting:
         model, path = self._deployment.model, self._deployment.path
         async with DeploymentClient(self._orchestrator) as client:
             before = await client.look()
-            await client.deploy(self._deployment)
+            stored = await client.deploy(self._deployment, reload=self._reload)
+            self._rollout = Rollout(stored)
             self._stored = True
             _tell(f"{model!r} is deployed from {path}")
+            if not stored.revision and (self._reload or self._deployment.idle_unload_s):
+                _tell("the orchestrator is an older one: it ignores --reload and --idle-unload", style="yellow")
             if wait_s is None:
                 return Ending(True, "not waiting; `ryzanstein deploy --list` shows which nodes are ready")
             return await self._wait(client, before, time.monotonic() + wait_s, wait_s)
+
+    def remedy(self, ending: Ending) -> str:
+        """Returns how to end what is still in force."""
+        if ending.earlier:
+            return "; repair it and deploy it with --reload, or deploy the earlier directory again"
+        return f"; it stays deployed until `ryzanstein deploy {self._deployment.model} --remove`" if ending.in_force else ""
 
     def interrupted(self) -> str:
         """Returns what an interruption leaves behind."""
@@ -183,13 +209,11 @@ class _Waiting:
         return f"{model!r} stays deployed, ready on {self._rollout.count()}; `ryzanstein deploy {model} --remove` withdraws it"
 
     async def _wait(self, client: DeploymentClient, before: Assignments, deadline: float, wait_s: float) -> Ending:
-        told = False
         while True:
             look = await self._look(client)
             if look is not None:
                 await self._see(look)
-                if not told and (told := look.deployments.get(self._deployment.model) is not None):
-                    self._warn(before)
+                self._warn(before)
                 late = time.monotonic() >= deadline
                 if (ending := self._rollout.ending(self._reasons, last=late)) is not None:
                     return ending
@@ -215,14 +239,16 @@ class _Waiting:
     async def _see(self, look: Assignments) -> None:
         for node_id, phase in self._rollout.see(look, time.monotonic()):
             why = ""
-            if phase is Phase.FAILED:
-                self._reasons[node_id] = await reason_of(look.nodes[node_id])
+            if phase in (Phase.FAILED, Phase.REFUSED):
+                self._reasons[node_id] = self._rollout.reason(node_id) or await reason_of(look.nodes[node_id])
                 why = f": {self._reasons[node_id]}"
             _tell(f"{node_id} {phase.value}{why}")
 
     def _warn(self, before: Assignments) -> None:
         for model in self._rollout.displaced(before.nodes):
-            _tell(f"no other node serves {model!r}: requests for it will fail", style="yellow")
+            if model not in self._displaced:
+                self._displaced.add(model)
+                _tell(f"no other node serves {model!r}: requests for it will fail", style="yellow")
 
 
 def _tell(line: str, style: str | None = None) -> None:

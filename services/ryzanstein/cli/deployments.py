@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ryzanstein.cli.fitted_table import Column, FittedTable
@@ -15,18 +15,33 @@ from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, w
 from ryzanstein.wire.membership import deployment_from_wire, deployment_to_wire, node_from_wire
 
 TIMEOUT_S = 10.0
+DEPLOY_TIMEOUT_S = 60.0  # nodes measure a directory before the answer
 NODE_TIMEOUT_S = 2.0
 EVERY_NODE = "every"
 _SHOWN_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a node cannot take a deployment. `missing_bytes`: the memory it lacks; 0: another reason."""
+
+    node_id: str
+    missing_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """A deployment, the nodes that are chosen for it, and the nodes that report its name as ready."""
+    """A deployment, the nodes that are chosen for it, and the nodes that report it as ready.
+
+    `outdated` nodes still serve an earlier revision. `shortages` are why nodes cannot take it.
+    """
 
     deployment: Deployment
     assigned: tuple[str, ...]
     ready: tuple[str, ...]
+    outdated: tuple[str, ...] = ()
+    shortages: tuple[Shortage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +65,11 @@ class DeploymentClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def deploy(self, deployment: Deployment) -> None:
-        request = orchestrator_pb2.DeployModelRequest(deployment=deployment_to_wire(deployment))
-        await answered(self._stub.DeployModel(request, timeout=TIMEOUT_S))
+    async def deploy(self, deployment: Deployment, *, reload: bool = False) -> Deployment:
+        """Returns the deployment as it is stored, with its revision. An older orchestrator gives it none."""
+        request = orchestrator_pb2.DeployModelRequest(deployment=deployment_to_wire(deployment), reload=reload)
+        answer = await answered(self._stub.DeployModel(request, timeout=DEPLOY_TIMEOUT_S))
+        return deployment_from_wire(answer.deployment)
 
     async def remove(self, model: str) -> None:
         """Raises NOT_FOUND if the model is not deployed."""
@@ -67,18 +84,23 @@ class DeploymentClient:
         listed = await answered(self._stub.ListDeployments(orchestrator_pb2.ListDeploymentsRequest(), timeout=TIMEOUT_S))
         members = await answered(self._stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
         return Assignments(
-            {
-                status.deployment.model: DeploymentView(
-                    deployment_from_wire(status.deployment), tuple(status.assigned_nodes), tuple(status.ready_nodes)
-                )
-                for status in listed.deployments
-            },
+            {status.deployment.model: _view(status) for status in listed.deployments},
             {node.node_id: node_from_wire(node) for node in members.nodes},
         )
 
 
+def _view(status: orchestrator_pb2.DeploymentStatus) -> DeploymentView:
+    return DeploymentView(
+        deployment_from_wire(status.deployment),
+        tuple(status.assigned_nodes),
+        tuple(status.ready_nodes),
+        tuple(status.outdated_nodes),
+        tuple(Shortage(each.node_id, each.missing_bytes, each.reason) for each in status.shortages),
+    )
+
+
 async def reason_of(node: Node) -> str:
-    """Returns why a node is not ready, in its own words. The orchestrator does not know it."""
+    """Returns why an older node is not ready, in its own words. The orchestrator does not know it."""
     async with open_channel(node.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         try:
@@ -97,10 +119,12 @@ def deployment_table(views: Iterable[DeploymentView]) -> FittedTable:
         Column("wanted"),
         Column("assigned nodes", 1, folds=True),
         Column("ready nodes", folds=True),
+        Column("outdated nodes", 3, folds=True),
     )
     for view in views:
         wanted = str(view.deployment.replicas or EVERY_NODE)
-        table.add(view.deployment.model, view.deployment.path, wanted, names(view.assigned), names(view.ready))
+        nodes = map(names, (view.assigned, view.ready, view.outdated))
+        table.add(view.deployment.model, view.deployment.path, wanted, *nodes)
     return table
 
 
@@ -111,9 +135,13 @@ def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
             {
                 "model": view.deployment.model,
                 "path": view.deployment.path,
+                "revision": view.deployment.revision,
                 "wanted": view.deployment.replicas or None,
+                "idle_unload_s": view.deployment.idle_unload_s,
                 "assigned_nodes": list(view.assigned),
                 "ready_nodes": list(view.ready),
+                "outdated_nodes": list(view.outdated),
+                "shortages": [asdict(each) for each in view.shortages],
             }
             for view in views
         ]

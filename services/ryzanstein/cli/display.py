@@ -78,4 +78,4 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def binary_bytes(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

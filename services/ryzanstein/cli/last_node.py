@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.cluster import Node, NodeState
+from ryzanstein.cli.ready_models import ready_models
+from ryzanstein.cluster import Node
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
@@ -16,26 +17,26 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LastNode:
-    """A node without which nothing serves `model`."""
+    """A node without which nothing serves `models`."""
 
     node_id: str
-    model: str
+    models: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.node_id} is the last ready node of {self.model!r}: after it drains, every request for this model fails"
+        shown = " and ".join(filter(None, (", ".join(map(repr, self.models[:-1])), repr(self.models[-1]))))
+        which = "this model" if len(self.models) == 1 else "these models"
+        return f"{self.node_id} is the last ready node of {shown}: after it drains, every request for {which} fails"
 
 
 async def last_node(orchestrator: str, node_id: str) -> LastNode | None:
-    """Returns None if others serve its model, it serves none, or it is no known member.
+    """Returns None if others serve all its models, it serves none, or it is no known member.
 
     Raises RyzansteinError.
     """
-    members = await _members(orchestrator)
-    ready = [node for node in members if node.state is NodeState.READY and not node.drain_requested]
-    own = next((node for node in ready if node.node_id == node_id), None)
-    if own is None or any(node.model == own.model for node in ready if node is not own):
-        return None
-    return LastNode(node_id, own.model)
+    ready = {node.node_id: ready_models(node) for node in await _members(orchestrator)}
+    own = ready.pop(node_id, set())
+    alone = sorted(own.difference(*ready.values()))
+    return LastNode(node_id, tuple(alone)) if alone else None
 
 
 async def last_node_at(orchestrator: str, address: str) -> LastNode | None:

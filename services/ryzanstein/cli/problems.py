@@ -39,11 +39,14 @@ def _nobody_ready(view: ClusterStatus) -> str:
 def _of_node(view: NodeStatus, members_known: bool) -> Iterator[str]:
     name = view.node.node_id
     if view.error:
-        yield f"{name} does not answer: {view.error}"
+        if not view.further:  # one line for a node
+            yield f"{name} does not answer: {view.error}"
     elif view.node.state is not NodeState.READY or view.reason:
         yield f"{name} is {view.node.state.name}" + (f": {view.reason}" if view.reason else "")
-    if members_known and not view.member:
+    if members_known and not view.member and not view.further:
         yield f"{name} is linked but not a member: it has no lease at the orchestrator"
+    if view.report is not None and view.report.next_state is NodeState.FAILED:
+        yield f"{name} refused a new version of {view.report.model!r}: {view.report.next_reason}"
     for rank in view.ranks:
         if rank.phase not in _AT_REST and rank.since_progress_s >= STILL_S:
             yield f"{name} rank {rank.rank} has not moved for {rank.since_progress_s:.1f} s, in {rank.phase}"

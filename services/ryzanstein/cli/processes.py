@@ -19,16 +19,19 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+import psutil
 
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
+from ryzanstein.model_paths import model_name
 from ryzanstein.private_files import private_folder
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
 _POLL_S = 0.05
+_MEMORY_SHARE = 0.9  # of this machine, for the models of all its nodes
 _PORT_TAKEN = ("cannot listen on", "Address already in use")
 
 
@@ -212,7 +215,8 @@ class LocalCluster:
             "metrics_port": next(ports),
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
-            "more_models": ",".join(f"{path.name}={path}" for path in self.spec.more_models),
+            "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
+            "model_memory_bytes": int(_MEMORY_SHARE * psutil.virtual_memory().total) // len(self.node_ids),
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,

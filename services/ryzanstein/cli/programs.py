@@ -19,6 +19,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "orchestrator": ("ryzanstein.orchestrator", "Run the orchestrator."),
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
         "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
+        "convert": ("ryzanstein.worker.model.gguf.convert", "Convert between a GGUF file and the Hugging Face layout."),
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
         "simulate": (
             "ryzanstein.lab.simulation",

@@ -2,62 +2,51 @@
 
 A node learns its deployment from the answer to a beat, and its next beat shows what it made of it.
 A node may be READY or FAILED from before, even under the same name. So these two count only when
-two beats in a row, since the node was assigned, report them.
+two beats in a row, since the node was assigned, report them. A node of several models reports the
+revision of each; an older node does not, and has only one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from ryzanstein.cli.deployments import Assignments, names
-from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.cli.phases import Phase, is_final, phase_of, reason_in, reported
+from ryzanstein.cli.ready_models import ready_models
+from ryzanstein.cli.shortages import why_not_more
+from ryzanstein.cluster import Deployment, Node
 
 STEADY_S = 2.0  # longer than a node takes to appear, or to be assigned in another's place
 _BEATS = 2
+_SILENT = "it does not say why"
 _MAX_FAILURES = 3  # the orchestrator tries other nodes, again and again
-
-
-class Phase(Enum):
-    """What an assigned node does. The values are for people."""
-
-    ASSIGNED = "is assigned"
-    FINISHING = "finishes its work first"
-    LOADING = "loads"
-    READY = "is ready"
-    FAILED = "failed"
-    LEFT = "is no longer assigned"
-    GONE = "is no member now"
-
-
-_BY_STATE = {
-    NodeState.STARTING: Phase.LOADING,
-    NodeState.RECOVERING: Phase.LOADING,
-    NodeState.DRAINING: Phase.FINISHING,
-    NodeState.FAILED: Phase.FAILED,
-}
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """The beats of an assigned node that report the same: how many, and when the last one came."""
+    """The beats of an assigned node that report the same: how many, and the last one.
+
+    `changed`: the node once reported something else since it was assigned.
+    """
 
     node: Node
     beats: int
     phase: Phase | None = None
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How waiting ended: the deployment is ready on at least one node, or `sentence` says why it is not.
 
-    `in_force`: it is still what the orchestrator wants.
+    `in_force`: it is still what the orchestrator wants. `earlier`: an earlier version still serves.
     """
 
     ready: bool
     sentence: str
     in_force: bool = True
+    earlier: bool = False
 
 
 class Rollout:
@@ -89,28 +78,46 @@ class Rollout:
 
         `reasons`: why nodes failed. `last`: there is no time to see whether it stays so.
         """
+        ended = self._ended_by_others() or self._ended_by_nodes(reasons, last)
+        ready = self._in(Phase.READY)
+        if ended is not None or len(ready) < len(self._sightings) or (self._is_short() and not self._is_at_rest(last)):
+            return ended
+        model = self.deployment.model
+        if not ready:
+            return Ending(False, f"{model!r} is deployed, but no node serves it: {self.count()}")
+        return Ending(True, f"{model!r} is ready on {self.count()}: {names(ready)}")
+
+    def _ended_by_others(self) -> Ending | None:
+        """Returns the end of a deployment that somebody removed or replaced."""
         model = self.deployment.model
         view = self._look.deployments.get(model)
         if view is None:
             return Ending(False, f"{model!r} was removed meanwhile", in_force=False)
         if view.deployment != self.deployment:
             return Ending(False, f"{model!r} was deployed anew meanwhile, from {view.deployment.path}", in_force=False)
-        ready, failed = self._in(Phase.READY), self._in(Phase.FAILED)
+        return None
+
+    def _ended_by_nodes(self, reasons: Mapping[str, str], last: bool) -> Ending | None:
+        """Returns the end of a deployment that nodes refused, and that goes no further."""
+        ready, refused, failed = map(self._in, (Phase.READY, Phase.REFUSED, Phase.FAILED))
         goes_round = not ready and len(self._failures) >= max(1, min(_MAX_FAILURES, len(self._look.nodes)))
-        if goes_round or (failed and self._is_at_rest(last)):
-            why = f"{self._failures[-1]} failed: {reasons.get(self._failures[-1], 'it does not say why')}"
-            return Ending(False, f"{model!r} is not ready: {self.count()}; {why}")
-        if len(ready) < len(self._sightings) or (self._is_short() and not self._is_at_rest(last)):
+        if not goes_round and not ((refused or failed) and self._is_at_rest(last)):
             return None
-        if not ready:
-            return Ending(False, f"{model!r} is deployed, but no node serves it: {self.count()}")
-        return Ending(True, f"{model!r} is ready on {self.count()}: {names(ready)}")
+        node_id, phase = (refused[0], Phase.REFUSED) if refused else (self._failures[-1], Phase.FAILED)
+        why = f"{node_id} {phase.value}: {reasons.get(node_id) or _SILENT}"
+        earlier = bool(refused or self._in(Phase.EARLIER))
+        return Ending(False, f"{self.deployment.model!r} is not ready: {self.count()}; {why}", earlier=earlier)
 
     def count(self) -> str:
         """Returns how many nodes are ready, and why there are not more to choose."""
         ready, wanted = len(self._in(Phase.READY)), self._wanted()
         nodes = "1 node" if wanted == 1 else f"{wanted} nodes"
-        return f"{ready} of {nodes}" + (f", no free node{self._taken()}" if self._is_short() else "")
+        return f"{ready} of {nodes}" + (f", no free node ({self._taken()})" if self._is_short() else "")
+
+    def reason(self, node_id: str) -> str:
+        """Returns why a node failed or refused, from its report; empty if that is not known."""
+        node = self._look.nodes.get(node_id)
+        return (reason_in(node, self.deployment) if node else "") or self._shortage_reason(node_id)
 
     def waiting_for(self) -> str:
         """Returns what the nodes do that are not ready."""
@@ -118,17 +125,28 @@ class Rollout:
         return ", ".join(f"{node_id} {self._phase(node_id).value}" for node_id in left[:3]) or "no node is assigned"
 
     def displaced(self, before: Mapping[str, Node]) -> list[str]:
-        """Returns the models that were ready `before` only on nodes that are now assigned."""
-        ready = [node for node in before.values() if node.state is NodeState.READY and not node.drain_requested]
-        staying = {node.model for node in ready if node.node_id not in self._sightings}
-        return sorted({node.model for node in ready} - staying - {self.deployment.model, ""})
+        """Returns the models that were ready `before` on nodes, and that no node keeps.
+
+        An older node gives up its model when it is assigned. Another node gives up what does not fit
+        beside the deployment: its report then lacks that model.
+        """
+        had = {model for node in before.values() for model in ready_models(node)}
+        kept = {model for node in self._look.nodes.values() for model in self._keeps(node)}
+        away = {model for node in before.values() if node.node_id not in self._look.nodes for model in ready_models(node)}
+        return sorted(had - kept - away - {self.deployment.model, ""})
+
+    def _keeps(self, node: Node) -> set[str]:
+        """Returns the models that a node goes on to serve, also those that restart."""
+        if not node.plural:
+            return set() if node.node_id in self._sightings else {node.model}
+        return {each.model for each in node.models}
 
     def _drop(self, node_id: str) -> tuple[str, Phase]:
         """Forgets a node that is no longer assigned. One that fails is replaced at once, if another is free."""
         seen, node = self._sightings.pop(node_id), self._look.nodes.get(node_id)
         if node is None:
             return node_id, Phase.GONE
-        failed = node.state is NodeState.FAILED and seen.phase is not Phase.FAILED
+        failed = phase_of(node, self.deployment) is Phase.FAILED and seen.phase is not Phase.FAILED
         return node_id, Phase.FAILED if failed else Phase.LEFT
 
     def _note(self, node: Node) -> bool:
@@ -136,20 +154,32 @@ class Rollout:
         seen = self._sightings.get(node.node_id)
         if seen is None:
             seen = self._sightings[node.node_id] = _Sighting(node, beats=0)
-        elif (node.state, node.model) != (seen.node.state, seen.node.model):
-            seen.node, seen.beats = node, 1
+        elif reported(node, self.deployment.model) != reported(seen.node, self.deployment.model):
+            seen.node, seen.beats, seen.changed = node, 1, True
         elif node.beat_time != seen.node.beat_time:
             seen.node, seen.beats = node, seen.beats + 1
         before, seen.phase = seen.phase, self._phase_of(seen)
         return seen.phase is not before
 
     def _phase_of(self, seen: _Sighting) -> Phase:
-        ready = seen.node.state is NodeState.READY and seen.node.model == self.deployment.model
-        phase = Phase.READY if ready else _BY_STATE.get(seen.node.state, Phase.ASSIGNED)
-        needed = _BEATS if phase in (Phase.READY, Phase.FAILED) else 1
+        phase = phase_of(seen.node, self.deployment)
+        if phase is Phase.EARLIER:  # also before the node can know of the deployment
+            return Phase.REFUSED if self._is_refused(seen) else phase
+        # A node stops reporting a refusal when the orchestrator has heard of it.
+        needed = _BEATS if is_final(phase) and not (phase is Phase.REFUSED and seen.changed) else 1
         if seen.beats < needed or phase is Phase.ASSIGNED:
             return seen.phase or Phase.ASSIGNED
         return phase
+
+    def _is_refused(self, seen: _Sighting) -> bool:
+        """Returns whether a node with the earlier version has refused this one."""
+        return seen.phase is Phase.REFUSED or bool(self._shortage_reason(seen.node.node_id))
+
+    def _shortage_reason(self, node_id: str) -> str:
+        """Returns the orchestrator's reason why a node cannot take the deployment; empty if it gives none."""
+        view = self._look.deployments.get(self.deployment.model)
+        given = () if view is None else view.shortages
+        return next((each.reason for each in given if each.node_id == node_id), "")
 
     def _phase(self, node_id: str) -> Phase:
         return self._sightings[node_id].phase or Phase.ASSIGNED
@@ -166,9 +196,11 @@ class Rollout:
     def _is_at_rest(self, last: bool) -> bool:
         """Returns whether nothing will change by itself. `last`: does not wait to be sure.
 
-        A cluster without nodes is starting.
+        A cluster without nodes is starting. When a node has failed, the others keep the earlier version.
         """
-        still = bool(self._look.nodes) and all(seen.phase in (Phase.READY, Phase.FAILED) for seen in self._sightings.values())
+        stopped = self._in(Phase.REFUSED) or self._in(Phase.FAILED)
+        resting = [is_final(seen.phase) or (stopped and seen.phase is Phase.EARLIER) for seen in self._sightings.values()]
+        still = bool(self._look.nodes) and all(resting)
         return still and (last or self._now - self._steady[1] >= STEADY_S)
 
     def _wanted(self) -> int:
@@ -178,14 +210,5 @@ class Rollout:
         return len(self._sightings) < max(1, self._wanted())
 
     def _taken(self) -> str:
-        """Returns who has the nodes that are not assigned here."""
-        others = {
-            node_id
-            for view in self._look.deployments.values()
-            if view.deployment.model != self.deployment.model
-            for node_id in view.assigned
-        }
-        drained = [node for node in self._look.nodes.values() if node.drain_requested]
-        counts = ((len(drained), "drained"), (len(others), "assigned to other models"))
-        told = [f"the cluster has {len(self._look.nodes)}", *(f"{count} {what}" for count, what in counts if count)]
-        return f" ({', '.join(told)})"
+        """Returns why the nodes that are not assigned here do not take it."""
+        return why_not_more(self._look, self.deployment.model, self._sightings)

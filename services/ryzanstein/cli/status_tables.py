@@ -23,6 +23,8 @@ def node_table(view: ClusterStatus) -> FittedTable:
         Column("state"),
         Column("model", 3, folds=True),
         Column("tp", 6),
+        Column("memory", 7),
+        Column("node's memory", 8),
         Column("running", 1),
         Column("waiting", 2),
         Column("KV blocks", 5),
@@ -34,8 +36,21 @@ def node_table(view: ClusterStatus) -> FittedTable:
         node = each.node
         beat = _ago(now, node.beat_time) if node.beat_time and not each.error else each.error or _UNKNOWN
         place = (node.node_id, _state(each), node.model or _UNKNOWN, str(node.tp or _UNKNOWN))
-        table.add(*place, *_load(node.load), str(each.rank_restarts), beat)
+        table.add(*place, *_memory(each), *_load(node.load), str(each.rank_restarts), beat)
     return table
+
+
+def _memory(view: NodeStatus) -> tuple[str, str]:
+    """Returns what the model takes, and what all models of the node take of its memory.
+
+    A model that is asleep takes none.
+    """
+    own, node = view.report, view.node
+    model = display.binary_bytes(own.memory_bytes) if own is not None and own.memory_bytes else _UNKNOWN
+    if not node.plural:
+        return model, "" if view.further else _UNKNOWN
+    used = sum(report.memory_bytes for report in node.models if not report.asleep)
+    return model, f"{display.binary_bytes(used)} / {display.binary_bytes(node.memory_bytes)}"
 
 
 def _load(load: Load) -> tuple[str, str, str]:
@@ -51,8 +66,10 @@ def _load(load: Load) -> tuple[str, str, str]:
 def _state(view: NodeStatus) -> str:
     """Returns the state as the orchestrator knows it.
 
-    A node that does not answer is not shown as READY.
+    A node that does not answer is not shown as READY. A model without ranks because it was idle is asleep.
     """
+    if view.report is not None and view.report.asleep and not view.error:
+        return "asleep"
     if view.error and view.node.state is NodeState.READY:
         return "no answer"
     return f"{view.node.state.name} (drains)" if view.node.drain_requested else view.node.state.name

@@ -24,7 +24,7 @@ from ryzanstein.cli.cluster_view import (
     RouterView,
     SessionView,
 )
-from ryzanstein.cluster import Beat, Node, NodeState
+from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
@@ -92,25 +92,60 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
 
 
 async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
-    """Returns the node's own report, and one for each further model that it has."""
-    async with open_channel(node.address) as channel:
+    """Returns the node's status with its first model, and one for each further model that it has.
+
+    The orchestrator may know of models that the node has no ranks for, and the node of some that the
+    orchestrator has not heard of yet.
+    """
+    reports = {report.model: report for report in node.models}
+    try:
+        answers = await _answers(node.address)
+    except RyzansteinError as error:
+        why = f"{error.code.name}: {error.message}"
+        first = NodeStatus(node, error=why, member=member, report=reports.pop(node.model, None))
+        return [first, *(_reported(node, report, why) for report in reports.values())]
+    first = _status(node, answers[0], member, reports.pop(answers[0].beat.model, None))
+    names = answers[0].beat.other_models
+    further = [_further(node, each, reports.pop(name, None)) for name, each in zip(names, answers[1:], strict=True)]
+    return [first, *further, *(_reported(node, report) for report in reports.values())]
+
+
+async def _answers(address: str) -> list[worker_pb2.GetStatusResponse]:
+    """Returns the node's own status of each model, the first one first."""
+    async with open_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        try:
-            first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
-            requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]
-            others = [await answered(stub.GetStatus(request, timeout=NODE_TIMEOUT_S)) for request in requests]
-        except RyzansteinError as error:
-            return [NodeStatus(node, error=f"{error.code.name}: {error.message}", member=member)]
-    return [_status(node, first, member), *(_status(replace(node, node_id=o.node_id, tp=0), o, False) for o in others)]
+        first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+        requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]
+        return [first, *[await answered(stub.GetStatus(request, timeout=NODE_TIMEOUT_S)) for request in requests]]
 
 
-def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool) -> NodeStatus:
+def _further(node: Node, answer: worker_pb2.GetStatusResponse, report: ModelReport | None) -> NodeStatus:
+    status = _status(replace(node, node_id=answer.node_id, tp=0, models=(), memory_bytes=0), answer, False, report)
+    return replace(status, further=True)
+
+
+def _reported(node: Node, report: ModelReport, error: str = "") -> NodeStatus:
+    """Returns the status of a model of which only the orchestrator knows."""
+    shown = replace(
+        node,
+        node_id=f"{node.node_id}/{report.model}",
+        state=report.state,
+        model=report.model,
+        context_length=report.context_length,
+        load=report.load,
+        models=(),
+        memory_bytes=0,
+    )
+    return NodeStatus(shown, error=error, reason=report.reason, further=True, report=report)
+
+
+def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, report: ModelReport | None) -> NodeStatus:
     losses = tuple(
         RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
     )
     ranks = tuple(map(_rank, answer.ranks))
     node = node if member else _as_it_says(node, beat_from_wire(answer.beat), len(ranks))
-    return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member)
+    return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member, report=report)
 
 
 def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:

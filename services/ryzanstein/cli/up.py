@@ -21,6 +21,7 @@ from ryzanstein.cli.state_lock import held
 from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.model_paths import is_gguf, model_name
 
 _LOOK_EVERY_S = 1.0
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
@@ -31,8 +32,7 @@ ModelDirs = Annotated[
     typer.Option(
         "--model",
         exists=True,
-        file_okay=False,
-        help="Model directory in the Hugging Face layout. Repeat it for several models on each node.",
+        help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
@@ -54,8 +54,10 @@ def up(
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
     first, *others = (model.resolve() for model in models)
-    if len({model.name for model in (first, *others)}) < len(models):
-        raise typer.BadParameter("the names of the directories must differ", param_hint="--model")
+    if (wrong := next((model for model in models if model.is_file() and not is_gguf(model)), None)) is not None:
+        raise typer.BadParameter(f"{wrong} is neither a directory nor a GGUF file", param_hint="--model")
+    if len({model_name(model) for model in (first, *others)}) < len(models):
+        raise typer.BadParameter("the names of the directories or files must differ", param_hint="--model")
     spec = ClusterSpec(
         model=first,
         more_models=tuple(others),

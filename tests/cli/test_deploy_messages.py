@@ -1,0 +1,71 @@
+"""`ryzanstein deploy` against an orchestrator that follows a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ryzanstein.cli.main import build
+from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
+from ryzanstein.v1 import orchestrator_pb2
+
+OLD = ModelReport("new", "/models/old", 1, NodeState.READY)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def deploy(orchestrator: Any, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(build(), ["deploy", *arguments, "--orchestrator", orchestrator.address], env={"COLUMNS": "200"})
+    return done.exit_code, done.stderr or done.stdout
+
+
+def test_the_options_are_in_the_request(orchestrator: Any, model: str) -> None:
+    orchestrator.revision = 3
+    code, said = deploy(orchestrator, model, "--nodes", "2", "--idle-unload", "1.5", "--reload", "--no-wait")
+    assert code == 0, said
+    assert orchestrator.deployed == [(Deployment("new", model, 2, 3, 1.5), True)]
+    assert "older" not in said
+
+
+@pytest.mark.parametrize("option", [("--reload",), ("--idle-unload", "5")])
+def test_an_older_orchestrator_is_said_to_ignore_what_it_does_not_know(
+    orchestrator: Any, model: str, option: tuple[str, ...]
+) -> None:
+    code, said = deploy(orchestrator, model, *option, "--no-wait")
+    assert code == 0, said
+    assert "the orchestrator is an older one: it ignores --reload and --idle-unload" in said
+
+
+def test_a_refused_version_is_exit_code_1_and_the_way_back_is_no_removal(orchestrator: Any, model: str) -> None:
+    shortage = orchestrator_pb2.NodeShortage(node_id="node-0", reason="no such file")
+    orchestrator.revision, orchestrator.nodes = 2, [Node("node-0", "", models=(OLD,), memory_bytes=1)]
+    orchestrator.status = {"assigned_nodes": ["node-0"], "outdated_nodes": ["node-0"], "shortages": [shortage]}
+    code, said = deploy(orchestrator, model, "--wait", "20")
+    assert code == 1
+    _, line, last = said.splitlines()
+    assert line == "node-0 refused it and goes on with the earlier version: no such file"
+    assert last == (
+        f"'new' is not ready: 0 of 1 node; {line}; repair it and deploy it with --reload, or deploy the earlier directory again"
+    )
+
+
+def test_the_list_has_revisions_outdated_nodes_and_shortages(orchestrator: Any, model: str) -> None:
+    orchestrator.revision = 2
+    deploy(orchestrator, model, "--no-wait")
+    shortage = orchestrator_pb2.NodeShortage(node_id="node-1", missing_bytes=5, reason="too large")
+    orchestrator.status = {"assigned_nodes": ["node-0"], "outdated_nodes": ["node-0"], "shortages": [shortage]}
+    code, said = deploy(orchestrator, "--list", "--json")
+    assert code == 0
+    for part in ('"revision": 2', '"idle_unload_s": 0.0', '"missing_bytes": 5', '"reason": "too large"', '"node_id": "node-1"'):
+        assert part in said
+    table = deploy(orchestrator, "--list")[1]
+    assert "outdated nodes" in table
