@@ -14,7 +14,15 @@ from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.observation import Observation
 from ryzanstein.lab.chaos.report import page
 
-GOOD = Observation("", 0, "greedy", 20, 2, detected_s=0.01, rerouted_s=0.002, first_token_s=0.1, serving_s=2.0, whole_s=3.0)
+TIMES = {
+    "detected_s": 0.01,
+    "rerouted_s": 0.002,
+    "first_token_s": 0.1,
+    "serving_s": 2.0,
+    "whole_s": 3.0,
+    "spared_pause_s": 0.02,
+}
+GOOD = Observation("", 0, "greedy", 20, 2, **TIMES)  # type: ignore[arg-type]
 
 
 def fault(name: str) -> Fault:
@@ -51,6 +59,9 @@ def test_of_thirty_runs_p99_is_the_greatest_and_what_never_happened_has_none() -
         ("busy_cpu", {"beats": 100, "alarms": 2}, "2 false alarms in 100 beats"),
         ("all_nodes_3s", {"lost": 1}, "1 tokens lost"),
         ("alone_rank_0_killed", {"failed": 1}, "1 requests failed"),
+        ("model_rank_killed", {"spared_pause_s": 0.5}, "pauses of other models p99 0.5 s, not < 0.5 s"),
+        ("model_rank_killed", {"spared_pause_s": None}, "pauses of other models in only 29 of 30 runs"),
+        ("model_rank_killed", {"unwanted": Counter({"moved": 1})}, "moved x1"),
         ("idle_hour", {"unwanted": Counter({"node: ranks lost": 2})}, "node: ranks lost x2"),
     ],
 )
@@ -58,7 +69,7 @@ def test_a_single_bad_run_is_a_miss(name: str, changes: dict[str, object], says:
     assert says in row(name, **changes).misses
 
 
-@pytest.mark.parametrize("name", ["sigkill_agent", "sigkill_rank_0", "busy_cpu", "all_nodes_3s"])
+@pytest.mark.parametrize("name", ["sigkill_agent", "sigkill_rank_0", "busy_cpu", "all_nodes_3s", "model_rank_killed"])
 def test_what_is_within_its_bounds_is_no_miss(name: str) -> None:
     assert row(name, beats=1000, alarms=9, rerouted_s=None).kept
 
@@ -85,6 +96,7 @@ def test_the_page_shows_figures_misses_and_what_was_not_run() -> None:
         row("sigkill_agent", lost=7, failures=("greedy: 7 gone",)),
         row("sigkill_rank_0", startup_s={"import": 1.5}),
         row("busy_cpu"),
+        row("model_rank_killed", spared=9, unwanted=Counter({"moved": 2})),
     ]
     text = page([replace(rows[0], troubles=Counter({"UNAVAILABLE": 3})), *rows[1:]], made)
     assert "    .venv/bin/ryzanstein bench failover --runs 30" in text
@@ -93,6 +105,7 @@ def test_the_page_shows_figures_misses_and_what_was_not_run() -> None:
     assert "- `tcp_reset`: not run: no namespaces" in text
     assert "UNAVAILABLE x3" in text
     assert "| import |" in text
+    assert "| `model_rank_killed` | 9 | 0.020 / 0.020 [< 0.5] | - | moved x2 | 30 |" in text
     assert "False alarms" in text
     tables = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(line.endswith(" |") for line in tables)

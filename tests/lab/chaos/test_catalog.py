@@ -13,7 +13,9 @@ from ryzanstein.router.config import RouterSettings
 
 PROMISED = """
 sigkill_agent sigkill_rank_0 sigkill_rank_1 sigstop_agent sigstop_rank skipped_collective slow_rank rank_out_of_memory
-nan_logits tcp_reset partition_router_node_one_way partition_router_node_two_way partition_node_orchestrator node_500ms_away
+nan_logits model_rank_killed model_rank_stopped model_rank_slow model_out_of_memory model_crashed model_dead_everywhere
+models_node_killed tcp_reset
+partition_router_node_one_way partition_router_node_two_way partition_node_orchestrator node_500ms_away
 router_sigkill orchestrator_sigkill store_sqlite_locked store_disk_full store_redis_killed client_gone_and_back clock_jump
 rolling_drain two_nodes_at_once all_nodes_3s busy_cpu large_bodies
 late_rank_of_each_node late_all_agents_frozen late_sigkill_agent
@@ -45,6 +47,7 @@ def test_a_fault_can_be_tried_where_it_says(fault) -> None:  # type: ignore[no-u
     assert fault.scope is not Scope.ROUTER or fault.layout.routers > 1
     assert fault.at_most_s > 0
     assert fault.runs(30) >= 1
+    assert fault.spared_pause_s is None or fault.layout.further_models, "there has to be another model"
     assert not fault.unwanted or fault.scope is Scope.ALL
 
 

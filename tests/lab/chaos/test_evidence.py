@@ -43,6 +43,16 @@ def test_detection_is_the_first_sign_after_the_strike_that_concerns_the_victim()
     assert evidence.detection(fault, lines[:3], moment()) == (None, "")
 
 
+def test_a_line_about_a_node_concerns_a_struck_model_of_it_and_one_about_its_other_model_does_not() -> None:
+    (fault,) = chosen(["model_rank_killed"])
+    struck = moment(victims=frozenset({"node-1/second"}))
+    assert evidence.detection(fault, [line(100.1, "node-1", "ranks lost", node_id="node-1")], struck)[0] is not None
+    other = line(100.1, "node-1", "ranks lost", node_id="node-1/third")
+    assert evidence.detection(fault, [other, line(100.1, "node-0", "ranks lost", node_id="node-0")], struck)[0] is None
+    lines = [line(100.1, "node-1", "ranks lost"), line(100.6, "node-1", "ranks ready", rank_0={"import": 0.5})]
+    assert evidence.restart(lines, struck) == (pytest.approx(0.5), {"import": 0.5})
+
+
 def test_where_the_router_dies_the_client_detects_it() -> None:
     (fault,) = chosen(["router_sigkill"])
     struck = moment(reading(broken_at=(49.0, 50.5)), reading(broken_at=(50.2,)))

@@ -63,6 +63,9 @@ class BudgetRow:
     beats: int
     alarms: int
     unwanted: Counter[str] = field(default_factory=Counter)
+    spared: int = 0
+    spared_pause_s: Quantiles = Quantiles(0, None, None)
+    usual_pause_s: Quantiles = Quantiles(0, None, None)
     misses: tuple[str, ...] = ()
 
     @property
@@ -103,6 +106,9 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> BudgetRow:
             beats=sum(run.beats for run in runs),
             alarms=sum(run.alarms for run in runs),
             unwanted=merged(lambda run: run.unwanted),
+            spared=sum(run.spared for run in runs),
+            spared_pause_s=quantiles(lambda run: run.spared_pause_s),
+            usual_pause_s=quantiles(lambda run: run.usual_pause_s),
         )
     )
 
@@ -123,6 +129,7 @@ def _misses(row: BudgetRow) -> Iterable[str]:
         yield f"{what} x{times}"
     yield from _late("detected", row.detected_s, bounds.detected_s, row.runs)
     yield from _late("re-routed", row.rerouted_s, bounds.rerouted_s, 0)
+    yield from _late("pauses of other models", row.spared_pause_s, fault.spared_pause_s, row.runs)
     yield from _late("rank restart to SERVING", row.serving_s, bounds.serving_s, row.runs)
     if row.whole_s.count < row.runs:
         yield f"not recovered in {row.runs - row.whole_s.count} of {row.runs} runs"

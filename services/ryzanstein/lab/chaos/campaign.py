@@ -155,5 +155,7 @@ def _line(fault: Fault, seen: Observation) -> str:
         f"token {seconds(seen.first_token_s)} recovered {seconds(seen.whole_s)} | {seen.struck} of {seen.streams} struck, "
         f"lost {seen.lost} repeated {seen.repeated} changed {seen.changed} failed {seen.failed}"
     )
+    if seen.spared_pause_s is not None:
+        text += f" | {seen.spared} answers of other models, longest pause {seconds(seen.spared_pause_s)}"
     said = [*(f"{what} x{times}" for what, times in seen.unwanted.items()), *seen.failures[:3]]
     return f"{text} | {'; '.join(said)}" if said else text

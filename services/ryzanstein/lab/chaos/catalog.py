@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.faults import connections, control, idle, late, nodes, ranks, requests, stores
+from ryzanstein.lab.chaos.faults import connections, control, idle, late, models, nodes, ranks, requests, stores
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 
 CATALOG: tuple[Fault, ...] = (
     *nodes.FAULTS,
     *ranks.FAULTS,
+    *models.FAULTS,
     *connections.FAULTS,
     *control.FAULTS,
     *stores.FAULTS,

@@ -80,6 +80,12 @@ def _fault(row: BudgetRow) -> dict[str, Any]:
         "beats": row.beats,
         "false_alarms": row.alarms,
         "unwanted": dict(row.unwanted),
+        "other_models": {
+            "answers": row.spared,
+            "longest_pause_s": _quantiles(row.spared_pause_s),
+            "longest_pause_without_a_fault_s": _quantiles(row.usual_pause_s),
+            "target_s": row.fault.spared_pause_s,
+        },
         "missed": list(row.misses),
     }
 

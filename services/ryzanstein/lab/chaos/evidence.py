@@ -13,6 +13,7 @@ from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.logs import LogLine
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, Samples
+from ryzanstein.lab.chaos.spared import node_of
 
 CLIENT = "client"
 # A line this much later was written with a clock that jumped: its time means nothing.
@@ -48,8 +49,9 @@ def detection(fault: Fault, lines: Sequence[LogLine], moment: Moment) -> tuple[f
 
 
 def _concerns(line: LogLine, victims: frozenset[str]) -> bool:
+    """Returns whether a line is about a victim, or about a node of which a victim is a model."""
     node_id = line.fields.get("node_id")
-    return not victims or node_id is None or node_id in victims
+    return not victims or node_id is None or node_id in victims | {node_of(victim) for victim in victims}
 
 
 def rerouting(lines: Sequence[LogLine], moment: Moment) -> float | None:
@@ -81,8 +83,8 @@ def restart(lines: Sequence[LogLine], moment: Moment) -> tuple[float | None, dic
 
     Also returns the phases of the slowest rank.
     """
-    for node_id in moment.victims:
-        of_node = [line for line in lines if line.service == node_id and line.at >= moment.wall_s]
+    for victim in sorted(moment.victims):
+        of_node = [line for line in lines if line.service == node_of(victim) and line.at >= moment.wall_s]
         lost = next((line.at for line in of_node if line.event == "ranks lost"), None)
         ready = next((line for line in reversed(of_node) if line.event == "ranks ready"), None)
         if lost is not None and ready is not None and ready.at > lost:

@@ -108,6 +108,8 @@ class Fault:
     - `kinds`: the kinds of streams that may be aimed at.
     - `in_flight_s`: tokens that arrive this soon after the strike were in flight.
     - `unwanted`: what must not be logged while the fault lasts. No breaker may open then either.
+    - `spared_pause_s`: answers of the nodes' other models may not pause for longer, and no such
+      answer may move. None: nothing is promised to them.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Fault:
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
     in_flight_s: float = 0.0
     unwanted: tuple[Sign, ...] = ()
+    spared_pause_s: float | None = None
 
     def runs(self, asked: int) -> int:
         return min(self.most_runs, max(1, asked // self.runs_divisor))

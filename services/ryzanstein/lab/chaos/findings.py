@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ryzanstein.lab.chaos import evidence
+from ryzanstein.lab.chaos import spared as beside
 from ryzanstein.lab.chaos.evidence import Moment
 from ryzanstein.lab.chaos.fault import Fault, Scope, Victim
 from ryzanstein.lab.chaos.logs import LogLine
@@ -18,10 +19,14 @@ from ryzanstein.lab.chaos.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What changes and what is logged without a fault."""
+    """What changes and what is logged without a fault.
+
+    `pause_s` is the longest time between two tokens of an answer.
+    """
 
     metrics: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,16 @@ class Strike:
     stuck: list[AnswerReading]
     beats: int
     metrics: Mapping[str, Samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What was seen from the strike until everything was as before, at `whole_at`."""
+
+    moment: Moment
+    whole_at: float
+    lines: Sequence[LogLine]
+    usual: Usual
 
 
 def struck_by(scope: Scope, victim: Victim, under_way: Sequence[AnswerReading]) -> dict[AnswerReading, int]:
@@ -115,6 +130,24 @@ def judged(
         changed=sum(bool(verdict.differences) for verdict in verdicts),
         failures=tuple(failures[:8]),
         troubles=Counter(trouble for reading in readings for trouble in reading.troubles),
+    )
+
+
+def spared(stage: Stage, seen: Observation, ended: Sequence[AnswerReading], aftermath: Aftermath) -> Observation:
+    """Adds what happened to the answers of models that were not struck."""
+    victims = aftermath.moment.victims
+    span = aftermath.moment.monotonic_s, aftermath.whole_at
+    struck = {reading.model for reading in aftermath.moment.struck}
+    readings = [*ended, *stage.load.under_way]
+    others = [reading for reading in beside.in_span(readings, *span) if reading.model not in struck]
+    over = [reading for reading in others if reading in ended]  # the rest is judged when it ends
+    flaws = beside.flaws(over, [stage.judge(reading) for reading in over])
+    return replace(
+        seen,
+        spared=len(others),
+        spared_pause_s=beside.longest_pause(others, *span),
+        usual_pause_s=aftermath.usual.pause_s,
+        unwanted=seen.unwanted + flaws + beside.disturbances(aftermath.lines, victims),
     )
 
 

@@ -82,6 +82,7 @@ def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:
         sampling=pb.SamplingParams(**question.sampling),
         session_id=request.session_id,
         user=request.user,
+        model=question.model,
     )
 
 

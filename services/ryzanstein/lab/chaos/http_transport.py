@@ -108,7 +108,9 @@ def _body(request: Request) -> dict[str, Any]:
     top = sampling.pop("logprobs")
     asked = {"logprobs": True, "top_logprobs": top, "stream": True, "stream_options": {"include_usage": True}}
     session = {"session_id": request.session_id} if request.session_id else {}
-    return {"messages": [{"role": "user", "content": request.text}], "user": request.user, **sampling, **asked, **session}
+    model = {"model": request.question.model} if request.question.model else {}
+    messages = [{"role": "user", "content": request.text}]
+    return {"messages": messages, "user": request.user, **sampling, **asked, **session, **model}
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinError:

@@ -15,6 +15,7 @@ class ClusterLayout:
     - `saboteur`: ranks obey signals that make them skip a collective, compute NaN or take long.
     - `step_s`: during a run each step takes this much longer, and clients request long answers.
     - `fast_clock`: all services share a clock that can run faster.
+    - `further_models`: names of models that every node serves besides the demo model.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ClusterLayout:
     saboteur: bool = False
     step_s: float = 0.0
     fast_clock: bool = False
+    further_models: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         more = (
@@ -37,14 +39,19 @@ class ClusterLayout:
             ("long answers", self.step_s > 0),
         )
         parts = [
-            f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.tp} rank{'s' if self.tp > 1 else ''}",
+            f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self._models}{self.tp} rank{'s' if self.tp > 1 else ''}",
             f"{self.routers} router{'s' if self.routers > 1 else ''}",
         ]
         return ", ".join([*parts, *(text for text, there in more if there)])
 
+    @property
+    def _models(self) -> str:
+        return f"{1 + len(self.further_models)} models x " if self.further_models else ""
+
 
 PLAIN = ClusterLayout("plain")
 RANKS = ClusterLayout("ranks", nodes=2, tp=2, saboteur=True)
+MODELS = ClusterLayout("models", nodes=2, further_models=("second",))
 ROUTERS = ClusterLayout("routers", routers=2, redis=True)
 DISTANT = ClusterLayout("distant", proxied=True)
 CLOCKS = ClusterLayout("clocks", faked_clocks=True)

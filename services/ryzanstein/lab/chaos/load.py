@@ -159,7 +159,7 @@ class ClientLoad:
         session_id = next(self._sessions) if question.in_session else ""
         readings: list[AnswerReading] = []
         for turn in range(len(question.turns)):
-            reading = AnswerReading(question.kind, turn, question.sampling.get("n", 1), router=router)
+            reading = AnswerReading(question.kind, turn, question.sampling.get("n", 1), router=router, model=question.model)
             readings.append(reading)
             self._readers[reading] = client
             try:

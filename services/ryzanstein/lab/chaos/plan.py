@@ -19,6 +19,7 @@ from ryzanstein.lab.chaos.layouts import ClusterLayout
 from ryzanstein.lab.chaos.network import HostNetwork
 from ryzanstein.lab.chaos.pace import FastPace
 from ryzanstein.lab.chaos.preloaded import INJECTION_DIR
+from ryzanstein.lab.chaos.random_model import random_model
 from ryzanstein.lab.chaos.redis_server import RedisServer
 from ryzanstein.lab.chaos.small_disk import SmallDisk
 
@@ -71,7 +72,10 @@ class TrialPlan:
 
 
 def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) -> TrialPlan:
-    """Creates the hosts; starts nothing. `network` None: everything is on 127.0.0.1."""
+    """Creates the hosts and the further models; starts nothing. `network` None: all is on 127.0.0.1.
+
+    Raises ServiceFailedError if a model cannot be made.
+    """
     state_dir, sessions = directory / "state", directory / "sessions"
     sessions.mkdir()
     nodes = [f"node-{i}" for i in range(layout.nodes)]
@@ -89,6 +93,7 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         MODEL_DIR,
         num_nodes=layout.nodes,
         num_routers=layout.routers,
+        more_models=tuple(random_model(directory / "models" / name) for name in layout.further_models),
         tp=layout.tp,
         state_dir=state_dir,
         worker_flags=_WORKER_FLAGS,

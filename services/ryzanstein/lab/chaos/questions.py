@@ -8,8 +8,8 @@ seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -19,7 +19,7 @@ class LoadQuestion:
 
     `turns` are the user's messages in one session, in order; a single one has no session.
     `sampling` are fields of SamplingParams. `http`: sent over server-sent events instead of gRPC.
-    `call_s`: the client's timeout for a stream.
+    `call_s`: the client's timeout for a stream. `model` is empty where nodes have one model.
     """
 
     kind: str
@@ -27,10 +27,15 @@ class LoadQuestion:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     http: bool = False
     call_s: float = 60.0
+    model: str = ""
 
     @property
     def in_session(self) -> bool:
         return len(self.turns) > 1
+
+    def to(self, model: str) -> LoadQuestion:
+        """Returns the same question to another model, as another kind."""
+        return replace(self, kind=f"{model}-{self.kind}", model=model)
 
 
 _COUNT = "Count from 1 to 100."
@@ -63,6 +68,18 @@ QUESTIONS: tuple[LoadQuestion, ...] = (
     ),
     LoadQuestion("sse", (_COUNT,), _GREEDY, http=True),
 )
+
+# A model with random weights need not end an answer, so these have a length. It also writes parts of
+# characters. Over HTTP their log probabilities come later than their indices, so a client cannot
+# check each index there.
+_OF_ANY_MODEL = tuple(question for question in QUESTIONS if question.kind in ("greedy", "sampled", "n3"))
+
+
+def questions_to(first: str, further: Sequence[str]) -> tuple[LoadQuestion, ...]:
+    """Returns the questions where nodes serve several models: all to the first, some to each other."""
+    to_others = (question.to(model) for model in further for question in _OF_ANY_MODEL)
+    return (*(replace(question, model=first) for question in QUESTIONS), *to_others)
+
 
 _LONG_S = 300.0
 _LONG_GREEDY = {**_GREEDY, "max_tokens": 1000}

@@ -52,7 +52,8 @@ class TokenArrival:
 class AnswerReading:
     """One answer with `num_choices` expected choices.
 
-    `troubles` is what the client saw besides tokens, in order.
+    `troubles` is what the client saw besides tokens, in order. `model` is the one that was asked,
+    empty where nodes have one.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class AnswerReading:
     troubles: list[str] = field(default_factory=list)
     broken_at: list[float] = field(default_factory=list)
     failure: str = ""
+    model: str = ""
     _next: dict[int, int] = field(default_factory=dict)
 
     @property

@@ -18,6 +18,7 @@ def page(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
         _head(rows, campaign),
         _costs(rows),
         _losses(rows),
+        _spared(rows),
         _restarts(rows),
         _alarms(rows),
         _signs(rows),
@@ -99,6 +100,34 @@ def _losses(rows: Sequence[BudgetRow]) -> str:
 Lost and repeated tokens are counted by their indices, at the client. Failed: requests that did not finish, although the client
 attaches again after a broken stream and retries as the error demands. The target is 0 in every column; failed requests are
 permitted only if no healthy node is left.
+
+{table}"""
+
+
+def _spared(rows: Sequence[BudgetRow]) -> str:
+    rows = [row for row in rows if row.fault.spared_pause_s is not None]
+    if not rows:
+        return ""
+    head = ("fault", "answers", "longest pause [target]", "without a fault", "disturbed", "runs")
+    table = _table(
+        head,
+        (
+            (
+                f"`{row.fault.name}`",
+                str(row.spared),
+                f"{_seconds(row.spared_pause_s)}{_target(row.fault.spared_pause_s)}",
+                _seconds(row.usual_pause_s),
+                _most(row.unwanted) or "none",
+                str(row.runs),
+            )
+            for row in rows
+        ),
+    )
+    return f"""## The other model of the same nodes
+
+Answers of the model that was not struck, from the strike until the struck model served again. Longest pause: between two
+tokens of one answer, beside the longest in the same load without a fault. Disturbed: answers that are wrong, were read again
+or moved to another node, and nodes that a router left or suspected for this model. The target is none.
 
 {table}"""
 

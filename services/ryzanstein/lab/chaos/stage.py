@@ -17,13 +17,14 @@ import grpc
 
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
+from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.chaos import judge
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 from ryzanstein.lab.chaos.load import ClientLoad
 from ryzanstein.lab.chaos.logs import LogReader
 from ryzanstein.lab.chaos.network import HostNetwork
 from ryzanstein.lab.chaos.plan import TrialPlan, plan
-from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, LoadQuestion
+from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, LoadQuestion, questions_to
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
@@ -44,7 +45,7 @@ class Stage:
     """What faults and runs work with.
 
     `undisturbed` are answers without a fault, by (kind, turn). `struck_at` is wall and monotonic
-    time.
+    time. `rank_pids` are by the names that routers have for nodes: node-0/b is model b of node-0.
     """
 
     plan: TrialPlan
@@ -95,8 +96,10 @@ class Stage:
         """Reads the process ids of the ranks, which change with a restart."""
         for node_id in self.cluster.node_ids:
             async with grpc.aio.insecure_channel(self.cluster.services[node_id].grpc_address) as channel:
-                status = await worker_grpc.WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=_STATUS_S)
-            self.rank_pids[node_id] = [rank.pid for rank in status.ranks]
+                stub = worker_grpc.WorkerServiceStub(channel)
+                for model in ("", *self.layout.further_models):
+                    status = await stub.GetStatus(worker.GetStatusRequest(model=model), timeout=_STATUS_S)
+                    self.rank_pids[f"{node_id}/{model}" if model else node_id] = [rank.pid for rank in status.ranks]
 
     async def ask_undisturbed(self) -> None:
         """Asks every question twice without a fault. Raises LaboratoryError, see `learn`."""
@@ -193,6 +196,8 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
 
 
 def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
+    if layout.further_models:
+        return questions_to(MODEL_DIR.name, layout.further_models)
     return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 

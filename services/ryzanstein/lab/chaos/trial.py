@@ -15,10 +15,12 @@ from dataclasses import replace
 from ryzanstein.lab.chaos import evidence, findings
 from ryzanstein.lab.chaos.beats import BeatCounter
 from ryzanstein.lab.chaos.fault import Fault, Victim
-from ryzanstein.lab.chaos.findings import Strike, Usual
+from ryzanstein.lab.chaos.findings import Aftermath, Strike, Usual
 from ryzanstein.lab.chaos.observation import Observation
+from ryzanstein.lab.chaos.questions import LoadQuestion
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import moved
+from ryzanstein.lab.chaos.spared import longest_pause, node_of
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage
 
 _AIM_S = 60.0
@@ -47,14 +49,17 @@ class Trials:
         """
         stage = self._stage
         before = await stage.metrics()
+        began = time.monotonic()
         stage.load.set_width(stage.load.num_clients)
         await asyncio.sleep(_CALM_S)
         await stage.load.until_ended(stage.load.under_way, _CALM_STREAM_S)
         await stage.mend(_MEND_S)  # requests of the laboratory itself are usual too
         lines = stage.logs.read()
         growth = moved(before, await stage.metrics())
-        self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)))
-        seen = findings.judged(stage, Observation("", 0, "", 0, 0), stage.load.take_ended(), [], _STREAM_S)
+        ended = stage.load.take_ended()
+        pause_s = longest_pause(ended, began, time.monotonic())
+        self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)), pause_s)
+        seen = findings.judged(stage, Observation("", 0, "", 0, 0), ended, [], _STREAM_S)
         if not seen.streams or seen.lost or seen.repeated or seen.failed or seen.changed:
             raise LaboratoryError(f"wrong answers without a fault: {seen}")
         return seen
@@ -75,19 +80,23 @@ class Trials:
         lifted_at = time.monotonic()
         whole = await stage.mend(_MEND_S)
         whole_s = time.monotonic() - lifted_at
-        if fault.beside is not None:
-            await stage.learn(fault.beside(run))
-        seen = findings.read(fault, run, strike, stage.logs.read(), self.usual)
+        for question in self._beside(fault, run, victim):
+            await stage.learn(question)
+        lines = stage.logs.read()
+        seen = findings.read(fault, run, strike, lines, self.usual)
         growth = moved(before, strike.metrics) | moved(before, await stage.metrics())
         seen = replace(
             seen,
             whole_s=whole_s if whole else None,
             metrics=findings.unusual(growth, self.usual),
         )
-        return findings.judged(stage, seen, stage.load.take_ended(), strike.stuck, _STREAM_S)
+        ended = stage.load.take_ended()
+        if fault.spared_pause_s is not None:
+            seen = findings.spared(stage, seen, ended, Aftermath(strike.moment, lifted_at + whole_s, lines, self.usual))
+        return findings.judged(stage, seen, ended, strike.stuck, _STREAM_S)
 
     async def _prepare(self, fault: Fault) -> None:
-        if fault.layout.saboteur:
+        if fault.layout.saboteur or fault.layout.further_models:
             await self._stage.look_at_ranks()
 
     async def _aim(self, fault: Fault, rng: random.Random, run: int) -> Victim:
@@ -101,6 +110,8 @@ class Trials:
         wanted = stage.cluster.node_ids[run % stage.layout.nodes] if fault.in_turn else ""
 
         def fits(reading: AnswerReading) -> bool:
+            if fault.spared_pause_s is not None and not self._is_accompanied(reading):
+                return False
             return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
 
         try:
@@ -109,12 +120,23 @@ class Trials:
             raise LaboratoryError(f"no stream of kind {kind} reached token {after}") from None
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)
 
-    def _ask_beside(self, fault: Fault, run: int) -> list[Coroutine[None, None, list[AnswerReading]]]:
-        """Asks as several users, so that the victim is among the nodes that answer."""
+    def _is_accompanied(self, reading: AnswerReading) -> bool:
+        """Returns whether the same node is in the middle of an answer of another model."""
+        node = node_of(reading.node_id)
+        others = (each for each in self._stage.load.under_way if each.model != reading.model and node_of(each.node_id) == node)
+        return any(each.num_tokens >= _BEGUN and self._stage.tokens_left(each) >= _LEFT // 2 for each in others)
+
+    def _beside(self, fault: Fault, run: int, victim: Victim) -> list[LoadQuestion]:
+        """Returns the question to ask besides the load, if any, to the victim's model."""
         if fault.beside is None:
             return []
-        question = fault.beside(run)
-        return [self._stage.load.ask(question, user) for user in range(_ASKED_BESIDE)]
+        question, model = fault.beside(run), victim.reading.model
+        return [question.to(model) if model else question]
+
+    def _ask_beside(self, fault: Fault, run: int, victim: Victim) -> list[Coroutine[None, None, list[AnswerReading]]]:
+        """Asks as several users, so that the victim is among the nodes that answer."""
+        questions = self._beside(fault, run, victim)
+        return [self._stage.load.ask(question, user) for question in questions for user in range(_ASKED_BESIDE)]
 
     async def _strike(self, fault: Fault, victim: Victim, run: int) -> Strike:
         stage = self._stage
@@ -126,7 +148,7 @@ class Trials:
         stage.strikes_now()
         async with counter.listening(addresses), fault.strike(stage, victim) as victims:
             moment = findings.moment_of(stage, fault, struck, victims)
-            beside = asyncio.gather(*self._ask_beside(fault, run))
+            beside = asyncio.gather(*self._ask_beside(fault, run, victim))
             await stage.load.until_ended(list(moment.struck), fault.at_most_s)
             await asyncio.sleep(max(0.0, moment.monotonic_s + fault.lasts_s - time.monotonic()))
             metrics = await stage.metrics()
