@@ -277,7 +277,7 @@ async def test_preemption_changes_nothing():
             await client.submit(handle, sampling, prompt=(handle, *PROMPT))
         for handle in range(1, 7):
             assert await client.ended(handle) == expected(ranks, sampling, (handle, *PROMPT)).token_ids
-        assert node.stats.preemptions > 0
+        assert node.version.stats.preemptions > 0
 
 
 def _swapped(plan: StepPlan) -> StepPlan:
@@ -420,7 +420,7 @@ async def test_want_of_memory_is_retried_smaller_and_changes_nothing():
         await client.submit(3)
         await client.until(lambda: 3 in client.failed)
         assert client.failed[3].reason == "OUT_OF_MEMORY"
-        assert node.stats.memory_retries > 1
+        assert node.version.stats.memory_retries > 1
         assert node.host.losses == 0
 
 
@@ -488,7 +488,7 @@ async def _answer(client, handle):
 @hastily
 async def test_a_profile_is_recorded_while_an_answer_goes_on():
     async with serving(profile=replace(QUICK, profiler_s=0.4)) as (node, ranks, client):
-        operations = Operations(node, None, lambda: "")
+        operations = Operations(node)
         await client.submit(1, replace(SEEDED, max_tokens=2000))
         await client.until(lambda: len(client.of(1)) > 5)
         assert b"traceEvents" in await operations.profile(1, 3)

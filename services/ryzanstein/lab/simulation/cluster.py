@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +15,12 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.loop import SimulatedLoop
 from ryzanstein.lab.simulation.network import SimulatedNetwork
-from ryzanstein.lab.simulation.plan import NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.node_ranks import NodeRanks
+from ryzanstein.lab.simulation.plan import FIRST_MODEL, ModelPlan, NodePlan, SimulationPlan
 from ryzanstein.lab.simulation.process import Process, SimulatedMachine
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord
+from ryzanstein.lab.simulation.scripted_model import ScriptedModel
 from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
@@ -80,7 +83,10 @@ class Cluster:
             Service(self, f"router-{number}", lambda number=number: self._router(number))  # type: ignore[misc]
             for number in range(plan.num_routers)
         ]
-        self.ranks = [SimulatedRanks(self.rng(f"ranks {number}"), _profile(node)) for number, node in enumerate(plan.nodes)]
+        self.ranks = [NodeRanks(partial(self._ranks, number)) for number in range(len(plan.nodes))]
+        for number, ranks in enumerate(self.ranks):
+            for model in plan.models_of(number):
+                ranks.of(model)
         self.on_end: list[Callable[[Service, Process], None]] = []
 
     @property
@@ -109,6 +115,13 @@ class Cluster:
         for notify in self.on_end:
             notify(service, process)
 
+    def _ranks(self, number: int, model: str) -> SimulatedRanks:
+        node = self.plan.nodes[number]
+        if model == FIRST_MODEL:
+            return SimulatedRanks(self.rng(f"ranks {number}"), _profile(node))
+        planned = next((each for each in self.plan.more_models if each.name == model), node)
+        return SimulatedRanks(self.rng(f"ranks {number} {model}"), _profile(planned), ScriptedModel.named(model))
+
     def _orchestrator(self) -> Coroutine[Any, Any, None]:
         settings = _settings(
             OrchestratorSettings,
@@ -128,7 +141,8 @@ class Cluster:
             grpc_port=_GRPC["node"],
             orchestrator=self.orchestrator.address,
             model=str(MODEL_DIR),
-            model_name="demo",
+            model_name=FIRST_MODEL,
+            more_models=",".join(f"{model}={MODEL_DIR}" for model in self.plan.models_of(number)[1:]),
             tp=node.tp,
             max_sequences=node.max_sequences,
             drain_grace_s=5.0,
@@ -165,5 +179,5 @@ def _settings(kind: type[_Settings], **fields: Any) -> _Settings:
     return kind(**fields)
 
 
-def _profile(node: NodePlan) -> RankProfile:
+def _profile(node: NodePlan | ModelPlan) -> RankProfile:
     return RankProfile(step_s=node.step_s, context_length=node.context_length, num_blocks=node.num_blocks)

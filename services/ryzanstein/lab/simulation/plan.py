@@ -3,11 +3,15 @@
 Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and clients it has at all,
 so that no kind hides another. A plan is a value. Leaving out a fault or a client changes nothing
 about the others, so a failing plan can be made smaller.
+
+Seeds from `MODELS_FROM` on may have nodes with several models. Smaller seeds have one model, and
+mean what they meant before there could be more.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -43,8 +47,29 @@ class Kind(Enum):
     STORE_SLOW = "store_slow"
     STORE_ODD = "store_odd"
     LOAD_CANCELLED = "load_cancelled"
+    # Only where nodes have several models.
+    CRASH_MODEL = "crash_model"
+    KILL_MODEL_EVERYWHERE = "kill_model_everywhere"
+    OUT_OF_MEMORY = "out_of_memory"
 
 
+FIRST_MODEL = "demo"
+FURTHER_MODELS = ("second", "third")
+MODELS_FROM = 10**9
+# What strikes the ranks of one model, and may not disturb the others of its node.
+MODEL_FAULTS = (
+    Kind.KILL_RANK,
+    Kind.KILL_A_RANK_OF_EACH_NODE,
+    Kind.STOP_RANK,
+    Kind.CRASH_RANK,
+    Kind.HANG_RANK,
+    Kind.SLOW_RANK,
+    Kind.LOAD_CANCELLED,
+    Kind.CRASH_MODEL,
+    Kind.KILL_MODEL_EVERYWHERE,
+    Kind.OUT_OF_MEMORY,
+)
+_SWARM = tuple(Kind)[: tuple(Kind).index(Kind.CRASH_MODEL)]
 ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RESTART_ROUTER)
 
 
@@ -52,8 +77,8 @@ ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RE
 class PlannedFault:
     """A fault. Times are in seconds.
 
-    `target` is the number of a node or router, `rank` of a rank; `toward` is the other end of a
-    path.
+    `target` is the number of a node or router, `rank` of a rank, `model` of one of the node's models;
+    `toward` is the other end of a path.
     """
 
     number: int
@@ -63,6 +88,7 @@ class PlannedFault:
     target: int = 0
     rank: int = 0
     toward: str = ""
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,17 @@ class NodePlan:
     context_length: int
     num_blocks: int
     max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model besides the first one. `nodes` are the numbers of the nodes that serve it."""
+
+    name: str
+    step_s: float
+    context_length: int
+    num_blocks: int
+    nodes: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +165,25 @@ class SimulationPlan:
     faults: tuple[PlannedFault, ...]
     unread_grace_s: float = 5.0
     unread_turns: str = "keep"
+    more_models: tuple[ModelPlan, ...] = ()
     calm_s: float = 90.0
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of all models, the first one first."""
+        return (FIRST_MODEL, *(model.name for model in self.more_models))
+
+    def models_of(self, node: int) -> tuple[str, ...]:
+        """Returns the names of a node's models, the first one first."""
+        return (FIRST_MODEL, *(model.name for model in self.more_models if node in model.nodes))
+
+    def context_of(self, node: int, model: str) -> int:
+        """Returns the model's context on a node that serves it."""
+        lengths = {each.name: each.context_length for each in self.more_models}
+        return lengths.get(model, self.nodes[node].context_length)
+
+    def largest_context(self, model: str) -> int:
+        return max(self.context_of(node, model) for node in range(len(self.nodes)) if model in self.models_of(node))
 
     def without(self, *, faults: frozenset[int] = frozenset(), clients: frozenset[int] = frozenset()) -> SimulationPlan:
         """Returns the same plan without some faults and clients."""
@@ -142,7 +197,7 @@ class SimulationPlan:
 def plan(seed: int) -> SimulationPlan:
     """Returns everything that the seed decides before the simulation begins."""
     rng = random.Random(f"plan {seed}")
-    kinds = [kind for kind in Kind if rng.random() < 0.3]
+    kinds = [kind for kind in _SWARM if rng.random() < 0.3]
     num_nodes = rng.choice((1, 1, 2, 2, 3, 4))
     num_routers = rng.choice((1, 1, 2, 3))
     duration_s = rng.choice((60.0, 120.0, 300.0, 900.0, 3600.0, 7200.0))
@@ -153,7 +208,7 @@ def plan(seed: int) -> SimulationPlan:
         kinds = [kind for kind in kinds if kind not in (Kind.KILL_ROUTER, Kind.RESTART_ROUTER)]
     faults = _faults(rng, kinds, duration_s, num_nodes, num_routers)
     faults += _hiccups(rng, idle, len(faults), num_nodes)
-    return SimulationPlan(
+    planned = SimulationPlan(
         seed=seed,
         duration_s=duration_s,
         nodes=_nodes(rng, num_nodes),
@@ -173,6 +228,43 @@ def plan(seed: int) -> SimulationPlan:
         unread_grace_s=random.Random(f"grace {seed}").choice((5.0, 5.0, 1.0, 0.1)),
         unread_turns=random.Random(f"turns {seed}").choice(("keep", "keep", "drop")),
     )
+    return _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
+
+
+def _with_models(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:
+    """Returns the plan with further models on its nodes, and faults that strike one model."""
+    names = FURTHER_MODELS[: rng.choice((0, 1, 1, 2))]
+    if not names:
+        return planned
+    models = tuple(_model(rng, name, len(planned.nodes)) for name in names)
+    aimed = tuple(replace(fault, model=rng.randrange(6)) for fault in planned.faults)
+    faults = (*aimed, *_model_faults(rng, 1 + max((fault.number for fault in aimed), default=-1), planned))
+    return replace(planned, more_models=models, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
+
+
+def _model(rng: random.Random, name: str, num_nodes: int) -> ModelPlan:
+    context = rng.choice((4096, 16_384))
+    always = rng.randrange(num_nodes)
+    return ModelPlan(
+        name,
+        step_s=rng.choice((0.002, 0.005, 0.02, 0.05)),
+        context_length=context,
+        num_blocks=max(context // 16, rng.choice((512, 4096))),
+        nodes=frozenset(node for node in range(num_nodes) if node == always or rng.random() < 0.8),
+    )
+
+
+def _model_faults(rng: random.Random, number: int, planned: SimulationPlan) -> Iterator[PlannedFault]:
+    """Yields strikes on single models, a few to many per simulation."""
+    kinds = [kind for kind in MODEL_FAULTS if rng.random() < 0.5] or [Kind.KILL_RANK]
+    pace_s = rng.choice((5.0, 20.0, 60.0))
+    at = rng.uniform(5.0, 30.0)
+    while at < planned.duration_s and number < 300:
+        kind = rng.choice(kinds)
+        target, rank, model = rng.randrange(len(planned.nodes)), rng.randrange(4), rng.randrange(6)
+        yield PlannedFault(number, kind, round(at, 3), _lasts(rng, kind), target, rank, model=model)
+        number += 1
+        at += rng.expovariate(1 / pace_s) if rng.random() < 0.8 else rng.uniform(0.1, 0.3) * planned.duration_s
 
 
 def _nodes(rng: random.Random, count: int) -> tuple[NodePlan, ...]:

@@ -17,7 +17,7 @@ from ryzanstein.lab.simulation.rank_recording import RankRecording
 from ryzanstein.lab.simulation.rank_steps import RankSteps
 from ryzanstein.lab.simulation.scripted_executor import DigestCache, Execution, ScriptedExecutor
 from ryzanstein.worker.engine.engine import Engine
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.probe import RanksUnsound
 from ryzanstein.worker.engines.messages import StartProfile
 from ryzanstein.worker.ranks.loops import engine_settings
@@ -122,6 +122,8 @@ class SimulatedLead:
                 engine.cancel(group)
             case FinishChoice(group, choice):
                 engine.finish(group, choice)
+            case SetBlockLimit(num_blocks):
+                engine.limit_blocks(num_blocks)
             case StartProfile():
                 self._recording.start(message)
             case CheckRanks(number):

@@ -28,7 +28,7 @@ class RankPipe(asyncio.Transport):
     def __init__(self, start: StartRank, context: Context) -> None:
         super().__init__()
         self.start = start
-        self.fds: tuple[int, ...] = ()
+        self.fds = (start.board_fd,)
         self.on_message: Callable[[AgentMessage], None] = lambda message: None
         self.on_closed: Callable[[], None] = lambda: None
         self._context = self._agents_context = context

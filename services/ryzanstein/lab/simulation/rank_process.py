@@ -26,6 +26,11 @@ class SimulatedProcess:
         """Returns the resident memory; 0 once the process has ended."""
         return 0 if self.exited.done() else self._resident_bytes
 
+    @property
+    def private_bytes(self) -> int:
+        """Returns the same as `resident_bytes`: no files back a simulated rank."""
+        return self.resident_bytes
+
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal. Does nothing if the process has ended."""
         if not self.exited.done():

@@ -23,7 +23,7 @@ class SimulatedWiring:
         self.board_fd = os.memfd_create("simulated-board")
         os.ftruncate(self.board_fd, board_bytes(spec.tp))
         now = time.monotonic()
-        self.pipes = [RankPipe(StartRank(rank, spec, -1, -1, -1, [], now), context) for rank in range(spec.tp)]
+        self.pipes = [RankPipe(StartRank(rank, spec, self.board_fd, -1, -1, [], now), context) for rank in range(spec.tp)]
         self.closed = False
 
     @property

@@ -32,13 +32,16 @@ __all__ = ["NodeFaults", "RankProfile", "SimulatedForkServer", "SimulatedRanks",
 
 
 class SimulatedForkServer:
-    """A `source.RankServer`: ready after a while, then it makes a rank in milliseconds."""
+    """A `source.RankServer`: ready after a while, then it makes a rank in milliseconds.
+
+    `crews` are those that it forks and those that it has forked, the latest last.
+    """
 
     def __init__(self, new_crew: Callable[[RankSpec], Crew], profile: RankProfile, pid: int, context: Context) -> None:
         loop = asyncio.get_running_loop()
         self.pid = pid
         self.lost: asyncio.Future[str] = loop.create_future()
-        self.crew: Crew | None = None
+        self.crews: list[Crew] = []
         self._new_crew, self._profile = new_crew, profile
         self._timers = Timers(context)
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -46,18 +49,22 @@ class SimulatedForkServer:
         self._timers.later(profile.server_s, self._become_ready)
 
     def wire(self, spec: RankSpec) -> SimulatedWiring:
-        """Returns the wiring of a new group. The ranks of the previous group have ended."""
-        self.crew = self._new_crew(spec)
-        return self.crew.wiring
+        """Returns the wiring of a new group."""
+        self.crews = [crew for crew in self.crews if not crew.over]
+        self.crews.append(self._new_crew(spec))
+        return self.crews[-1].wiring
 
     async def fork(self, rank: int, fds: Sequence[int]) -> SimulatedProcess:
-        """Forks a rank once the server is ready. Raises ForkServerLost."""
-        assert self.crew is not None, "wiring comes first"
+        """Forks a rank once the server is ready. Raises ForkServerLost.
+
+        The descriptor of its board says to which group it belongs.
+        """
+        crew = next(crew for crew in self.crews if not crew.wiring.closed and crew.wiring.board_fd == fds[0])
         await asyncio.wait((self._ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(self._profile.fork_s)
         if self.lost.done():
             raise ForkServerLost(self.lost.result())
-        process = self.crew.fork(rank)
+        process = crew.fork(rank)
         self._processes.append(process)
         return process
 
@@ -68,27 +75,31 @@ class SimulatedForkServer:
         if running:
             await asyncio.wait(running)
 
+    async def discard(self) -> None:
+        """See `source.RankServer`. This server has one user."""
+        await self.close()
+
     def kill(self) -> bool:
         """Kills the server. Returns False if it had already ended."""
         if self.lost.done():
             return False
         self._timers.cancel()
         self.lost.set_result(f"the fork server {exit_text(-Signals.SIGKILL)}")
-        if self.crew is not None:
-            self.crew.kill_all()
-            self.crew.wiring.close()
+        for crew in self.crews:
+            crew.kill_all()
+            crew.wiring.close()
         return True
 
     def vanish(self) -> None:
         """Ends the server without a message, because its agent was killed."""
         self._timers.cancel()
-        if self.crew is not None:
-            self.crew.vanish()
+        for crew in self.crews:
+            crew.vanish()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the server and all its ranks have ended."""
-        return self.lost.done() and (self.crew is None or self.crew.over)
+        return self.lost.done() and all(crew.over for crew in self.crews)
 
     def _become_ready(self) -> None:
         if not self._ready.done():
@@ -131,7 +142,7 @@ class SimulatedRanks:
     def left(self) -> list[str]:
         """Returns what has not ended; empty once the agent has."""
         servers = [f"fork server {server.pid}" for server in self._servers if not server.lost.done()]
-        crews = [server.crew for server in self._servers if server.crew is not None]
+        crews = [crew for server in self._servers for crew in server.crews]
         ranks = [f"rank {rank.rank} ({rank.process.pid})" for crew in crews for rank in crew.ranks if not rank.released]
         return servers + ranks + ["a board's descriptor" for crew in crews if not crew.wiring.closed]
 
@@ -209,7 +220,7 @@ class SimulatedRanks:
     @property
     def _crew(self) -> Crew | None:
         """Returns the latest crew, if any."""
-        return next((server.crew for server in reversed(self._servers) if server.crew is not None), None)
+        return next((server.crews[-1] for server in reversed(self._servers) if server.crews), None)
 
     def _new_crew(self, spec: RankSpec) -> Crew:
         return Crew(spec, self._makings)

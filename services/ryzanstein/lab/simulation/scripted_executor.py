@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.lab.simulation.scripted_model import NOT_FINITE, ROOT, ScriptedModel, extended
-from ryzanstein.worker.engine.plan import OutOfMemory, SampledToken, SampleRow, SequencesFailed, StepPlan
+from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, SequencesFailed, StepPlan
 
 _STALE = 1
 _WRONG = 2  # before a block that holds what no sequence should read
@@ -88,6 +88,16 @@ class DigestCache:
             done += len(part)
         return digest
 
+    def rearrange(self, change: Rearrangement) -> None:
+        """Copies blocks; those whose memory is released hold what no sequence should read."""
+        size = self._size
+        for source, target in change.moves:
+            self._digests[target * size : (target + 1) * size] = self._digests[source * size : (source + 1) * size]
+            self._before[target], self._filled[target] = self._before[source], self._filled[source]
+        for block in range(change.num_blocks, len(self._before)):
+            self._digests[block * size : (block + 1) * size] = [_STALE] * size
+            self._before[block], self._filled[block] = _WRONG, 0
+
     def _is_linked(self, table: Sequence[int], start: int, end: int) -> bool:
         """Returns whether each block was computed after the one before it in the table."""
         before, digests, filled, size = self._before, self._digests, self._filled, self._size
@@ -153,6 +163,10 @@ class ScriptedExecutor:
         digests = self._forward(plan)
         self._refuse_invalid([digests[s] for s in plan.sampled])
         return [self._sample(plan, s, digests[s], row) for s, row in zip(plan.sampled, rows, strict=True)]
+
+    def rearrange(self, change: Rearrangement) -> None:
+        """See `Executor`. It takes no time."""
+        self._cache.rearrange(change)
 
     def _is_short(self, num_tokens: int) -> bool:
         faults = self._faults

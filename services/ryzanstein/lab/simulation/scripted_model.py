@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -56,13 +56,20 @@ class ScriptedModel:
     """The model of all nodes that serve it alike.
 
     It generates one of `words`, and about once in `eos_every` tokens `eos_id` (0: never). A prompt
-    or answer with `broken_id` has logits that are not finite, on every node.
+    or answer with `broken_id` has logits that are not finite, on every node. Models with another
+    `salt` give other answers.
     """
 
     words: tuple[int, ...]
     eos_id: int
     eos_every: int = 200
     broken_id: int = -1
+    salt: int = 0
+
+    @classmethod
+    def named(cls, name: str) -> ScriptedModel:
+        """Returns a model like `demo`, with answers of its own."""
+        return replace(cls.demo(), salt=int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
 
     @classmethod
     def demo(cls, eos_every: int = 200, broken_id: int = -1) -> ScriptedModel:
@@ -79,7 +86,7 @@ class ScriptedModel:
 
         If greedy, it depends on neither seed, choice nor index.
         """
-        x = digest ^ _parameters(sampling)
+        x = digest ^ self.salt ^ _parameters(sampling)
         if sampling.temperature > 0:
             x = extended(extended(x, sampling.seed or 0), choice << 32 | index)
         x = extended(x, 1)

@@ -1,7 +1,8 @@
 """The real services as simulated processes: their own `serve`, without what cannot be simulated.
 
 Left out: the HTTP face, the metrics port and the exporter of traces (none is configured). Ranks are
-simulated, see `ranks`; chat templates have no separate process.
+simulated, see `ranks`; chat templates have no separate process. How the models of a node are
+composed is the worker's own code; here, its agents are recognized by their names.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import asyncio
 import contextlib
 import functools
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+
+from structlog.contextvars import bind_contextvars
 
 from ryzanstein import awake
 from ryzanstein.lab.simulation.loop import OWNER
+from ryzanstein.lab.simulation.node_ranks import NodeRanks
 from ryzanstein.lab.simulation.process import Process
-from ryzanstein.lab.simulation.ranks import SimulatedRanks
+from ryzanstein.lab.simulation.served import split
 from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router import __main__ as router
@@ -26,17 +30,20 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.ranks.source import RankServer
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
+MODEL_FIELD = "model_of_ranks"
+"""The field of log lines about ranks that names their model."""
 ROUTERS: dict[Process, Router] = {}
 """The internals of each running router, for the checks."""
-NODES: dict[Process, NodeAgent] = {}
-"""The internals of each running agent."""
-RANKS: dict[Process, SimulatedRanks] = {}
-"""What an agent forks its ranks from."""
+NODES: dict[Process, dict[str, NodeAgent]] = {}
+"""The internals of each running node: the agent of each model."""
+RANKS: dict[Process, NodeRanks] = {}
+"""What the agents of a node fork their ranks from."""
 
 
 async def serve_router(settings: RouterSettings) -> None:
@@ -116,13 +123,21 @@ async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 
 
 class _KnownNode(NodeAgent):
-    """A node that the checks can find."""
+    """An agent that the checks can find."""
 
     def __init__(
         self, settings: WorkerSettings, telemetry: WorkerTelemetry, tracing: Tracing, templates: ChatRenderer, **others: Any
     ) -> None:
-        super().__init__(settings, telemetry, tracing, templates, new_rank_server=RANKS[_process()].new_server, **others)
-        NODES[_process()] = self
+        self._model = split(settings.node_id)[1]
+        self._ranks = RANKS[_process()].of(self._model)
+        others["new_rank_server"] = self._new_server
+        super().__init__(settings, telemetry, tracing, templates, **others)
+        NODES.setdefault(_process(), {})[self._model] = self
+
+    def _new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> RankServer:
+        # Called by the task that supervises the ranks, which then logs whose they are.
+        bind_contextvars(**{MODEL_FIELD: self._model})
+        return self._ranks.new_server(command, env, nice)
 
 
 def _process() -> Process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
 from ryzanstein.lab.simulation.plan import PlannedFault
 from ryzanstein.lab.simulation.process import DISK_S
+from ryzanstein.lab.simulation.ranks import SimulatedRanks
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
@@ -56,8 +57,22 @@ class Strikes:
     def _router(self, fault: PlannedFault) -> Service:
         return self._cluster.routers[fault.target % len(self._cluster.routers)]
 
-    def _ranks(self, fault: PlannedFault) -> Any:
-        return self._cluster.ranks[fault.target % len(self._cluster.nodes)]
+    def _model(self, fault: PlannedFault) -> str:
+        """Returns the model of the struck node whose ranks are meant."""
+        models = self._cluster.plan.models_of(fault.target % len(self._cluster.nodes))
+        return models[fault.model % len(models)]
+
+    def _ranks(self, fault: PlannedFault) -> SimulatedRanks:
+        return self._cluster.ranks[fault.target % len(self._cluster.nodes)].of(self._model(fault))
+
+    def _ranks_everywhere(self, fault: PlannedFault) -> Iterator[tuple[Service, SimulatedRanks]]:
+        """Yields each node that serves the meant model, with its ranks."""
+        models = self._cluster.plan.models
+        model = models[fault.model % len(models)]
+        for number, (service, ranks) in enumerate(zip(self._cluster.nodes, self._cluster.ranks, strict=True)):
+            if model in self._cluster.plan.models_of(number):
+                self._checks.struck_model(service.name, model, fault.lasts_s)
+                yield service, ranks.of(model)
 
     def _rank(self, fault: PlannedFault) -> int:
         return fault.rank % self._cluster.plan.nodes[fault.target % len(self._cluster.nodes)].tp
@@ -65,6 +80,9 @@ class Strikes:
     def _held_against(self, fault: PlannedFault, *services: Service) -> None:
         for service in services:
             self._checks.struck(service.name, fault.lasts_s)
+
+    def _ranks_held_against(self, fault: PlannedFault) -> None:
+        self._checks.struck_model(self._node(fault).name, self._model(fault), fault.lasts_s)
 
     # Processes.
 
@@ -108,6 +126,7 @@ class Strikes:
 
     async def _freeze_unblamed(self, fault: PlannedFault, service: Service) -> None:
         if (process := service.process) is not None:
+            self._checks.struck(service.name, fault.lasts_s)
             self._checks.struck(JOURNAL, fault.lasts_s)  # after it, the router finds its journal requests timed out
             process.freeze()
             await asyncio.sleep(fault.lasts_s)
@@ -122,35 +141,53 @@ class Strikes:
     # Ranks.
 
     async def _kill_rank(self, fault: PlannedFault) -> None:
-        self._held_against(fault, self._node(fault))
+        self._ranks_held_against(fault)
         self._ranks(fault).kill(self._rank(fault))
 
     async def _kill_a_rank_of_each_node(self, fault: PlannedFault) -> None:
-        self._held_against(fault, *self._cluster.nodes)
-        for ranks, node in zip(self._cluster.ranks, self._cluster.plan.nodes, strict=True):
-            ranks.kill(fault.rank % node.tp)
+        for service, ranks in self._ranks_everywhere(fault):
+            ranks.kill(fault.rank % self._tp(service))
 
     async def _stop_rank(self, fault: PlannedFault) -> None:
-        self._held_against(fault, self._node(fault))
+        self._ranks_held_against(fault)
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.stop(rank)
         await asyncio.sleep(fault.lasts_s)
         ranks.resume(rank)
 
     async def _crash_rank(self, fault: PlannedFault) -> None:
-        self._held_against(fault, self._node(fault))
+        self._ranks_held_against(fault)
         self._ranks(fault).crash(self._rank(fault), "a fault of the simulator")
 
     async def _hang_rank(self, fault: PlannedFault) -> None:
-        self._held_against(fault, self._node(fault))
+        self._ranks_held_against(fault)
         self._ranks(fault).hang(self._rank(fault))
 
     async def _slow_rank(self, fault: PlannedFault) -> None:
-        self._held_against(fault, self._node(fault))
+        self._ranks_held_against(fault)
         ranks, rank = self._ranks(fault), self._rank(fault)
         ranks.slow(rank, 20.0)
         await asyncio.sleep(fault.lasts_s)
         ranks.slow(rank, 1.0)
+
+    async def _crash_model(self, fault: PlannedFault) -> None:
+        """Makes all ranks of one model on a node report a crash and end."""
+        self._ranks_held_against(fault)
+        for rank in range(self._tp(self._node(fault))):
+            self._ranks(fault).crash(rank, "a fault of the simulator")
+
+    async def _kill_model_everywhere(self, fault: PlannedFault) -> None:
+        for service, ranks in self._ranks_everywhere(fault):
+            for rank in range(self._tp(service)):
+                ranks.kill(rank)
+
+    async def _out_of_memory(self, fault: PlannedFault) -> None:
+        """Makes a few steps run out of memory, which the engine survives."""
+        self._ranks_held_against(fault)
+        self._ranks(fault).out_of_memory(1 + fault.rank)
+
+    def _tp(self, service: Service) -> int:
+        return self._cluster.plan.nodes[self._cluster.nodes.index(service)].tp
 
     async def _hiccup(self, fault: PlannedFault) -> None:
         """Slows a rank for a moment: this is no fault, and nothing should act on it."""
@@ -190,9 +227,9 @@ class Strikes:
     async def _load_cancelled(self, fault: PlannedFault) -> None:
         """Loads the model again as an operator who does not wait for it."""
         node = self._node(fault)
-        self._held_against(fault, node)
+        self._ranks_held_against(fault)
         async with open_channel(node.address, retries=False) as channel:
-            request = worker.LoadModelRequest(model="demo", path=str(MODEL_DIR))
+            request = worker.LoadModelRequest(model=self._model(fault), path=str(MODEL_DIR))
             try:
                 await WorkerServiceStub(channel).LoadModel(request, timeout=0.0004 + fault.lasts_s / 1000)
             except grpc.aio.AioRpcError as failure:

@@ -186,11 +186,13 @@ class Asking:
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
-            self._checks.gave_up(error, self.answer.progress_at or self._connected_at, key, self._num_tokens)
+            progress_at = self.answer.progress_at or self._connected_at
+            self._checks.gave_up(error, progress_at, key=key, model=self.question.model, num_tokens=self._num_tokens)
         if error.retry_after_s is not None:
             self._retry_reason = error.reason
             self._retries += 1
-            if error.code is not Code.RESOURCE_EXHAUSTED and self._retries > _MANY_RETRIES and self._checks.somebody_serves:
+            serves = self._checks.somebody_serves(self.question.model)
+            if error.code is not Code.RESOURCE_EXHAUSTED and self._retries > _MANY_RETRIES and serves:
                 self._checks.violated(BrokenPromise.RETRY, f"{error.reason} asked {self._retries} times for a retry", key=key)
                 return "gave up"
             return await self._again(error.retry_after_s, move=False)

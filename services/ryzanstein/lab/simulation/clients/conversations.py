@@ -15,6 +15,7 @@ from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.asking import Asking
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion, Conversation
 from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel, demo_text
 from ryzanstein.lab.simulation.strikes import STORE
 from ryzanstein.rpc.client import open_channel
@@ -35,7 +36,9 @@ class ConversationChecks:
 
     def __init__(self, cluster: Cluster, checks: Checks) -> None:
         self._cluster, self._checks = cluster, checks
-        self._model = ScriptedModel.demo()
+        self._models = {
+            model: ScriptedModel.demo() if model == FIRST_MODEL else ScriptedModel.named(model) for model in cluster.plan.models
+        }
 
     async def compare(self, asking: Asking, conversation: Conversation | None) -> None:
         """Compares the answer with the one without faults.
@@ -64,9 +67,8 @@ class ConversationChecks:
     def _expected(self, question: ClientQuestion) -> list[ChoiceExpected]:
         text = demo_text()
         prompt_ids = question.prompt_ids()
-        answers = (
-            self._model.expected(prompt_ids, question.sampling, 10**9, text, choice) for choice in range(question.sampling.n)
-        )
+        model = self._models[question.model]
+        answers = (model.expected(prompt_ids, question.sampling, 10**9, text, choice) for choice in range(question.sampling.n))
         return [ChoiceExpected(tuple(answer.token_ids), answer.text, _WIRE[answer.reason]) for answer in answers]
 
     async def settle(self, conversation: Conversation, rng: random.Random) -> None:

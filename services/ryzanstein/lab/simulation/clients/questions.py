@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from ryzanstein.generation import ChatPrompt, Message, Role, SamplingParams
 from ryzanstein.lab.simulation.answers import SeenAnswer
-from ryzanstein.lab.simulation.plan import ClientPlan, SimulationPlan
+from ryzanstein.lab.simulation.plan import FIRST_MODEL, ClientPlan, SimulationPlan
 from ryzanstein.lab.simulation.scripted_model import demo_text
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.wire.requests import message_to_wire, sampling_to_wire
 
-_MODEL = "demo"
 _LONGEST_PROMPT = 2048
 _LONGEST_HISTORY = 1536
 _LONGEST_HISTORY_CHARS = 16_384
@@ -33,12 +32,13 @@ class ClientQuestion:
     session_id: str
     sampling: SamplingParams
     deadline: float
+    model: str = FIRST_MODEL
 
     def chat(self) -> pb.ChatRequest:
         messages = [message_to_wire(message) for message in self.messages]
         sampling = sampling_to_wire(self.sampling)
         return pb.ChatRequest(
-            model=_MODEL, messages=messages, sampling=sampling, session_id=self.session_id, request_id=self.key
+            model=self.model, messages=messages, sampling=sampling, session_id=self.session_id, request_id=self.key
         )
 
     def prompt_ids(self) -> list[int]:
@@ -99,7 +99,8 @@ class Questions:
         """Returns the next question, after the conversation's history."""
         client = self._client
         least, most = client.tokens
-        max_tokens = min(round(least * (most / least) ** rng.random()), self._room)
+        model = self._model(f"question {self._asked}" if conversation is None else conversation.session_id)
+        max_tokens = min(round(least * (most / least) ** rng.random()), self._room(model))
         short = rng.random() < client.short_deadline
         lasts_s = rng.uniform(0.05, 5.0) if short else client.deadline_s
         said = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, 8)))),)
@@ -117,12 +118,18 @@ class Questions:
                 stop=("red",) if rng.random() < 0.1 else (),
             ),
             asyncio.get_running_loop().time() + lasts_s,
+            model,
         )
 
-    @property
-    def _room(self) -> int:
-        """Returns how many tokens fit the largest node besides any prompt of this client."""
-        return max(node.context_length for node in self._plan.nodes) - _LONGEST_PROMPT
+    def _model(self, of: str) -> str:
+        """Returns the model of a question without a session, or of all questions of a session."""
+        if not self._plan.more_models:
+            return FIRST_MODEL
+        return random.Random(f"{self._plan.seed} {self._client.number} {of} model").choice(self._plan.models)
+
+    def _room(self, model: str) -> int:
+        """Returns how many tokens fit the model's largest context besides any prompt of this client."""
+        return self._plan.largest_context(model) - _LONGEST_PROMPT
 
     def interrupts(self) -> bool:
         """Returns whether the client asks without finding out what became of the last turn."""
