@@ -1,0 +1,116 @@
+"""A node of another version with a router of today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tests.compat.conftest import Processes, Token
+
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+
+QUESTION = "Count from 1 to 60."
+ANSWER: list[Token] = [(100 + index, f"{index} ") for index in range(1500)]
+
+
+def chat(url: str, **more: Any) -> httpx.Response:
+    """A complete answer."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, **more}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+
+def streamed(url: str, **more: Any) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed answer."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "stream": True, **more}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def content(chunk: dict[str, Any]) -> str:
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("version", ["earlier", "newer"])
+def test_a_node_of_another_version_serves(processes: Processes, version: str) -> None:
+    node, address = processes.node("other", ANSWER, 0.002, version)
+    _, url = processes.router(address)
+    hello = node.event("hello")["message"]
+    assert hello["unknown"] == [], "a router that asks for no further model sends nothing that an earlier node does not know"
+    answer = chat(url, max_tokens=12).json()
+    assert answer["choices"][0]["message"]["content"] == "".join(text for _, text in ANSWER[:12])
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"] == answer["usage"] | {"prompt_tokens": 7, "completion_tokens": 12}
+    submit = node.event("submit")["message"]
+    assert submit["unknown"] == []
+    assert submit["messages"]["messages"][0] == {"role": "ROLE_USER", "content": QUESTION}
+    assert "".join(map(content, streamed(url, max_tokens=30))) == "".join(text for _, text in ANSWER[:30])
+
+
+def started_on(router: str, session_id: str, **sampling: Any) -> tuple[Any, inference.GenerationStarted, grpc.Channel]:
+    """A streamed answer that has begun."""
+    channel = grpc.insecure_channel(router, options=(("grpc.use_local_subchannel_pool", 1),))
+    message = inference.Message(role=inference.ROLE_USER, content=QUESTION)
+    params = inference.SamplingParams(temperature=0, **sampling)
+    request = inference.ChatRequest(model="demo", messages=[message], session_id=session_id, sampling=params)
+    stream = InferenceServiceStub(channel).StreamChat(inference.StreamChatRequest(chat=request), timeout=60)
+    return stream, next(stream).event.started, channel
+
+
+def rest(stream: Any) -> tuple[list[Token], list[str], list[int]]:
+    """The tokens with the text of each delta, the nodes that generated them, and how the choice ended."""
+    seen: list[Token] = []
+    nodes, ends = [], []
+    for event in (response.event for response in stream):
+        if event.HasField("delta"):
+            assert event.delta.first_index == len(seen), "a token was lost or repeated"
+            texts = [event.delta.text] + [""] * (len(event.delta.token_ids) - 1)
+            seen += zip(event.delta.token_ids, texts, strict=True)
+            nodes.append(event.delta.node_id)
+        elif event.HasField("finished"):
+            ends.append(event.finished.finish_reason)
+    return seen, list(dict.fromkeys(nodes)), ends
+
+
+def test_a_cancel_reaches_an_earlier_node(processes: Processes) -> None:
+    node, address = processes.node("other", ANSWER, 0.02)
+    router, _ = processes.router(address)
+    stream, started, channel = started_on(router.grpc_address, "")
+    with channel:
+        handle = node.event("submit")["message"]["handle"]
+        cancel = inference.CancelGenerationRequest(generation_id=started.generation_id)
+        InferenceServiceStub(channel).CancelGeneration(cancel, timeout=10)
+        assert rest(stream)[2] == [inference.FINISH_REASON_CANCELLED]
+    assert node.event("cancel")["message"]["handle"] == handle
+
+
+def test_what_a_dying_earlier_node_ran_goes_on_at_a_node_of_today(processes: Processes) -> None:
+    today = processes.worker()
+    alone, _ = processes.router(today.grpc_address)
+    stream, _, channel = started_on(alone.grpc_address, "", seed=5)
+    with channel:
+        undisturbed, _, ends = rest(stream)
+    alone.kill()
+    assert len(undisturbed) > 40
+    node, address = processes.node("other", undisturbed, 0.05)
+    router, _ = processes.router(address, today.grpc_address)
+    for session in range(32):  # until one session's node is the earlier one
+        stream, started, channel = started_on(router.grpc_address, f"s-{session}", seed=5)
+        with channel:
+            if started.node_id == "other":
+                node.event("submit")
+                node.kill()
+            seen = rest(stream)
+        if started.node_id == "other":
+            break
+    assert started.node_id == "other"
+    assert [token_id for token_id, _ in seen[0]] == [token_id for token_id, _ in undisturbed]
+    assert "".join(text for _, text in seen[0]) == "".join(text for _, text in undisturbed)
+    assert seen[1:] == (["other", "today"], ends)
