@@ -18,7 +18,7 @@ from traffic import quantile
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 
 STEP_S, TOKEN_S = 0.010, 0.0002
@@ -36,6 +36,9 @@ class SimulatedRanks:
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         self.now += STEP_S + TOKEN_S * len(plan.token_ids)
         return [SampledToken(STOP if self._random.random() < self._chance else WORD) for _ in rows]
+
+    def rearrange(self, change: Rearrangement) -> None:
+        """There is no cache."""
 
 
 @dataclass

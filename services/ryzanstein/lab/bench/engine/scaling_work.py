@@ -5,6 +5,7 @@ The counts come from the decoder's shapes, without any weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,6 +20,7 @@ from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
+from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,12 @@ class _Count:
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         pass
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        return None
+
+    def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
+        raise AssertionError("there are no blocks")
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         self.sizes.append(weight_OI.numel())

@@ -32,7 +32,7 @@ def write(model_dir: Path, path: Path) -> None:
     _write_shape(writer, config)
     for name, tensor in _tensors(model_dir):
         values = _interleaved(name, tensor.float(), config).numpy()
-        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        gguf_name = names.get_name(name, try_suffixes=(".weight",)) or name
         if values.ndim == 2:
             writer.add_tensor(gguf_name, gguf.quants.quantize(values, _Q8_0), raw_dtype=_Q8_0)
         else:
