@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -19,6 +19,7 @@ from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
+from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -241,6 +242,33 @@ async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced
     claimed = Claimed(store, "me", 60.0, ask, RouterTelemetry().background)
     await refused_as_busy(claimed.claim("s", "h"))
     assert await store.renew({"s": "h"}, "me", 60.0) == {"s"}
+    await claimed.close()
+
+
+async def test_a_turn_that_is_stored_during_a_renewal_leaves_no_claim(open_store: Opener) -> None:
+    """The renewal has read what is held, and reaches the store after the turn that ended the claim."""
+
+    class Slow(Written):
+        async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> set[str]:
+            renewing.set()
+            await asyncio.sleep(0.1)
+            return await self._store.renew(held, owner, ttl_s)
+
+    async def ask(owner: str, session_id: str) -> Holding:
+        raise AssertionError("nobody else has a claim")
+
+    renewing, store = asyncio.Event(), Slow(await open_store())
+    claimed = Claimed(store, "me", 0.3, ask, RouterTelemetry().background)
+    turns = Turns(store, SessionBounds(), RouterTelemetry(), claimed)
+    request = GenerationRequest("m", ChatPrompt((Message(Role.USER, "x"),)), SamplingParams(), session_id="s")
+    _, turn = await turns.open(request, "g")
+    assert turn is not None
+    await turn.ensure("m")
+    await renewing.wait()
+    await turn.commit("y", "m", "node")
+    await asyncio.sleep(0.25)  # longer than the renewal takes, and than the next one waits
+    await store.claim("s", "h", "other", 60.0)
+    turn.release()
     await claimed.close()
 
 

@@ -45,6 +45,8 @@ class Claimed:
         self._background = background
         self._held: dict[str, str] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[str] = set()
+        self._batch = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
     async def claim(self, session_id: str, generation_id: str) -> None:
@@ -72,6 +74,7 @@ class Claimed:
         if self._held.get(session_id) != generation_id:
             return
         del self._held[session_id]
+        self._ending.discard(session_id)
         if not ended:
             task = self._background.once("claim_release", self._give_back(session_id, generation_id))
             self._releasing[session_id] = task
@@ -80,6 +83,18 @@ class Claimed:
     def holds(self, session_id: str) -> bool:
         """Returns whether this router speaks in the session or has a turn of it to write."""
         return session_id in self._held or self._store.unwritten(session_id)
+
+    async def settle(self, session_id: str, generation_id: str) -> None:
+        """Returns when no renewal of the claim is under way, and starts none until `release`.
+
+        A renewal takes again what the store has lost: after the turn was stored, which ends the claim,
+        it would claim the session anew.
+        """
+        if self._held.get(session_id) != generation_id:
+            return
+        self._ending.add(session_id)
+        async with self._batch:
+            return
 
     async def released(self, session_id: str) -> None:
         """Returns when the store no longer has a claim that `release` gave back.
@@ -128,7 +143,8 @@ class Claimed:
             await asyncio.sleep(self._ttl_s / _RENEWALS_PER_TTL)
             held = list(self._held.items())
             for first in range(0, len(held), _MAX_BATCH):
-                await self._renew_batch(dict(held[first : first + _MAX_BATCH]))
+                async with self._batch:
+                    await self._renew_batch({s: g for s, g in held[first : first + _MAX_BATCH] if s not in self._ending})
         self._renewing = None
 
     async def _renew_batch(self, held: dict[str, str]) -> None:

@@ -61,6 +61,7 @@ class Turn:
         A failure is logged and counted, because the answer itself is complete.
         """
         messages = (*self.said, Message(Role.ASSISTANT, answer))
+        await self._turns.claimed.settle(self.session_id, self.generation_id)
         try:
             await self._turns.store.append(
                 self.session_id, messages, model=model, node_id=node_id, generation_id=self.generation_id
