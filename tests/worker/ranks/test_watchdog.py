@@ -99,6 +99,15 @@ def test_processes_are_looked_at_only_when_there_is_a_stall(watchdog):
     assert watch(watchdog, [progress(0, 7, 42)], 1.5, stopped=looked)[0] is None
 
 
+def test_the_tokens_of_the_last_step_do_not_widen_the_bound_of_idle_ranks(watchdog):
+    for _ in range(50):
+        watchdog.record(0.05, 1)
+    ranks = [replace(idle(0, 5), answered=1), replace(idle(1, 5), num_tokens=169)]
+    stall, at = watch(watchdog, ranks, 100)
+    assert stall is not None
+    assert 2.0 <= at <= 2.3
+
+
 @given(gap_s=st.floats(0.0, 3600.0))
 def test_time_in_which_the_agent_did_not_run_is_not_held_against_the_ranks(gap_s):
     watchdog = Watchdog(BOUNDS, INTERVAL_S)

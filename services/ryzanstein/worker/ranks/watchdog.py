@@ -89,10 +89,13 @@ class Watchdog:
         self._times.add(step_s, num_tokens)
 
     def bound_s(self, ranks: Sequence[RankProgress]) -> float:
-        """Returns how long the ranks may stay where they are."""
+        """Returns how long the ranks may stay where they are.
+
+        Between steps the board still shows the tokens of the last step, which no longer count.
+        """
         if any(rank.phase == PROFILE for rank in ranks):
             return self._bounds.profile_s
-        num_tokens = max(rank.num_tokens for rank in ranks)
+        num_tokens = max((rank.num_tokens for rank in ranks if rank.in_step), default=0)
         return max(self._bounds.min_s, self._bounds.factor * self._times.expected_s(num_tokens))
 
     def observe(
