@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +76,38 @@ def test_a_shortage_is_remembered_and_forgotten(run, group, answer) -> None:
     assert len(it.ranks.plans[-1].token_ids) == 8
     it.drain()
     assert tokens(it) == {(m.group, 0): answer(m, 0)[0] for m in messages}
+
+
+def test_a_long_prompt_with_memory_for_few_tokens_takes_many_short_steps(run, group, answer) -> None:
+    it = run(num_blocks=256, block_size=4, max_sequences=8, token_budget=512)
+    it.ranks.short = lambda plan: len(plan.token_ids) > 2
+    message = group(1, list(range(90)), max_tokens=4)
+    it.engine.submit(message)
+    num_plans: list[int] = []
+    accepted = []
+    while it.engine.has_work:
+        accepted += it.step().accepted
+        num_plans.append(len(it.ranks.plans))
+        assert accepted == [1] or len(num_plans) == 1, "its router hears of it after the second step"
+    assert num_plans[0] <= 8, "each execution that is too large halves the next one"
+    assert {b - a for a, b in pairwise(num_plans)} == {1}
+    assert it.tokens[1, 0] == answer(message, 0)[0]
+
+
+def test_decodes_go_on_beside_a_prompt_that_memory_makes_slow(run, group, answer) -> None:
+    it = run(num_blocks=256, block_size=4, max_sequences=8, token_budget=512)
+    messages = [group(i, [i, i], max_tokens=60) for i in range(4)]
+    for message in messages:
+        it.engine.submit(message)
+    it.step()
+    it.ranks.short = lambda plan: len(plan.token_ids) > 1
+    it.engine.submit(group(9, [9] * 80, max_tokens=2))
+    it.step()
+    for _ in range(40):
+        assert sorted(set(it.step().groups)) == [0, 1, 2, 3]
+    it.drain()
+    assert len(it.tokens[9, 0]) == 2
+    assert {i: it.tokens[i, 0] for i in range(4)} == {m.group: answer(m, 0)[0] for m in messages}
 
 
 def test_a_single_token_is_always_tried() -> None:

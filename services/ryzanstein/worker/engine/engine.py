@@ -100,13 +100,14 @@ class Engine:
         self._groups.expire(self._clock())
         if self._scheduler.gives_back:
             self._executor.rearrange(self._scheduler.give_back())
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(self._thrift.limit)
         self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
         if batch:
+            num_before = self._prefill_tokens
             self._run(batch)
-            self._pace.step(batch.num_tokens - batch.num_decodes, self._timer() - began)
+            self._pace.step(self._prefill_tokens - num_before, self._timer() - began)
         return self._outcome.take(self._step, self.stats(), self._timer() - began)
 
     def stats(self) -> EngineStats:
@@ -136,11 +137,17 @@ class Engine:
         )
 
     def _run(self, batch: Batch) -> None:
-        """Executes a batch: at once, or in parts if there is not enough memory for all of it."""
+        """Executes a batch: at once, or in parts if there is not enough memory for all of it.
+
+        A part that turns out to be too large is not finished: after its first half, the next step
+        plans the rest. Otherwise a long prompt would be computed a few tokens at a time within one
+        step, which no router hears of.
+        """
+        shortage = ""
         if self._thrift.allows(batch.num_tokens) and not (shortage := self._execute(batch)):
             self._thrift.went(batch.num_tokens)
         elif batch.num_tokens > 1:
-            for part in batch.halves():
+            for part in batch.halves()[: 1 if shortage else 2]:
                 self._run_part(part)
         else:
             ((sequence, _),) = batch.members

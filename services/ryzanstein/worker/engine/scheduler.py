@@ -70,13 +70,13 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> Batch:
-        """Returns the next step's batch.
+    def schedule(self, max_prefill: int) -> Batch:
+        """Returns the next step's batch, with at most `max_prefill` prompt tokens.
 
         It is empty only if there is no sequence at all, or if the first one does not fit the blocks
         that are left to the engine.
         """
-        self._limit = self._step_limit()
+        self._limit = self._step_limit(max_prefill)
         self._admit()
         batch = Batch()
         self._take_decodes(batch)
@@ -160,14 +160,19 @@ class Scheduler:
         """Returns the mean number of uncached prompt tokens of the sequences admitted so far."""
         return (self.num_prefix_queries - self.num_prefix_hits) / max(1, self._num_admitted)
 
-    def _step_limit(self) -> int:
+    def _step_limit(self, max_prefill: int) -> int:
         """Returns the token limit of the next step.
 
-        While sequences decode, it is lowered to meet the objective for the time per token.
+        It is lowered when memory is short, and, while sequences decode, to meet the objective for
+        the time per token.
         """
         budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
-        num_decodes = sum(sequence.num_pending == 1 for sequence in self.running) if objective_s else 0
-        return min(budget, num_decodes + self._pace.chunk(objective_s)) if num_decodes else budget
+        if not objective_s and max_prefill >= budget:
+            return budget
+        num_decodes = sum(sequence.num_pending == 1 for sequence in self.running)
+        if objective_s and num_decodes:
+            max_prefill = min(max_prefill, self._pace.chunk(objective_s))
+        return min(budget, num_decodes + max_prefill)
 
     def _admit(self) -> None:
         self.num_places = self._settings.max_sequences

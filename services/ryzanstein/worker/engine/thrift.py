@@ -18,9 +18,14 @@ class Thrift:
         self._good = 0
         self.num_shortages = 0
 
+    @property
+    def limit(self) -> int:
+        """How many tokens may be tried. A single one is always tried."""
+        return max(1, self._limit)
+
     def allows(self, num_tokens: int) -> bool:
-        """Returns whether a step of so many tokens may be tried. A single token is always tried."""
-        return num_tokens <= max(1, self._limit)
+        """Returns whether an execution of so many tokens may be tried."""
+        return num_tokens <= self.limit
 
     def short(self, num_tokens: int) -> None:
         """Records that memory ran out for so many tokens."""
