@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cluster import Node, NodeState
+from ryzanstein.cluster import NO_MODEL, ModelReport, Node, NodeState
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ChangeMissedError, ClusterView, View
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -90,10 +90,11 @@ class Followed:
     def __init__(self) -> None:
         self.addresses: frozenset[str] = frozenset()
         self.draining: frozenset[str] = frozenset()
+        self.models: frozenset[str] = frozenset()
         self.times = 0
 
-    def follow(self, addresses: Any, draining: Any = ()) -> None:
-        self.addresses, self.draining = frozenset(addresses), frozenset(draining)
+    def follow(self, addresses: Any, draining: Any = (), models: Any = ()) -> None:
+        self.addresses, self.draining, self.models = frozenset(addresses), frozenset(draining), frozenset(models)
         self.times += 1
 
 
@@ -116,6 +117,19 @@ def test_a_view_is_a_snapshot_and_the_changes_since() -> None:
     assert view.addresses == {"127.0.0.1:98", "127.0.0.1:99"}
     assert view.draining == {"c"}
     assert view.version == 6
+
+
+def test_the_models_of_a_view_are_those_that_its_nodes_serve_load_again_or_let_sleep() -> None:
+    reports = (
+        ModelReport("ready", state=NodeState.READY),
+        ModelReport("restarts", state=NodeState.RECOVERING, reason="rank 0 was killed"),
+        ModelReport("asleep", state=NodeState.STARTING, reason=NO_MODEL, asleep=True),
+        ModelReport("unloaded", state=NodeState.STARTING, reason=NO_MODEL),
+        ModelReport("refused", state=NodeState.FAILED, reason="too large"),
+    )
+    view = View()
+    view.apply(snapshot(1, node("a", model="ready", models=reports, memory_bytes=1), node("b", model="older"), node("c")))
+    assert view.models == {"ready", "restarts", "asleep", "older"}
 
 
 @pytest.mark.parametrize("version", [4, 6, 0])
@@ -145,8 +159,11 @@ async def test_members_come_and_go_and_fixed_nodes_stay(scripted: ScriptedOrches
     await until(lambda: links.addresses == {"fixed:1", "127.0.0.1:97"})
     scripted.say(joined(3, node("a", drain_requested=True)))
     await until(lambda: links.draining == {"a"})
-    scripted.say(left(4, "a"))
+    scripted.say(joined(4, node("a", drain_requested=True, model="demo")))
+    await until(lambda: links.models == {"demo"})
+    scripted.say(left(5, "a"))
     await until(lambda: links.addresses == {"fixed:1"})
+    assert links.models == set()
 
 
 async def test_a_node_in_a_state_of_newer_nodes_is_a_member_and_the_view_is_followed_on(
@@ -173,8 +190,8 @@ async def test_a_view_that_fails_is_followed_again_and_misses_nothing(
     telemetry = RouterTelemetry()
 
     class Failing(Followed):
-        def follow(self, addresses: Any, draining: Any = ()) -> None:
-            super().follow(addresses, draining)
+        def follow(self, addresses: Any, draining: Any = (), models: Any = ()) -> None:
+            super().follow(addresses, draining, models)
             if self.times == 2:
                 raise KeyError("nobody has thought of this")
 

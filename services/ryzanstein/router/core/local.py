@@ -228,7 +228,7 @@ class LocalCore:
         Raises NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND.
         """
         known = self._links.known_models
-        if name in known:
+        if name and self._links.knows(name):
             return name
         if not known:
             self._telemetry.refused.labels("no_nodes").inc()

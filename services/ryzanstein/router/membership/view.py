@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 import structlog
 
-from ryzanstein.cluster import Node
+from ryzanstein.cluster import NO_MODEL, Node, NodeState
+from ryzanstein.generation import MAX_NAME_CHARS
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import open_channel
@@ -33,8 +34,8 @@ LONGEST_BACKOFF_S = 2.0
 class ViewObserver(Protocol):
     """Receives the view."""
 
-    def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
-        """Called with the addresses in the cluster, and the ids of nodes that take nothing new."""
+    def follow(self, addresses: Collection[str], draining: Collection[str] = (), models: Collection[str] = ()) -> None:
+        """Called with the addresses in the cluster, the ids of nodes that take nothing new, and all models."""
         ...
 
 
@@ -77,6 +78,21 @@ class View:
     def draining(self) -> frozenset[str]:
         return frozenset(node.node_id for node in self.nodes.values() if node.drain_requested)
 
+    @property
+    def models(self) -> frozenset[str]:
+        """The models of all nodes, ready or not, without those that a node refused or unloaded for good."""
+        names = (name for node in self.nodes.values() for name in _models_of(node))
+        return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
+
+
+def _models_of(node: Node) -> Iterator[str]:
+    if not node.plural:
+        yield node.model
+    for report in node.models:
+        unloaded = report.state is NodeState.STARTING and report.reason == NO_MODEL and not report.asleep
+        if report.state is not NodeState.FAILED and not unloaded:
+            yield report.model
+
 
 class ClusterView:
     """Keeps a `ViewObserver` up to date.
@@ -93,11 +109,11 @@ class ClusterView:
         self._cache = cache
         self._telemetry = telemetry
         self._view = View()
-        self._notified: tuple[frozenset[str], frozenset[str]] | None = None
+        self._notified: tuple[frozenset[str], ...] | None = None
 
     async def start(self) -> None:
         """Notifies the observer of what is known before the orchestrator was contacted."""
-        self._tell(self._fixed | await self._cache.load(), frozenset())
+        self._tell(self._fixed | await self._cache.load(), frozenset(), frozenset())
 
     async def run(self, address: str) -> None:
         """Follows the orchestrator until cancelled, through its restarts and its absence."""
@@ -136,16 +152,16 @@ class ClusterView:
 
     async def _changed(self) -> None:
         addresses = self._view.addresses | self._fixed
-        if self._tell(addresses, self._view.draining) and self._view.addresses:
+        if self._tell(addresses, self._view.draining, self._view.models) and self._view.addresses:
             await self._cache.save(self._view.addresses)
 
-    def _tell(self, addresses: frozenset[str], draining: frozenset[str]) -> bool:
-        """Notifies the observer.
+    def _tell(self, *said: frozenset[str]) -> bool:
+        """Notifies the observer of addresses, draining nodes and models.
 
         Returns False if nothing changed: most deltas only change a load.
         """
-        if (addresses, draining) == self._notified:
+        if said == self._notified:
             return False
-        self._membership.follow(addresses, draining)
-        self._notified = addresses, draining
+        self._membership.follow(*said)
+        self._notified = said
         return True

@@ -44,6 +44,10 @@ _SERVING = (NodeState.READY, NodeState.DRAINING, NodeState.UNSPECIFIED)
 class LinkObserver(Protocol):
     """Receives what happens to a link. Its methods must neither block nor raise."""
 
+    def outlives(self, link: NodeLink) -> bool:
+        """Returns whether a departed link connects again."""
+        ...
+
     def link_up(self, link: NodeLink, restarted: bool) -> None:
         """Called when the link is up. `restarted`: the node is a different process than before."""
         ...
@@ -177,7 +181,7 @@ class NodeLink:
     async def run(self) -> None:
         """Connects and reconnects until the node has departed. Cancelling it closes the link."""
         backoff_s = FIRST_BACKOFF_S
-        while not self.departed:
+        while not self.departed or self._observer.outlives(self):
             if await self._stream():
                 backoff_s = FIRST_BACKOFF_S
             # Jitter, so that many routers do not reconnect to a restarted node at the same moment.

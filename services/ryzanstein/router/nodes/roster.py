@@ -1,7 +1,7 @@
 """All links, and this router's first-hand knowledge: which nodes are linked, healthy and usable.
 
 Membership decides which nodes to link; the links show which are alive. A node that left the
-membership keeps its link until the stream ends, so a lease that an orchestrator's restart lost
+membership keeps its links until they have all ended, so a lease that an orchestrator's restart lost
 breaks nothing.
 """
 
@@ -19,6 +19,7 @@ from ryzanstein.cluster import NO_MODEL, Beat, NodeState
 from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
+from ryzanstein.router.nodes.departed import DepartedModels
 from ryzanstein.router.nodes.frames import AttemptSink
 from ryzanstein.router.nodes.link import CLOSED, NodeLink
 from ryzanstein.router.nodes.phi_detector import PhiThresholds
@@ -83,15 +84,17 @@ class Roster:
         self._breakers: dict[str, Breaker] = {}
         self._draining: frozenset[str] = frozenset()
         self._suspected: set[str] = set()
+        self._listed_models: frozenset[str] = frozenset()
+        self._departed_models = DepartedModels(time.monotonic)
         self._losses = RecentLosses()
         self._changed = asyncio.Event()
 
-    def follow(self, addresses: Collection[str], draining: Collection[str] = ()) -> None:
-        """Links exactly these addresses. Links to others end when their stream does.
+    def follow(self, addresses: Collection[str], draining: Collection[str] = (), models: Collection[str] = ()) -> None:
+        """Links exactly these addresses. The links to another address end when none of them is up.
 
-        `draining`: node ids.
+        `draining`: node ids. `models`: what the nodes serve, as the orchestrator knows it.
         """
-        self._draining = frozenset(draining)
+        self._draining, self._listed_models = frozenset(draining), frozenset(models)
         known = {link.address: link for link in self._running() if not link.model}
         for address in sorted(addresses):
             link = known.pop(address, None)
@@ -127,7 +130,7 @@ class Roster:
 
     def _depart(self, link: NodeLink) -> None:
         link.departed = True
-        if not link.connected:
+        if not link.connected and not self.outlives(link):
             self._close(link)
 
     def _open(self, address: str, model: str = "") -> None:
@@ -142,10 +145,26 @@ class Roster:
         task.cancel()
         self._closing.add(task)
 
+    def outlives(self, link: NodeLink) -> bool:
+        """Returns whether the node of a departed link is up and still has the link's model.
+
+        The orchestrator may have lost sight of a node that other links reach.
+        """
+        links = [other for other in self._tasks if other.address == link.address]
+        listed = {model for first in links if not first.model for model in ("", *_further_models(first.beat))}
+        return link.model in listed and any(other.connected for other in links)
+
     def _gone(self, link: NodeLink, task: asyncio.Task[None]) -> None:
         self._tasks.pop(link, None)
         self._closing.discard(task)
+        if link.known_model and link.departed and not self._unlisted(link):
+            self._departed_models.add(link.known_model)
         self._forget_names(link, but="")
+
+    def _unlisted(self, link: NodeLink) -> bool:
+        """Returns whether the link's node is still linked and no longer has its model."""
+        firsts = [first for first in self._tasks if not first.model and first.address == link.address]
+        return bool(link.model) and any(link.model not in _further_models(first.beat) for first in firsts)
 
     def _forget_names(self, link: NodeLink, but: str) -> None:
         """Forgets the node ids that this link no longer represents."""
@@ -298,10 +317,17 @@ class Roster:
 
     @property
     def known_models(self) -> frozenset[str]:
-        """The models of all nodes that were ever linked and have not departed, ready or not."""
+        """The models of all nodes that were ever linked and have not departed, ready or not.
+
+        Also those that the orchestrator lists.
+        """
         links = self._nodes.values()
         listed = (model for link in links for model in (link.known_model, *_further_models(link.beat)))
-        return frozenset(model for model in listed if model)
+        return self._listed_models | frozenset(model for model in listed if model)
+
+    def knows(self, model: str) -> bool:
+        """Returns whether a node has the model, or had it lately and disappeared with it."""
+        return model in self.known_models or model in self._departed_models
 
     @property
     def members(self) -> Mapping[str, str]:
