@@ -21,6 +21,7 @@ class Node:
         self.late: dict[str, tuple[int, int]] = {}  # rounds left, the lower limit
         self.demand: dict[str, int] = {}
         self.sent: dict[str, int] = {}
+        self.dying: dict[str, int] = {}  # what lost ranks hold until they have ended
 
     def join(self, key: str, member: KvMember) -> None:
         self.members[key] = member
@@ -28,12 +29,19 @@ class Node:
         self.demand.setdefault(key, 0)
         self.late.pop(key, None)
 
-    def end(self, key: str, *, leave: bool) -> None:
-        (self.shares.leave if leave else self.shares.lose)(key)
-        self.limits.pop(key, None)
+    def lose(self, key: str) -> None:
+        self.shares.lose(key)
         self.late.pop(key, None)
-        if leave:
-            del self.members[key]
+        self.dying[key] = self.limits.pop(key)
+
+    def free(self, key: str) -> None:
+        self.shares.free(key)
+        del self.dying[key]
+
+    def leave(self, key: str) -> None:
+        self.shares.leave(key)
+        for known in (self.limits, self.late, self.dying, self.members):
+            known.pop(key, None)
 
     def round(self) -> int:
         """Returns how many limits were sent."""
@@ -57,7 +65,8 @@ class Node:
 
     @property
     def used_bytes(self) -> int:
-        return sum(limit * self.members[key].block_bytes for key, limit in self.limits.items())
+        held = self.limits | self.dying
+        return sum(limit * self.members[key].block_bytes for key, limit in held.items())
 
     @property
     def total_bytes(self) -> int:
@@ -89,15 +98,25 @@ class SharesMachine(RuleBasedStateMachine):
         self.node.join(str(self.count), member)
 
     @precondition(lambda self: self.node.members)
-    @rule(data=st.data(), leave=st.booleans())
-    def end(self, data, leave) -> None:
-        self.node.end(data.draw(st.sampled_from(sorted(self.node.members))), leave=leave)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        self.node.leave(data.draw(st.sampled_from(sorted(self.node.members))))
         self.excess = max(0, self.node.used_bytes - self.node.total_bytes)
 
-    @precondition(lambda self: set(self.node.members) - set(self.node.limits))
+    @precondition(lambda self: self.node.limits)
+    @rule(data=st.data())
+    def lose(self, data) -> None:
+        self.node.lose(data.draw(st.sampled_from(sorted(self.node.limits))))
+
+    @precondition(lambda self: self.node.dying)
+    @rule(data=st.data())
+    def lost_ranks_end(self, data) -> None:
+        self.node.free(data.draw(st.sampled_from(sorted(self.node.dying))))
+
+    @precondition(lambda self: set(self.node.members) - set(self.node.limits) - set(self.node.dying))
     @rule(data=st.data())
     def return_of_ranks(self, data) -> None:
-        key = data.draw(st.sampled_from(sorted(set(self.node.members) - set(self.node.limits))))
+        key = data.draw(st.sampled_from(sorted(set(self.node.members) - set(self.node.limits) - set(self.node.dying))))
         self.node.join(key, self.node.members[key])
 
     @precondition(lambda self: self.node.limits)
@@ -120,7 +139,7 @@ class SharesMachine(RuleBasedStateMachine):
         for member in node.members.values():
             assert member.own_blocks >= 1
 
-    @precondition(lambda self: self.node.limits)
+    @precondition(lambda self: self.node.limits and not self.node.dying)
     @rule(data=st.data())
     def what_is_guaranteed_comes_back(self, data) -> None:
         key = data.draw(st.sampled_from(sorted(self.node.limits)))
@@ -207,7 +226,8 @@ def test_ranks_that_return_start_with_what_is_not_lent_and_soon_have_all() -> No
     node.demand["busy"] = 1000
     for _ in range(5):
         node.round()
-    node.end("idle", leave=False)
+    node.lose("idle")
+    node.free("idle")
     node.join("idle", node.members["idle"])
     assert node.limits["idle"] == 10
     node.demand["idle"] = 160
@@ -216,12 +236,26 @@ def test_ranks_that_return_start_with_what_is_not_lent_and_soon_have_all() -> No
     assert node.limits["idle"] == 160
 
 
+def test_what_lost_ranks_borrowed_is_lent_to_nobody_before_they_have_ended() -> None:
+    node = pair()
+    node.demand["busy"] = 1000
+    for _ in range(3):
+        node.round()
+    node.lose("busy")
+    node.demand["idle"] = 160
+    assert sum(node.round() for _ in range(5)) == 0
+    assert node.limits == {"idle": 10}
+    node.free("busy")
+    node.round()
+    assert node.limits == {"idle": 160}
+
+
 def test_memory_of_a_model_that_left_is_overdrawn_until_it_is_given_back() -> None:
     node = pair(delay=1)
     node.demand["busy"] = 1000
     for _ in range(5):
         node.round()
-    node.end("idle", leave=True)
+    node.leave("idle")
     assert node.shares.overdrawn_bytes == 1500
     for _ in range(3):
         node.round()

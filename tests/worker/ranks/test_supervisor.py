@@ -42,6 +42,9 @@ class Listener:
         self.recoveries.append(recovery)
         self.lost.put_nowait(loss)
 
+    def on_ended(self):
+        pass
+
     def on_failed(self, reason):
         self.failures.append(reason)
 
@@ -87,6 +90,18 @@ async def test_lost_ranks_are_replaced_by_new_processes(listener, supervise):
     assert [(loss.rank, loss.cause) for loss in listener.losses] == [(1, LossCause.DIED)]
     assert set(pids).isdisjoint(progress.pid for progress in second.progress())
     assert not any(map(exists, pids))
+
+
+async def test_the_end_of_lost_ranks_is_reported_once_no_process_is_left(listener, supervise):
+    supervise("echo", RecoveryPolicy())
+    pids = [progress.pid for progress in (await listener.next_group()).progress()]
+    listener.on_lost = lambda loss, recovery: seen_alive.append([pid for pid in pids if exists(pid)])
+    listener.on_ended = lambda: seen_ended.append([pid for pid in pids if exists(pid)])
+    seen_alive, seen_ended = [], []
+    os.kill(pids[1], signal.SIGKILL)
+    await listener.next_group()
+    assert seen_alive[0], "the loss is reported while a rank still runs"
+    assert seen_ended == [[]]
 
 
 def parent(pid: int) -> int:

@@ -59,7 +59,11 @@ class KvUse:
 
 @dataclass(slots=True)
 class _Share:
-    """The share of one model. `sent` and `confirmed` are limits in blocks; both are 0 without ranks."""
+    """The share of one model.
+
+    `sent` and `confirmed` are limits in blocks; both are 0 once its ranks have ended. `present`: its
+    engine takes limits.
+    """
 
     member: KvMember
     sent: int = 0
@@ -70,7 +74,7 @@ class _Share:
 
     @property
     def committed_bytes(self) -> int:
-        """The memory that its engine may use now."""
+        """The memory that its engine may use now, or that its lost ranks may still hold."""
         return max(self.sent, self.confirmed) * self.member.block_bytes
 
     @property
@@ -124,11 +128,15 @@ class KvShares:
         return limit
 
     def lose(self, key: Hashable) -> None:
-        """Records that a model's ranks have ended. Its own memory is kept for their return."""
+        """Records that a model's ranks are lost. What they may use is theirs until `free`."""
         if (share := self._shares.get(key)) is not None:
-            share.sent = share.confirmed = 0
             share.present = share.wants = False
             share.needs.clear()
+
+    def free(self, key: Hashable) -> None:
+        """Records that the lost ranks have ended. The model's own memory is kept for their return."""
+        if (share := self._shares.get(key)) is not None and not share.present:
+            share.sent = share.confirmed = 0
 
     def leave(self, key: Hashable) -> None:
         """Removes a model whose ranks have ended and will not return."""
@@ -143,7 +151,7 @@ class KvShares:
             share.needs.append(use.held + use.wanted)
 
     def limit(self, key: Hashable) -> int:
-        """Returns the limit that was last sent, in blocks; 0 for a model without ranks."""
+        """Returns the limit that was last sent, in blocks; 0 once a model's ranks have ended."""
         share = self._shares.get(key)
         return share.sent if share is not None else 0
 

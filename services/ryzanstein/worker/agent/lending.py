@@ -22,7 +22,8 @@ _OVERDRAWN_S = 5.0
 class Borrower(Hashable, Protocol):
     """A version of a model with its engine's last statistics; see `version.ModelVersion`."""
 
-    stats: EngineStats
+    @property
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,14 @@ class KvLending:
             self._company.set()
 
     def lose(self, version: Borrower) -> None:
-        """Records that the ranks are lost and will be restarted: what is their own stays reserved."""
+        """Records that the ranks are lost and are being ended: nothing of theirs is lent before `free`."""
         self._engines.pop(version, None)
         self._shares.lose(version)
+
+    def free(self, version: Borrower) -> None:
+        """Records that lost ranks, which may be restarted, have ended. Their own memory stays reserved."""
+        self._shares.free(version)
+        self._company.set()  # for one round, even if only one engine is left
 
     def leave(self, version: Borrower) -> None:
         """Records that the ranks have ended and their memory is free."""

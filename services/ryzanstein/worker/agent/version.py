@@ -68,6 +68,7 @@ class ModelVersion:
             on_change=on_change,
             on_ready=partial(lending.join, self),
             on_gone=self._on_gone,
+            on_freed=partial(lending.free, self),
             on_ended=self._on_ended,
             templates=templates,
         )

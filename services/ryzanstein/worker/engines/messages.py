@@ -42,7 +42,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     compiled for the machine or packaged for a level; empty without. The engine may use `num_blocks`
     until the agent sets another limit, of at most `max_blocks`; 0: no more. `block_bytes` is the
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
-    empty if they can.
+    empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
+    of it rests on, in nats for each token; None if it was set.
     """
 
     rank: int
@@ -59,6 +60,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     max_blocks: int = 0
     block_bytes: int = 0
     without_lending: str = ""
+    quantization: str = "none"
+    divergence: float | None = None
 
 
 EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile

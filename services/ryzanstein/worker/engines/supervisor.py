@@ -35,6 +35,10 @@ class RankListener(Protocol):
         """
         ...
 
+    def on_ended(self) -> None:
+        """The processes of a lost group have ended: their memory is free."""
+        ...
+
     def on_failed(self, reason: str) -> None:
         """The model is refused."""
         ...
@@ -76,6 +80,7 @@ class Supervisor:
                 return
             finally:
                 await _to_the_end(group.end(graceful=graceful))
+            self._listener.on_ended()
             await self._engines.lost(loss, served=self._served)
             await self._pause(recovery.pause_s)
 

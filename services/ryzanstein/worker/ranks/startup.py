@@ -76,7 +76,8 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending)
+    weights = (runner.quantization, runner.divergence)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
