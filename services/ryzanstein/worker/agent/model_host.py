@@ -80,9 +80,10 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_ready` is called with new ranks before anything is sent to them, and `on_ended` when the
-    memory of ended ranks is free. `on_gone` is called with the reason why everything that ran is gone,
-    and whether that is the node's fault. `recent_losses` carry the Unix time in seconds at which the ranks were lost.
+    `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
+    have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
+    called with the reason why everything that ran is gone, and whether that is the node's fault.
+    `recent_losses` carry the Unix time in seconds at which the ranks were lost.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ModelHost:
         *,
         on_change: Callable[[], None],
         on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
+        on_freed: Callable[[], None],
         on_ended: Callable[[], None],
         on_gone: Callable[[RyzansteinError, bool], None],
         templates: ChatRenderer,
@@ -100,7 +102,7 @@ class ModelHost:
         self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
         self._log = log.bind(node_id=settings.node_id)
         self._on_change, self._on_gone = on_change, on_gone
-        self._on_ready, self._on_ended = on_ready, on_ended
+        self._on_ready, self._on_freed, self._on_ended = on_ready, on_freed, on_ended
         self._templates = templates
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -237,7 +239,10 @@ class ModelHost:
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
-        self._log.info("ranks ready", tp=len(ranks), **sizes, kernels=lead.kernels or "torch's operators", **phases)
+        kernels = lead.kernels or "torch's operators"
+        self._log.info("ranks ready", tp=len(ranks), **sizes, quantization=lead.quantization, kernels=kernels, **phases)
+        if lead.divergence is not None:
+            self._log.info("quantization chosen", quantization=lead.quantization, int8_divergence=round(lead.divergence, 6))
         if lead.without_kernels:
             self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:
@@ -260,6 +265,9 @@ class ModelHost:
         error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
         self._on_gone(error, True)
 
+    def on_ended(self) -> None:
+        self._on_freed()
+
     def on_failed(self, reason: str) -> None:
         self._slept = None
         self._become(NodeState.FAILED, reason)
@@ -272,6 +280,7 @@ class ModelHost:
         self.serving = None
         self.on_failed(f"{type(error).__name__}: {error}")
         self._on_gone(errors.unavailable("NODE_NOT_READY", f"the supervisor of the ranks failed: {self.reason}"), True)
+        self._on_freed()
 
     def _become(self, state: NodeState, reason: str) -> None:
         self.state, self.reason = state, reason

@@ -86,6 +86,7 @@ class NodeAgent:
         self.lending = lending or KvLending(settings.beat_busy_s)
         self.version = self.new_version()
         self._retiring: list[ModelVersion] = []
+        self._waking: dict[ModelVersion, asyncio.Task[None]] = {}
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         self.background = telemetry.background
         self._links: list[RouterLink] = []
@@ -335,11 +336,23 @@ class NodeAgent:
         return True
 
     async def _wake(self, version: ModelVersion) -> None:
-        if version.host.asleep:
-            self._telemetry.wakes.inc()
-            if self.room is not None:
-                await self.room.take()
-            await version.host.wake()
+        """Returns when the version's ranks serve or have failed to start, at once if they do not sleep.
+
+        Attempts at the same time wait for the same start. It goes on when they are cancelled: half
+        of it would leave memory taken.
+        """
+        if not version.host.asleep:
+            return
+        self._telemetry.wakes.inc()
+        if version not in self._waking:
+            self._waking[version] = self.background.once("wake", self._start_again(version))
+            self._waking[version].add_done_callback(lambda _: self._waking.pop(version))
+        await asyncio.shield(self._waking[version])
+
+    async def _start_again(self, version: ModelVersion) -> None:
+        if self.room is not None:
+            await self.room.take()
+        await version.host.wake()
 
     def _admit(self, version: ModelVersion, attempt: Attempt) -> TextModel:
         """Returns the text model if the attempt may be tokenized; raises the refusal otherwise."""

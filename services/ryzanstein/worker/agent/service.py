@@ -57,6 +57,7 @@ class WorkerServicer(WorkerServiceServicer):
         finally:
             reader.cancel()
             taker.cancel()
+            stream.close()
             node.disconnect(link)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Attempt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
-from ryzanstein.worker.agent.inbox import ReadAhead
+from ryzanstein.worker.agent.inbox import MAX_BYTES, ReadAhead
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.routers import RouterLink
 
@@ -18,10 +19,17 @@ _BEATS_MISSED = 4
 
 
 class RouterStream:
-    """The reading side of a link. `read` and `take_all` run as tasks until the link ends."""
+    """The reading side of a link.
+
+    `read` and `take_all` run as tasks until the link ends; then call `close`. Attempts for a model
+    that sleeps wait beside the stream, so that what follows them, above all their cancels, is
+    handled meanwhile.
+    """
 
     def __init__(self, node: NodeAgent, link: RouterLink) -> None:
         self._node, self._link = node, link
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._waiting_bytes = 0
 
     async def read(self, requests: AsyncIterator[pb.ConnectRequest], beat_interval_s: float | None, ahead: ReadAhead) -> None:
         """Reads the router's frames into `ahead`.
@@ -65,12 +73,12 @@ class RouterStream:
             case "submit":
                 await self._submit(request.submit)
             case "cancel":
-                self._node.cancel(self._link, request.cancel.handle)
+                self._cancel(request.cancel.handle)
             case frame:
                 raise errors.invalid("frame", "must be submit, cancel or beat after the first hello", frame)
 
     async def _submit(self, submit: pb.Submit) -> None:
-        if submit.handle in self._link.handles:
+        if submit.handle in self._link.handles or submit.handle in self._waiting:
             raise errors.invalid("submit.handle", "must not be in use on this stream", submit.handle)
         try:
             attempt = attempt_from_wire(submit)
@@ -78,7 +86,35 @@ class RouterStream:
             ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
             self._node.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
             return
-        await self._node.submit(self._link, submit.handle, attempt)
+        # What waits is bounded as what is read ahead; beyond that the stream itself waits.
+        if self._node.host.asleep and self._waiting_bytes < MAX_BYTES:
+            self._wait(submit.handle, attempt, submit.ByteSize())
+        else:
+            await self._node.submit(self._link, submit.handle, attempt)
+
+    def _wait(self, handle: int, attempt: Attempt, size: int) -> None:
+        task = self._node.background.once("waking_attempt", self._waited(handle, attempt))
+        self._waiting[handle] = task
+        self._waiting_bytes += size
+        task.add_done_callback(lambda _: self._over(handle, size))
+
+    async def _waited(self, handle: int, attempt: Attempt) -> None:
+        with _ending(self._link):
+            await self._node.submit(self._link, handle, attempt)
+
+    def _over(self, handle: int, size: int) -> None:
+        del self._waiting[handle]
+        self._waiting_bytes -= size
+
+    def _cancel(self, handle: int) -> None:
+        if (waiting := self._waiting.get(handle)) is not None:
+            waiting.cancel()
+        self._node.cancel(self._link, handle)
+
+    def close(self) -> None:
+        """Cancels the attempts that wait."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
 
     def _silence_s(self, beat_interval_s: float | None) -> float | None:
         """Returns how long the router may be silent; None: for ever."""

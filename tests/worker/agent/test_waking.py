@@ -1,0 +1,162 @@
+"""Attempts that wait for a model that sleeps, and what their router sends after them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
+from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.wire.attempts import submit_now
+from ryzanstein.worker.agent.inbox import ReadAhead
+from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom
+from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.agent.stream import RouterStream
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
+
+SETTINGS = WorkerSettings(_env_file=None)  # type: ignore[call-arg]
+
+
+def attempt(number: int, text: str = "hello") -> Attempt:
+    request = GenerationRequest("", TextPrompt(text), SamplingParams(max_tokens=2, seed=number))
+    return Attempt(f"g{number}", 1, request, (ChoiceProgress(),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - a frame tells nobody that it was handled
+            await asyncio.sleep(0.002)
+
+
+class SleepingNode:
+    """A node whose model sleeps, and one router's stream."""
+
+    def __init__(self) -> None:
+        self.ranks = SimulatedRanks(random.Random(1), RankProfile(server_s=0.01, start_s=0.01, step_s=0.001))
+        self.node = NodeAgent(
+            SETTINGS, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=self.ranks.new_server
+        )
+        self.ahead = ReadAhead()
+
+    async def start(self) -> None:
+        choice = ModelChoice.at(str(MODEL_DIR))
+        await self.node.host.load(choice)
+        await self.node.host.settled(choice)
+        await self.node.sleep()
+        assert self.node.host.asleep
+        self.connect()
+
+    def connect(self) -> RouterLink:
+        self.link = self.node.connect("router-t")
+        self.stream = RouterStream(self.node, self.link)
+        self.taker = self.node.background.once("link_taker", self.stream.take_all(self.ahead))
+        return self.link
+
+    async def send(self, *frames: pb.ConnectRequest) -> None:
+        for frame in frames:
+            await self.ahead.put(frame)
+
+    def disconnect(self) -> None:
+        self.taker.cancel()
+        self.stream.close()
+        self.node.disconnect(self.link)
+
+    async def outputs(self, num_ended: int) -> tuple[list[int], list[int]]:
+        """The handles that finished and those that failed, once there are so many."""
+        finished: list[int] = []
+        failed: list[int] = []
+        async with asyncio.timeout(20):
+            async for frame in self.link.frames():
+                finished += [row.handle for row in frame.output.finished]
+                failed += [row.handle for row in frame.output.failed]
+                if len(finished) + len(failed) >= num_ended:
+                    break
+        return finished, failed
+
+    @property
+    def waiting(self) -> set[int]:
+        return set(self.stream._waiting)
+
+
+def submit(number: int, text: str = "hello") -> pb.ConnectRequest:
+    return pb.ConnectRequest(submit=submit_now(attempt(number, text), number))
+
+
+def cancel(number: int) -> pb.ConnectRequest:
+    return pb.ConnectRequest(cancel=pb.Cancel(handle=number))
+
+
+@pytest.fixture
+async def sleeping() -> AsyncIterator[SleepingNode]:
+    node = SleepingNode()
+    await node.start()
+    yield node
+    node.disconnect()
+    await node.node.unload()
+    await node.node.background.close()
+
+
+async def test_a_cancel_is_handled_while_its_attempt_waits_for_the_model(sleeping: SleepingNode) -> None:
+    sleeping.ranks.fail_next_start(StartFault(extra_s=3600))
+    await sleeping.send(submit(1), submit(2), cancel(1), submit(3, ""))
+    assert await sleeping.outputs(1) == ([], [3])
+    await until(lambda: sleeping.waiting == {2})
+    assert sleeping.node.host.asleep
+
+
+async def test_attempts_that_waited_are_answered_when_the_model_is_loaded(sleeping: SleepingNode) -> None:
+    await sleeping.send(submit(1), submit(2), submit(3), cancel(2))
+    finished, failed = await sleeping.outputs(2)
+    assert (sorted(finished), failed) == ([1, 3], [])
+    assert not sleeping.waiting
+    assert sleeping.stream._waiting_bytes == 0
+
+
+async def test_a_handle_that_waits_is_in_use(sleeping: SleepingNode) -> None:
+    sleeping.ranks.fail_next_start(StartFault(extra_s=3600))
+    await sleeping.send(submit(1), submit(1))
+    await until(lambda: sleeping.link.closed)
+
+
+async def test_the_attempts_of_a_router_that_leaves_are_not_started(sleeping: SleepingNode) -> None:
+    await sleeping.send(submit(1), submit(2))
+    await until(lambda: sleeping.waiting == {1, 2})
+    sleeping.disconnect()
+    await until(lambda: not sleeping.node.host.asleep)
+    assert sleeping.node.num_running == 0
+    sleeping.connect()
+    await sleeping.send(submit(3))
+    assert await sleeping.outputs(1) == ([3], [])
+
+
+async def test_a_wake_that_nobody_waits_for_any_more_gives_other_models_their_turn(sleeping: SleepingNode) -> None:
+    """The model that must sleep for it is put to sleep to the end, and gives back its memory."""
+    other = SleepingNode()
+    await other.start()
+    memory = ModelMemory(100)
+    awake = [other.node]
+    sleeping.node.room = SharedRoom(memory, "one", lambda: [node for node in awake if not node.host.asleep], "one", 100)
+    other.node.room = SharedRoom(memory, "two", list, "two", 100)
+    await other.send(submit(1))
+    await other.outputs(1)
+    await until(lambda: other.node.num_running == 0)
+    assert memory.taken("two") == 100
+    await sleeping.send(submit(1))
+    await until(lambda: other.node.host.asleep)
+    await sleeping.send(cancel(1))
+    await until(lambda: sleeping.node.host.serving is not None)
+    assert (memory.taken("one"), memory.taken("two")) == (100, 0)
+    assert sleeping.node.num_running == 0
+    other.disconnect()
+    await other.node.unload()
+    await other.node.background.close()
