@@ -16,7 +16,7 @@ from ryzanstein.lab.simulation.plan import MODELS_FROM, plan
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
 # Each broke a promise before it was mended: see docs/simulation.md.
 PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 68676410, 374133889)
-PAST_FAILURES_OF_MODELS = (1000000101, 1500000016)
+PAST_FAILURES_OF_MODELS = (1000000101, 1500000016, 1092415984)
 
 _PLANTED = """
 from ryzanstein.lab.simulation import clock
