@@ -38,7 +38,7 @@ def products(weight_OI: torch.Tensor, native: NativeKernels) -> dict[str, Produc
         "packed": Packed(weight_OI, None, native, torch.float32),
         "fp16 FBGEMM": FbgemmHalfProduct(weight_OI, None),
         "fp16 packed": Packed(weight_OI, None, native, torch.float16),
-    } | {INT8_NAMES[kind]: Int8Product(weight_OI, None, kind, native) for kind in kinds}
+    } | {INT8_NAMES[kind]: Int8Product.of(weight_OI, None, kind, native) for kind in kinds}
 
 
 def seconds(product: Product, x_TI: torch.Tensor) -> float:

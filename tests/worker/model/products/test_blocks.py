@@ -1,4 +1,4 @@
-"""Products with blocks of GGUF against float64: every type, any number of rows, any neighbours, slices, broken numbers."""
+"""Products with blocks against float64: every type, any number of rows, any neighbours, slices, broken numbers."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,12 @@ from torch import Tensor
 from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, BlockType
 from ryzanstein.worker.model.gguf.dequantize import dequantize
 from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
-from ryzanstein.worker.model.products.blocks import Blocks, BlocksProduct, PackedBlocks, pack, packed_bytes
+from ryzanstein.worker.model.products.blocks import Blocks, BlocksProduct, MappedBlocks, PackedBlocks, pack, packed_bytes
+from ryzanstein.worker.model.products.groups import GROUPS
 
-TYPES = [BLOCK_TYPES[number] for number in BLOCKS.values()]
+TYPES = [*(kind for kind in BLOCK_TYPES.values() if kind.name in BLOCKS), *GROUPS]
 TWO_SCALES = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+SCALE_LAST = ("Q6_K", "TQ2_0")
 SHAPES = [(5, 256), (33, 768), (130, 512)]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 32, 100)
 EPS = torch.finfo(torch.float32).eps
@@ -22,23 +24,54 @@ every_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 
 
 def stored(kind: BlockType, seed: int, num_outputs: int, num_inputs: int) -> Tensor:
-    """Random bytes of rows: any levels and any small scales, and 16-bit scales of 0.001 to 0.01, of both signs."""
+    """Random bytes of rows: any levels and any small scales, and 16-bit scales of 0.001 to 0.01, of both signs.
+
+    Zero points are between the levels and beyond them, some of them not whole.
+    """
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (num_outputs, num_inputs // kind.numbers, kind.num_bytes), dtype=np.uint8)
     num_scales = 2 if kind.name in TWO_SCALES else 1
     scales = rng.uniform(0.001, 0.01, (*blocks.shape[:2], num_scales)) * rng.choice([-1, 1], (*blocks.shape[:2], num_scales))
-    place = kind.num_bytes - 2 if kind.name == "Q6_K" else 0
+    place = scale_place(kind)
     blocks[:, :, place : place + 2 * num_scales] = scales.astype(np.float16).view(np.uint8)
+    if kind in GROUPS:
+        zeros = rng.uniform(-1, 1.1 * largest_level(kind), (*blocks.shape[:2], 1))
+        blocks[:, :, 2:4] = np.where(rng.random(zeros.shape) < 0.5, zeros, zeros.round()).astype(np.float16).view(np.uint8)
     return torch.from_numpy(blocks.reshape(num_outputs, kind.row_bytes(num_inputs)))
 
 
+def scale_place(kind: BlockType) -> int:
+    """The first byte of a block's 16-bit scale."""
+    return kind.num_bytes - 2 if kind.name in SCALE_LAST else 0
+
+
+def largest_level(kind: BlockType) -> int:
+    """Of a type of groups."""
+    return 15 if kind.name.startswith("G4") else 255
+
+
 def blocks_of(kind: BlockType, rows_OB: Tensor, order: Tensor | None = None) -> Blocks:
-    return Blocks(kind, rows_OB, order, lambda: None)
+    return MappedBlocks(kind, rows_OB, order, lambda: None)
 
 
 def floats(kind: BlockType, rows_OB: Tensor) -> Tensor:
-    """What ggml makes of the bytes."""
+    """What ggml makes of the bytes, and the definition of groups."""
+    if kind in GROUPS:
+        return group_floats(kind, rows_OB)
     return torch.from_numpy(dequantize(rows_OB.numpy().reshape(-1), kind).reshape(len(rows_OB), -1).copy())
+
+
+def group_floats(kind: BlockType, rows_OB: Tensor) -> Tensor:
+    """scale * (level - zero), each operation in float32."""
+    blocks = rows_OB.numpy().reshape(-1, kind.num_bytes)
+    scales = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
+    levels = blocks[:, 4:]
+    if kind.name.startswith("G4"):
+        parts = levels.reshape(len(blocks), -1, 16)
+        levels = np.concatenate([parts & 15, parts >> 4], axis=-1).reshape(len(blocks), -1)
+    with np.errstate(all="ignore"):
+        numbers = scales[:, :1] * (levels.astype(np.float32) - scales[:, 1:])
+    return torch.from_numpy(numbers.reshape(len(rows_OB), -1))
 
 
 def packed(native: NativeKernels, *parts: Blocks, num_outputs: int | None = None) -> PackedBlocks:
@@ -101,11 +134,11 @@ def test_the_error_stays_within_what_rounding_rows_can_do(
 
 
 def largest_levels(kind: BlockType, num_outputs: int, num_inputs: int) -> Tensor:
-    """Blocks whose bits are all set, but for the 16-bit scales, which are 1, and the shift, which is 0."""
+    """Blocks whose bits are all set, but for the 16-bit scales, which are 1, and the shift or zero point, which is 0."""
     blocks = np.full((num_outputs, num_inputs // kind.numbers, kind.num_bytes), 0xFF, np.uint8)
     one, zero = np.float16(1).tobytes(), np.float16(0).tobytes()
-    place = kind.num_bytes - 2 if kind.name == "Q6_K" else 0
-    scales = one + zero if kind.name in TWO_SCALES else one
+    place = scale_place(kind)
+    scales = one + zero if kind.name in TWO_SCALES or kind in GROUPS else one
     blocks[:, :, place : place + len(scales)] = np.frombuffer(scales, np.uint8)
     if kind.name == "Q8_0":
         blocks[:, :, 2:] = 0x7F
@@ -173,7 +206,7 @@ def test_a_broken_scale_makes_its_output_not_finite(
     kernels: NativeKernels, normal: Callable[..., Tensor], kind: BlockType
 ) -> None:
     rows_OB = stored(kind, 13, 30, 256)
-    place = kind.num_bytes - 2 if kind.name == "Q6_K" else 0
+    place = scale_place(kind)
     for output, broken in ((3, np.nan), (17, np.inf)):
         rows_OB[output, place : place + 2] = torch.from_numpy(np.array([broken], np.float16).view(np.uint8))
     finite_TO = product(kernels, kind, rows_OB)(normal(14, 4, 256)).isfinite()

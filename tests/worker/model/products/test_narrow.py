@@ -33,7 +33,7 @@ def test_products_are_the_same(narrow: NativeKernels, kernels: NativeKernels, no
         weight_OI, bias_O = normal(1, *shape), normal(2, shape[0])
         for rows in ROWS:
             x_TI = normal(rows, rows, shape[1])
-            ours, theirs = (Int8Product(weight_OI, bias_O, NativeKernel, native)(x_TI) for native in (narrow, kernels))
+            ours, theirs = (Int8Product.of(weight_OI, bias_O, NativeKernel, native)(x_TI) for native in (narrow, kernels))
             assert torch.equal(ours, theirs)
             for dtype in (torch.float32, torch.float16):
                 ours, theirs = (Packed(weight_OI, bias_O, native, dtype)(x_TI) for native in (narrow, kernels))
@@ -43,5 +43,5 @@ def test_products_are_the_same(narrow: NativeKernels, kernels: NativeKernels, no
 def test_the_largest_levels_do_not_overflow(narrow: NativeKernels) -> None:
     for sign in (1, -1):
         weight_OI, x_TI = torch.ones(20, 4096), torch.full((3, 4096), float(sign) * 127)
-        product_TO = Int8Product(weight_OI, None, NativeKernel, narrow)(x_TI)
+        product_TO = Int8Product.of(weight_OI, None, NativeKernel, narrow)(x_TI)
         assert torch.allclose(product_TO, torch.tensor(sign * 127 * 4096.0))

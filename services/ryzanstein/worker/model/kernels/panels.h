@@ -12,17 +12,14 @@
 
 #include "lanes.h"
 
-#ifdef TILE_ROWS /* by the source that includes this */
-#elif LANES == 16 /* 32 registers: 24 sums, 4 of a weight, a row's number */
+#if LANES == 16 /* 32 registers: 24 sums, 4 of a weight, a row's number */
 #define TILE_ROWS 6
 #define TILE_PANELS 4
 #else
 #define TILE_ROWS 3
 #define TILE_PANELS 2
 #endif
-#ifndef TILE_SINGLE
 #define TILE_SINGLE (2 * TILE_PANELS) /* panels for a single row: so many sums at once hide the latency of an instruction */
-#endif
 
 INLINE i64 whole(i64 number, i64 of) { return (number + of - 1) / of * of; }
 
@@ -31,21 +28,12 @@ typedef void AddTile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
 
 INLINE void add_rows(AddTile *add, const void *product, i64 T, i64 panel, i64 begin, i64 end, const int panels) {
     for (i64 t = 0, rows; t < T; t += rows) {
-#if TILE_ROWS >= 8
-        rows = T - t >= 8 ? 8 : T - t >= 4 ? 4 : T - t; /* fewer functions: there is one for each number and type of weight */
-#else
         i64 tiles = (T - t + TILE_ROWS - 1) / TILE_ROWS;
         rows = (T - t + tiles - 1) / tiles; /* as even as possible */
-#endif
         switch (rows) {
-#if TILE_ROWS >= 8
-        case 8: add(product, t, panel, begin, end, 8, panels); break;
-#endif
 #if TILE_ROWS == 6
         case 6: add(product, t, panel, begin, end, 6, panels); break;
         case 5: add(product, t, panel, begin, end, 5, panels); break;
-#endif
-#if TILE_ROWS >= 4
         case 4: add(product, t, panel, begin, end, 4, panels); break;
 #endif
         case 3: add(product, t, panel, begin, end, 3, panels); break;
@@ -64,19 +52,11 @@ INLINE void add_panels(AddTile *add, const void *product, i64 T, i64 panel, i64 
     case 5: add(product, 0, panel, begin, end, 1, 5); break;
     case 4: add_rows(add, product, T, panel, begin, end, 4); break;
     case 3: add_rows(add, product, T, panel, begin, end, 3); break;
-#elif TILE_PANELS == 2
-    case 4: add(product, 0, panel, begin, end, 1, 4); break;
-    case 3: add(product, 0, panel, begin, end, 1, 3); break;
 #else
     case 4: add(product, 0, panel, begin, end, 1, 4); break;
-    case 3: /* as 1 and 2 */
-        add(product, 0, panel + 2, begin, end, 1, 1);
-        __attribute__((fallthrough));
-    case 2: add(product, 0, panel, begin, end, 1, 2); break;
+    case 3: add(product, 0, panel, begin, end, 1, 3); break;
 #endif
-#if TILE_PANELS > 1
     case 2: add_rows(add, product, T, panel, begin, end, 2); break;
-#endif
     case 1: add_rows(add, product, T, panel, begin, end, 1); break;
     }
 }
@@ -92,10 +72,17 @@ INLINE void add_some(AddTile *add, const void *product, i64 T, i64 panel, i64 la
     }
 }
 
+/* Returns the first panel of this thread's share, and the first one of the next thread's. */
+INLINE i64 first_panel(i64 num_panels, i64 *last) {
+    i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    *last = num_panels * (thread + 1) / threads;
+    return num_panels * thread / threads;
+}
+
 /* All rows times this thread's share of the panels. Called by every thread of a team. */
 INLINE void add_share(AddTile *add, const void *product, i64 T, i64 num_panels, i64 num_inputs, i64 block) {
-    i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    add_some(add, product, T, num_panels * thread / threads, num_panels * (thread + 1) / threads, num_inputs, block);
+    i64 last, panel = first_panel(num_panels, &last);
+    add_some(add, product, T, panel, last, num_inputs, block);
 }
 
 #endif

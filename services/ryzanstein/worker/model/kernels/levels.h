@@ -1,0 +1,135 @@
+/* Sums of products of a weight's levels with a row's, for a tile of rows and panels.
+
+   Instructions differ. VNNI multiplies unsigned levels with signed numbers of a row and adds four products in 32 bits. AVX2 adds
+   two of them in 16 bits, which may overflow: there 8-bit levels are multiplied as two digits of 4 bits. Arm multiplies signed
+   numbers: there 8-bit levels are signed. Smaller levels are not negative. A row's numbers are -127 to 127. */
+
+#ifndef RYZANSTEIN_LEVELS_H
+#define RYZANSTEIN_LEVELS_H
+
+#include "ints.h"
+
+/* ADD_PAIRS adds two products in 16 bits, ADD_SHORTS two such sums times a factor. */
+#if LANES == 16 && !VNNI && defined(__AVX512BW__)
+#define ADD_PAIRS(weight, row) ((Shorts)_mm512_maddubs_epi16((__m512i)(weight), (__m512i)(row)))
+#define ADD_SHORTS(x, factor) ((Ints)_mm512_madd_epi16((__m512i)(x), _mm512_set1_epi16(factor)))
+#elif LANES == 8 && !VNNI && defined(__AVX2__)
+#define ADD_PAIRS(weight, row) ((Shorts)_mm256_maddubs_epi16((__m256i)(weight), (__m256i)(row)))
+#define ADD_SHORTS(x, factor) ((Ints)_mm256_madd_epi16((__m256i)(x), _mm256_set1_epi16(factor)))
+#endif
+
+#ifdef __aarch64__
+enum { LEVEL_OFFSET = 0 }; /* of signed 8-bit levels, as they are stored */
+#else
+enum { LEVEL_OFFSET = 128 };
+#endif
+#ifdef ADD_PAIRS
+enum { DIGITS = 2 }; /* of 8-bit levels */
+#else
+enum { DIGITS = 1 };
+#endif
+enum { BYTE = 255, DIGIT = 15 };         /* the largest levels of 8 bits, whether or not they have a sign, and of 4 */
+enum { MOST_ROWS = 4, MOST_PANELS = 2 }; /* of a tile */
+
+#ifndef ADD_PAIRS
+/* sum[l] += weight[4 l + j] * x[j] for j from 0 to 3. */
+INLINE Ints add_level_products(Ints sum, Ints weight, int32_t x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weight, (int8x16_t)all_ints(x));
+#elif defined(__aarch64__) /* the sum of two products is at most 2 * 128 * 127 */
+    int8x16_t levels = (int8x16_t)weight, row = (int8x16_t)all_ints(x);
+    int16x8_t lower = vmull_s8(vget_low_s8(levels), vget_low_s8(row)), upper = vmull_high_s8(levels, row);
+    return (Ints)vpadalq_s16((int32x4_t)sum, vpaddq_s16(lower, upper));
+#else
+    return add_products(sum, weight, x);
+#endif
+}
+#endif
+
+/* Returns x, in a register: GCC would load it again for each use. */
+INLINE Ints kept(Ints x) {
+#if LANES >= 8
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
+/* The words of one tile: `count` of each panel's levels (and then as many of the second digits), as many of each row, and what a
+   row's sums begin with, or NULL. */
+typedef struct {
+    int count;
+    const Ints *weight[MOST_PANELS];
+    const int32_t *row[MOST_ROWS], *begin[MOST_ROWS];
+} Words;
+
+INLINE Ints begin_of(const Words *of, const int r) { return of->begin[r] != NULL ? all_ints(*of->begin[r]) : (Ints){0}; }
+
+#ifdef ADD_PAIRS
+/* Adds products of words `begin` to `end` - 1, whose sums fit in 16 bits, times `factor`. Those of the first words begin the sums of
+   all: GCC would keep what is added only in the end in registers that these sums need. */
+INLINE void add_in_shorts(Ints sum[][MOST_PANELS], const Words *of, const int begin, const int end, const int digit,
+                          const int rows, const int panels) {
+    Shorts part[MOST_ROWS][MOST_PANELS];
+#pragma GCC unroll 8
+    for (int k = begin; k < end; k++) {
+        Ints weight[MOST_PANELS];
+#pragma GCC unroll 2
+        for (int n = 0; n < panels; n++) weight[n] = kept(of->weight[n][digit * of->count + k]);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            Ints row = all_ints(of->row[r][k]);
+#pragma GCC unroll 2
+            for (int n = 0; n < panels; n++) {
+                Shorts pairs = ADD_PAIRS(weight[n], row);
+                if (k > begin) pairs += part[r][n];
+                part[r][n] = pairs;
+            }
+        }
+    }
+    const int factor = digit ? DIGIT + 1 : 1, first = begin == 0 && digit == 0;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < panels; n++) sum[r][n] = ADD_SHORTS(part[r][n], factor) + (first ? begin_of(of, r) : sum[r][n]);
+}
+#else
+/* Adds the products of word k. */
+INLINE void add_word(Ints sum[][MOST_PANELS], const Words *of, const int k, const int rows, const int panels) {
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < panels; n++) {
+#if LANES == 16 && VNNI /* GCC would spend an instruction on spreading the row's word for a single panel */
+            if (panels == 1) __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum[r][0]) : "v"(of->weight[0][k]), "m"(of->row[r][k]));
+            else
+#endif
+                sum[r][n] = add_level_products(sum[r][n], of->weight[n][k], of->row[r][k]);
+        }
+}
+#endif
+
+/* Computes the sums of products of each row's words with each panel's. No level exceeds `largest`, a power of two less one.
+
+   Without VNNI products are added in 16 bits: two levels of at most `largest` times 127, as often as 32767 has room for that. */
+INLINE void sum_products(Ints sum[][MOST_PANELS], const Words *of, const int rows, const int panels, const int largest) {
+#ifdef ADD_PAIRS
+    const int digits = largest == BYTE ? DIGITS : 1, room = 32767 / (2 * 127 * (largest == BYTE ? DIGIT : largest));
+#pragma GCC unroll 2
+    for (int digit = 0; digit < digits; digit++) {
+        if (digit) __asm__("" ::: "memory"); /* GCC would keep the rows' words of both digits */
+#pragma GCC unroll 8
+        for (int k = 0; k < of->count; k += room)
+            add_in_shorts(sum, of, k, k + room < of->count ? k + room : of->count, digit, rows, panels);
+    }
+#else
+    (void)largest;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < panels; n++) sum[r][n] = begin_of(of, r);
+#pragma GCC unroll 8
+    for (int k = 0; k < of->count; k++) add_word(sum, of, k, rows, panels);
+#endif
+}
+
+#endif
