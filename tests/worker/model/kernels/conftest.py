@@ -55,7 +55,11 @@ def _products(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     packed_H = torch.stack([kernels.float_pack(normal(4 + h, 30, 50), torch.float32) for h in range(3)])
     found["float_product_by_head"] = kernels.float_product_by_head(normal(8, 3, 5, 50), packed_H, 30)
     levels_OI = (normal(9, 83, 1300) * 40).clamp(-127, 127).to(torch.int8)
-    found["int8_product"] = kernels.int8_product(x_TI, kernels.int8_pack(levels_OI), bias_O.abs())
+    for block, width in ((1, 1300), (128, 1280)):
+        packed = kernels.int8_pack(levels_OI[:, :width])
+        found[f"int8_product {block}"] = kernels.int8_product(x_TI[:, :width], packed, bias_O.abs(), block)
+        found[f"int8_rows {block}"] = kernels.int8_rows(packed, bias_O.abs(), torch.arange(80, 90), width, block)
+        found[f"transform_rows {block}"] = kernels.transform_rows(x_TI[:, :width], block)
     return found | _blocks(kernels, normal(3, 9, 1024), bias_O)
 
 

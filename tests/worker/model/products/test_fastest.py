@@ -33,7 +33,9 @@ def test_a_row_gets_the_same_bits_on_both_sides_of_the_choice(
     native: NativeKernels | None, kernel_types: list[KernelType], normal: Callable[..., Tensor]
 ) -> None:
     weight_OI, x_TI = normal(1, 200, 96), normal(2, 12, 96)
-    product = ByRows(*(Int8Product(weight_OI, None, kind, native) for kind in (kernel_types[0], kernel_types[-1])), from_rows=8)
+    product = ByRows(
+        *(Int8Product.of(weight_OI, None, kind, native) for kind in (kernel_types[0], kernel_types[-1])), from_rows=8
+    )
     alone = torch.cat([product(x_1I) for x_1I in x_TI.split(1)])
     assert torch.equal(product(x_TI), alone)
     assert torch.equal(product(x_TI[:7]), alone[:7])

@@ -4,6 +4,8 @@
    four products in every lane. The levels are stored plus 128, since that instruction multiplies unsigned with signed numbers;
    128 times the sum of a row's levels is subtracted again.
 
+   A row and a weight are transformed first (hadamard.h): a few large numbers of a row would leave few levels for the others.
+
    Integer sums are the same in any order, and they are scaled in one order: a row's result depends neither on the other rows nor
    on the number of threads, and other exact kernels give the same bits.
 
@@ -13,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hadamard.h"
 #include "ints.h"
 #include "panels.h"
 
@@ -69,6 +72,15 @@ INLINE void add_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
     finish_tile(p, t, panel, rows, panels, sum);
 }
 
+/* The Hadamard transform of each block of each row. */
+void transform_rows(const float *x_TI, float *out_TI, i64 T, i64 I, i64 block) {
+#pragma omp parallel for schedule(static) if (T * I >= PARALLEL / LANES)
+    for (i64 t = 0; t < T; t++) {
+        memcpy(out_TI + t * I, x_TI + t * I, (size_t)I * sizeof(float));
+        transform(out_TI + t * I, I, block);
+    }
+}
+
 /* Computes the levels of x / scale and their sum. Padding is 0. */
 static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t *sum, i64 I, i64 Q, float smallest) {
     *scale = row_scale(x_I, I, smallest);
@@ -83,21 +95,42 @@ static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t
     *sum = total;
 }
 
-/* out = x weight^T, with a scale for each row and each output. Returns nonzero if there is no memory for the levels of the rows. */
-int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O, float *out_TO, i64 T, i64 I, i64 O,
+/* out = x weight^T, with a scale for each row and each output, of rows that are transformed in blocks and a weight that was.
+   Returns nonzero if there is no memory for the levels of the rows. */
+int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O, float *out_TO, i64 T, i64 I, i64 O, i64 block,
                  float smallest) {
-    i64 Q = whole(I, FOUR) / FOUR;
-    int32_t *levels_TQ = malloc((size_t)(T * (Q + 2)) * sizeof(int32_t)), *sum_T = levels_TQ + T * Q;
-    float *scale_T = (float *)(sum_T + T);
+    i64 Q = whole(I, FOUR) / FOUR, spare = omp_get_max_threads() * I; /* a transformed row of each thread */
+    int32_t *levels_TQ = malloc((size_t)(T * (Q + 2) + spare) * sizeof(int32_t)), *sum_T = levels_TQ + T * Q;
+    float *scale_T = (float *)(sum_T + T), *spare_I = scale_T + T;
     if (levels_TQ == NULL) return T > 0;
     const Int8Product product = {levels_TQ, sum_T, scale_T, scale_O, packed, out_TO, Q, O};
 #pragma omp parallel if (T * I * O >= PARALLEL)
     {
+        float *own_I = spare_I + omp_get_thread_num() * I;
 #pragma omp for schedule(static)
-        for (i64 t = 0; t < T; t++)
-            quantize_row(x_TI + t * I, (int8_t *)(levels_TQ + t * Q), scale_T + t, sum_T + t, I, Q, smallest);
+        for (i64 t = 0; t < T; t++) {
+            memcpy(own_I, x_TI + t * I, (size_t)I * sizeof(float));
+            transform(own_I, I, block);
+            quantize_row(own_I, (int8_t *)(levels_TQ + t * Q), scale_T + t, sum_T + t, I, Q, smallest);
+        }
         add_share(add_tile, &product, T, whole(O, LANES) / LANES, Q, Q);
     }
     free(levels_TQ);
     return 0;
+}
+
+/* The numbers of some outputs' weights, transformed back. An index that no output has gives zeros. */
+void int8_rows(const uint8_t *packed, const float *scale_O, const i64 *index_T, float *out_TI, i64 T, i64 I, i64 O, i64 block) {
+#pragma omp parallel for schedule(static) if (T * I >= PARALLEL / LANES)
+    for (i64 t = 0; t < T; t++) {
+        float *out = out_TI + t * I;
+        i64 o = index_T[t];
+        if (o < 0 || o >= O) {
+            memset(out, 0, (size_t)I * sizeof(float));
+            continue;
+        }
+        const uint8_t *levels = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
+        for (i64 i = 0; i < I; i++) out[i] = scale_O[o] * (float)(levels[i / FOUR * LANES * FOUR + i % FOUR] - OFFSET);
+        transform(out, I, block);
+    }
 }

@@ -30,8 +30,15 @@ _RESULTS = {
     "draw_rows": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
-BLOCKS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
-"""The types of blocks that are multiplied as they are, and their ids in GGUF and in blocks.c."""
+_OF_GGUF = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "TQ2_0": 35}
+_OF_GROUPS = {"G4_32": 432, "G4_64": 464, "G4_128": 4128, "G8_32": 832, "G8_64": 864, "G8_128": 8128}
+BLOCKS = _OF_GGUF | _OF_GROUPS
+"""The types of blocks that are multiplied as they are, and their ids in block_types.h.
+
+Ids of GGUF's types are those of GGUF. G types are groups of so many inputs with 4-bit or unsigned
+8-bit levels: a 16-bit scale, a 16-bit zero point, then for each 32 inputs the levels as Q4_0 or Q8_0
+have them; a weight is scale * (level - zero).
+"""
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
 
 
@@ -74,7 +81,9 @@ _SIGNATURES = {
     "float_product_unpacked": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "int8_packed_bytes": (c_int64, c_int64),
     "int8_pack": (c_void_p, c_void_p, c_int64, c_int64),
-    "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float),
+    "int8_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_float),
+    "int8_rows": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
+    "transform_rows": (c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "blocks_packed_bytes": (c_int64, c_int64, c_int),
     "blocks_pack": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int),
     "blocks_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_float),
@@ -118,6 +127,7 @@ class NativeKernels:
         self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
+        self._int8_rows, self._transform_rows = loaded.int8_rows, loaded.transform_rows
         self._blocks_packed_bytes, self._blocks_pack = loaded.blocks_packed_bytes, loaded.blocks_pack
         self._blocks_product, self._blocks_rows = loaded.blocks_product, loaded.blocks_rows
         self._product_by_head, self._product_unpacked = loaded.float_product_by_head, loaded.float_product_unpacked
@@ -177,6 +187,16 @@ class NativeKernels:
         self._quantize[dtype](x_TE.data_ptr(), levels_TE.data_ptr(), scale_T1.data_ptr(), num_rows, width, _SMALLEST)
         return levels_TE, scale_T1
 
+    def transform_rows(self, x_TE: Tensor, block: int) -> Tensor:
+        """Returns the Hadamard transform of each `block` numbers of each row, without its factor.
+
+        `block` is a power of two of at least 16 that divides the width, or 1.
+        """
+        x_TE = x_TE.contiguous()
+        out_TE = torch.empty_like(x_TE)
+        self._transform_rows(x_TE.data_ptr(), out_TE.data_ptr(), *x_TE.shape, block)
+        return out_TE
+
     def float_packed_bytes(self, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
         """Returns the size of the result of `float_pack` for such a weight."""
         packed_bytes: int = self._float_packed_bytes(num_outputs, num_inputs, dtype == torch.float16)
@@ -235,18 +255,29 @@ class NativeKernels:
         self._int8_pack(levels_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
         return packed
 
-    def int8_product(self, x_TI: Tensor, packed: Tensor, scale_O: Tensor) -> Tensor:
-        """Returns quantized rows times a packed weight, in float32. Raises MemoryError."""
+    def int8_product(self, x_TI: Tensor, packed: Tensor, scale_O: Tensor, block: int) -> Tensor:
+        """Returns transformed and quantized rows times a packed weight, in float32. Raises MemoryError.
+
+        `block`: see `transform_rows`; the weight was transformed so.
+        """
         x_TI = x_TI.contiguous()
         (num_rows, num_inputs), num_outputs = x_TI.shape, len(scale_O)
         out_TO = torch.empty((num_rows, num_outputs))
         pointers = x_TI.data_ptr(), packed.data_ptr(), scale_O.data_ptr(), out_TO.data_ptr()
-        if self._int8_product(*pointers, num_rows, num_inputs, num_outputs, _SMALLEST):
+        if self._int8_product(*pointers, num_rows, num_inputs, num_outputs, block, _SMALLEST):
             raise MemoryError("no memory for the levels of rows")
         return out_TO
 
+    def int8_rows(self, packed: Tensor, scale_O: Tensor, index_T: Tensor, num_inputs: int, block: int) -> Tensor:
+        """Returns rows of a packed weight, transformed back. Rows that it does not have are zeros."""
+        index_T = index_T.contiguous()
+        out_TI = torch.empty((len(index_T), num_inputs))
+        pointers = packed.data_ptr(), scale_O.data_ptr(), index_T.data_ptr(), out_TI.data_ptr()
+        self._int8_rows(*pointers, len(index_T), num_inputs, len(scale_O), block)
+        return out_TI
+
     def blocks_packed_bytes(self, num_outputs: int, num_inputs: int, kind: int) -> int:
-        """Returns the size of a packed weight in blocks of a type of GGUF, one of `BLOCKS`."""
+        """Returns the size of a packed weight in blocks of a type, one of `BLOCKS`."""
         packed_bytes: int = self._blocks_packed_bytes(num_outputs, num_inputs, kind)
         return packed_bytes
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
 
 
 class WeightSource(Protocol):
@@ -37,6 +38,10 @@ class WeightSource(Protocol):
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         """Returns the product with a weight that has been read. `kept`: it has another reader."""
+        ...
+
+    def table(self, shape: tuple[int, int], fill: FillRows) -> Int8Table | None:
+        """Returns a weight that is looked up and multiplied, or None if the caller is to keep its floats."""
         ...
 
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:

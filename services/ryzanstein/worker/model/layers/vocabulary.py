@@ -20,19 +20,35 @@ from ryzanstein.worker.model.layers.stored import StoredWeight
 from ryzanstein.worker.model.likeliest import new_likeliest
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import Blocks
+from ryzanstein.worker.model.products.blocks import PackedBlocks
+from ryzanstein.worker.model.products.int8 import Int8Table
 
 
 class VocabularyShard:
-    """This rank's rows of a [V, E] matrix: `num_valid` rows are tokens, the rest are padding."""
+    """This rank's rows of a [V, E] matrix: `num_valid` rows are tokens, the rest are padding.
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int) -> None:
+    `tied`: it is both an embedding and a head.
+    """
+
+    def __init__(
+        self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int, *, tied: bool = False
+    ) -> None:
         self.width = -(-vocab_size // tp.size)
         self.first = tp.rank * self.width
         self.num_valid = max(0, min(self.width, vocab_size - self.first))
         stored = StoredWeight(source, f"{name}.weight", (vocab_size, hidden_size))
+        packed = self._packed(source, stored, tied)
+        self.table: Table = _FloatTable(source, stored, self) if packed is None else _PackedTable(packed)
+
+    def _packed(self, source: WeightSource, stored: StoredWeight, tied: bool) -> PackedBlocks | Int8Table | None:
+        """Returns the rows in a form that can be looked up and multiplied, or None: they are kept as floats."""
         blocks = stored.rows(self.first, self.num_valid).blocks() if self.num_valid else None
-        self.table: Table = _FloatTable(source, stored, self) if blocks is None else _BlocksTable(source, blocks, self)
+        if blocks is not None:
+            return source.packed([blocks], self.width)
+        if not tied:
+            return None
+        shape = self.width, stored.stored_shape[1]
+        return source.table(shape, lambda first, out_RE: stored.rows(self.first + first, len(out_RE)).fill(out_RE))
 
 
 class Table(Protocol):
@@ -65,13 +81,13 @@ class _FloatTable:
         return source.product(self._weight_WE, bias_W, kept=kept)
 
 
-class _BlocksTable:
-    """A table in blocks, of which rows are unpacked when they are looked up."""
+class _PackedTable:
+    """A table of 8 bits or less, of which rows are unpacked when they are looked up."""
 
-    def __init__(self, source: WeightSource, blocks: Blocks, shard: VocabularyShard) -> None:
-        self._packed = source.packed([blocks], shard.width)
-        self.lookup = self._packed.lookup
-        self.dtype, self.device = torch.float32, self._packed.packed.device
+    def __init__(self, packed: PackedBlocks | Int8Table) -> None:
+        self._packed = packed
+        self.lookup = packed.lookup
+        self.dtype, self.device = torch.float32, packed.device
 
     def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
         return self._packed.product(bias_W)

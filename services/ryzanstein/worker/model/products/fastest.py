@@ -25,6 +25,7 @@ from ryzanstein.worker.model.products.int8 import (
     KernelType,
     NativeKernel,
     OneDnnKernel,
+    transform_rows,
 )
 
 _ROWS = (1, 8, 16, 32, 64, 256)
@@ -107,7 +108,8 @@ def _is_exact(kind: KernelType, native: NativeKernels | None) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         kernel = kind(levels_TI, torch.ones(1), native)
-    return kernel(levels_TI.float()).item() == _PROBE_INPUTS * _LARGEST**2
+    x_TI = transform_rows(levels_TI.float(), _PROBE_INPUTS) / _PROBE_INPUTS  # what the transform makes these levels of
+    return kernel(x_TI).item() == _PROBE_INPUTS * _LARGEST**2
 
 
 def worthwhile(types: list[KernelType], native: NativeKernels | None) -> list[KernelType]:

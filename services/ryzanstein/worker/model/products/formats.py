@@ -19,10 +19,10 @@ from ryzanstein.worker.model.products.by_rows import ByRows
 from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice
 from ryzanstein.worker.model.products.floats import copies_kept, float_product
 from ryzanstein.worker.model.products.half import half_product
-from ryzanstein.worker.model.products.int8 import Int8Product, KernelType
+from ryzanstein.worker.model.products.int8 import FillRows, Int8Product, Int8Table, KernelType
 from ryzanstein.worker.model.products.packing import Packing
 from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.quantization import Format
 
 _HALF_BYTES = 2
 _HALF_INPUTS = 512  # FBGEMM stores whole blocks of so many inputs
@@ -36,7 +36,7 @@ class WeightFormat:
     """
 
     def __init__(
-        self, quantization: Quantization, device: torch.device, dtype: torch.dtype, kernels: NativeKernels | None = None
+        self, quantization: Format, device: torch.device, dtype: torch.dtype, kernels: NativeKernels | None = None
     ) -> None:
         self._quantization, self._native = quantization, kernels
         self.packing = Packing()
@@ -83,6 +83,15 @@ class WeightFormat:
             return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
         return weight_OI.nbytes
 
+    def table(self, shape: tuple[int, int], fill: FillRows) -> Int8Table | None:
+        """Returns a weight that is looked up as well, or None if its floats are kept for that."""
+        return Int8Table.read(shape, fill, self._native) if self._quantization == "int8" and self._native else None
+
+    def empty_table(self, shape: tuple[int, int]) -> Int8Table | None:
+        """Returns what `table` returns, on the meta device, without reading."""
+        device = torch.device("meta")
+        return Int8Table.empty(shape, self._native, device) if self._quantization == "int8" and self._native else None
+
     def kept_blocks(self, blocks: Blocks | None) -> Blocks | None:
         """Returns blocks that stay as they are, None for those that become floats."""
         if blocks is None or self._native is None or self._quantization != "none" or blocks.kind.name not in BLOCKS:
@@ -104,7 +113,7 @@ class WeightFormat:
 
     def _int8(self, weight_OI: Tensor, bias_O: Tensor | None, choice: KernelChoice) -> Product:
         def product(kind: KernelType) -> Product:
-            return Int8Product(weight_OI, bias_O, kind, self._native)
+            return Int8Product.of(weight_OI, bias_O, kind, self._native)
 
         if choice.few is choice.many:
             return product(choice.few)
