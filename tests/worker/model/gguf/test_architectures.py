@@ -1,6 +1,7 @@
 """Models through GGUF and back: the weights' bits, the decoder's numbers, and transformers' own reader of GGUF as a judge."""
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ryzanstein.worker.model.architectures.registry import read_spec
 from ryzanstein.worker.model.gguf import block_types
 from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.gguf.dialects import DIALECTS
+from ryzanstein.worker.model.gguf.dialects.table import DIALECTS
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.refusal import ModelRefused
 
@@ -26,6 +28,24 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DEEPSEEK_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
+GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 96}
+MPT = {"d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 512}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "num_nextn_predict_layers": 0,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -49,8 +69,37 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": None}),
     "cohere": ("cohere", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
+    "stablelm, parallel, with norms": (
+        "stablelm",
+        {"partial_rotary_factor": 0.25, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "gpt2": ("gpt2", GPT2),
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.25, "num_key_value_heads": 4}),
+    "gpt_neox, one half after the other": ("gpt_neox", {"rotary_pct": 0.5, "use_parallel_residual": False}),
+    "falcon, one key-value head": ("falcon", {}),
+    "falcon, groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, groups and one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "bloom": ("bloom", {"n_layer": 4, "n_head": 4}),
+    "mpt": ("mpt", MPT),
+    "mpt, clipped": ("mpt", {**MPT, "attn_config": {"clip_qkv": 0.5}}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 32}),
+    "deepseek_v2": ("deepseek_v2", {**LATENTS, "q_lora_rank": None, "n_shared_experts": 2}),
+    "deepseek_v2, all experts": ("deepseek_v2", {**LATENTS, "first_k_dense_replace": 0, "tie_word_embeddings": True}),
+    "deepseek_v3": ("deepseek_v3", {**LATENTS, "n_group": 4, "topk_group": 2, "n_routed_experts": 8}),
+    "deepseek_v3, yarn": ("deepseek_v3", {**LATENTS, "n_group": 1, "topk_group": 1, "rope_scaling": DEEPSEEK_YARN}),
 }
-JUDGED = ("llama", "llama 3, tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2")
+JUDGED = (
+    *("llama", "llama 3, tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "qwen2_moe", "qwen3_moe"),
+    *("gpt2", "bloom", "stablelm", "falcon, one key-value head"),
+)
 """Those whose files transformers reads itself."""
 IDS = torch.randint(3, 300, (1, 80), generator=torch.Generator().manual_seed(1))
 
@@ -69,7 +118,8 @@ def logits(model_dir: Path, **options: Any) -> torch.Tensor:
 
 
 def test_every_dialect_is_tried_here() -> None:
-    assert {dialect.model_type for dialect in DIALECTS} == {model_type for model_type, _ in MODELS.values()}
+    tried = {model_type for model_type, _ in MODELS.values()}
+    assert {dialect.model_type for dialect in DIALECTS} == tried | {"internlm2"}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -183,6 +233,44 @@ def test_a_width_that_is_no_whole_block_is_stored_otherwise_and_told(
     assert "with rows of 64" in notes
 
 
+def test_internlm2_is_written_as_itself_and_read_as_llama(
+    tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], weights_of: Any
+) -> None:
+    """transformers does not have it: a Llama that it wrote is stored in the other way first."""
+    before = tiny("llama")
+    after = from_gguf(to_gguf(as_internlm2(before)))
+    old, new = weights_of(before), weights_of(after)
+    assert old.keys() == new.keys()
+    assert all(torch.equal(tensor, new[key]) for key, tensor in old.items())
+    assert read_spec(after) == read_spec(before)
+
+
+def as_internlm2(llama: Path) -> Path:
+    """Of each key-value head first its queries, then the key, then the value, in one tensor."""
+    model_dir = llama.with_name("internlm2")
+    shutil.copytree(llama, model_dir)
+    tensors = load_file(llama / "model.safetensors")
+    for prefix in {name.split("self_attn")[0] for name in tensors if "self_attn" in name}:
+        heads = [tensors.pop(f"{prefix}self_attn.{each}_proj.weight").unflatten(0, (2, -1, 16)) for each in "qkv"]
+        tensors[f"{prefix}attention.wqkv.weight"] = torch.cat(heads, dim=1).flatten(0, 2).contiguous()
+    renamed = {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    for old, new in renamed.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, model_dir / "model.safetensors")
+    config = json.loads((llama / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, "model_type": "internlm2", "bias": False}))
+    return model_dir
+
+
 REFUSED = {
     "a window that llama.cpp has no name for": ("mistral", {"sliding_window": 32}, "layers cannot be written: llama in GGUF"),
     "Gemma with other windows": (
@@ -200,7 +288,16 @@ REFUSED = {
         {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 32},
         "layers cannot be written",
     ),
-    "an architecture without a dialect": ("bloom", {}, "model_type 'bloom' cannot be written as GGUF, only"),
+    "DeepSeek V2's choice of groups": (
+        "deepseek_v2",
+        {**LATENTS, "topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
+        "topk_group cannot be written as GGUF: 1 of 2 groups, rated by 1 experts each",
+    ),
+    "experts whose weights do not add up to 1": ("qwen3_moe", EXPERTS, "layers cannot be written: qwen3moe in GGUF means"),
+    "Falcon with ALiBi": ("falcon", {"alibi": True}, "alibi cannot be written|rotaries cannot be written|layers cannot be"),
+    "Falcon with biases": ("falcon", {"bias": True}, "qkv_bias cannot be written: falcon in GGUF means False"),
+    "a tied head where llama.cpp needs one": ("gpt_neox", {"tie_word_embeddings": True}, "tied_head cannot be written"),
+    "an architecture without a dialect": ("opt", {}, "model_type 'opt' cannot be written as GGUF, only"),
 }
 
 
@@ -215,9 +312,12 @@ def test_a_model_that_gguf_cannot_describe_is_refused(
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"general.architecture": "mamba"}, "general.architecture 'mamba' is not supported, only command-r, gemma"),
+    "architecture": (
+        {"general.architecture": "mamba"},
+        "general.architecture 'mamba' is not supported, only bloom, command-r, deepseek2",
+    ),
     "no heads": ({"llama.attention.head_count": None}, r"llama\.attention\.head_count is missing"),
-    "many layers": ({"llama.block_count": 10**6}, "num_hidden_layers"),
+    "many layers": ({"llama.block_count": 10**6}, r"tensor 'blk\.4\.\S+ is missing"),
     "a layer too many": ({"llama.block_count": 5}, r"tensor 'blk\.4\.\S+ is missing"),
     "a layer too few": ({"llama.block_count": 3}, r"tensor 'blk\.3\.\S+ is not used by this architecture"),
     "other heads": ({"llama.attention.head_count": 2}, "rope.dimension_count is 16, but a head has|has shape"),
@@ -241,6 +341,94 @@ def test_metadata_that_do_not_fit_are_refused_by_key(
     with pytest.raises(ModelRefused, match=reason):
         from_gguf(path)
     assert not (tmp_path / "converted").exists()
+
+
+WRONG_EXPERTS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"expert_count": 0}, "expert_count must be a count"),
+    "others than there are": ({"expert_count": 5}, r"has shape \[4, .*\], must be of 5 experts"),
+    "absurdly many": ({"expert_count": 2**31 - 1}, "expert_count is 2147483647 in 4 layers; all layers together"),
+    "an array": ({"expert_count": np.array([4, 3, 4, 4], np.int32)}, "expert_count must be a count"),
+    "more used than there are": ({"expert_used_count": 5}, "num_experts_per_tok is 5, but there are only 4"),
+    "none used": ({"expert_used_count": 0}, "expert_used_count must be a count"),
+    "another width": ({"expert_feed_forward_length": 2**31}, "moe_intermediate_size must be at most"),
+    "many layers": ({"block_count": 4096}, r"is missing"),
+}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("case", WRONG_EXPERTS)
+def test_experts_that_do_not_fit_are_refused_by_key(
+    case: str, model_type: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    """Before the tensors of any expert are listed: nobody can make a node count experts for hours."""
+    changes, reason = WRONG_EXPERTS[case]
+    name, prefix = {"qwen3_moe": ("qwen3_moe", "qwen3moe"), "deepseek_v3": ("deepseek_v3, yarn", "deepseek2")}[model_type]
+    path = rewritten(to_gguf(tiny(model_type, **MODELS[name][1])), {f"{prefix}.{key}": value for key, value in changes.items()})
+    with pytest.raises(ModelRefused, match=reason):
+        from_gguf(path)
+
+
+FUSED = {
+    "queries, keys and values": ("qwen2", [("attn_q", "attn_k", "attn_v")], "attn_qkv", 0),
+    "gates and ups of experts": ("qwen3_moe", [("ffn_gate_exps", "ffn_up_exps")], "ffn_gate_up_exps", 1),
+}
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_fused_tensors_are_read(
+    case: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], weights_of: Any
+) -> None:
+    """Newer files may have them, along the rows of each expert. We do not write them."""
+    model_type, (parts,), name, axis = FUSED[case]
+    before = tiny(model_type, **MODELS[model_type][1])
+    path = to_gguf(before)
+    after = from_gguf(fused(path, parts, name, axis))
+    old, new = weights_of(before), weights_of(after)
+    assert old.keys() == new.keys()
+    assert all(torch.equal(tensor, new[key]) for key, tensor in old.items())
+
+
+def fused(path: Path, parts: tuple[str, ...], name: str, axis: int) -> Path:
+    from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+
+    other = path.with_name("fused.gguf")
+    with GgufFile.open(path) as file, other.open("wb") as out:
+        arrays = {each.name: np.frombuffer(each.blocks, np.float32).reshape(each.shape) for each in file.tensors.values()}
+        for first in [key for key in arrays if f".{parts[0]}." in key]:
+            stack = [arrays.pop(first.replace(parts[0], part)) for part in parts]
+            arrays[first.replace(parts[0], name)] = np.concatenate(stack, axis)
+        planned = [PlannedTensor(key, block_types.F32, array.shape) for key, array in arrays.items()]
+        write_header(out, file.metadata, planned)
+        for plan in planned:
+            write_tensor(out, plan, [np.ascontiguousarray(arrays[plan.name]).reshape(-1).view(np.uint8)])
+    return other
+
+
+def test_older_files_of_deepseek_are_read(
+    tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], weights_of: Any
+) -> None:
+    """They have keys and values of heads in one tensor, as a checkpoint has, and the sizes of heads."""
+    from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+
+    before = tiny("deepseek_v2", **LATENTS)
+    path, old = to_gguf(before), weights_of(before)
+    other = path.with_name("older.gguf")
+    with GgufFile.open(path) as file, other.open("wb") as out:
+        changes = {"key_length": 24, "value_length": 12, "head_count_kv": 4, "key_length_mla": None, "value_length_mla": None}
+        metadata = {**file.metadata, **{f"deepseek2.attention.{key}": value for key, value in changes.items()}}
+        kept = {
+            each.name: each for each in file.tensors.values() if "attn_k_b" not in each.name and "attn_v_b" not in each.name
+        }
+        arrays = {name: np.frombuffer(each.blocks, np.float32).reshape(each.shape) for name, each in kept.items()}
+        for layer in range(4):
+            arrays[f"blk.{layer}.attn_kv_b.weight"] = old[f"model.layers.{layer}.self_attn.kv_b_proj.weight"].numpy()
+        planned = [PlannedTensor(key, block_types.F32, array.shape) for key, array in arrays.items()]
+        write_header(out, {key: value for key, value in metadata.items() if value is not None}, planned)
+        for plan in planned:
+            write_tensor(out, plan, [np.ascontiguousarray(arrays[plan.name]).reshape(-1).view(np.uint8)])
+    new = weights_of(from_gguf(other))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(tensor, new[key]) for key, tensor in old.items())
 
 
 def rewritten(path: Path, changes: dict[str, Any]) -> Path:

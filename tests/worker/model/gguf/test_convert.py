@@ -1,7 +1,6 @@
 """The command `ryzanstein convert`: what it writes, what it refuses, and that nothing is left of what fails."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys

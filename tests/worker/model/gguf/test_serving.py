@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,34 @@ from ryzanstein.worker.model.segment import segment_bytes
 
 RANK_PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 WIDE = {"hidden_size": 256, "intermediate_size": 768}
-MODELS = {
+MODELS: dict[str, Any] = {
     "llama": WIDE,
     "qwen2": WIDE,
     "gemma3_text": {**WIDE, "head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 64},
+    "gpt2": {"hidden_size": 256, "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 768},
+    # Each token uses all experts: rounding changes how much, not which.
+    "qwen3_moe": {**WIDE, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "norm_topk_prob": True},
 }
+OTHERS: dict[str, Any] = {
+    "falcon": {"hidden_size": 256, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "stablelm": {**WIDE, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "deepseek_v3": {
+        **WIDE,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 64,
+        "q_lora_rank": 64,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+}
+"""Those that are only read here, row by row and column by column."""
 BLOCKS = ("q8_0", "q4_0", "q4_k", "q6_k")
 CPU = torch.device("cpu")
 NEAR = 0.1  # random layers multiply an error of less than a hundredth; what is wrong differs by more than 1
@@ -54,7 +78,7 @@ def logits(runner: ModelRunner, *steps: StepPlan) -> Tensor:
 
 @pytest.fixture(scope="module")
 def model_dir(tiny: Callable[..., Path]) -> Callable[[str], Path]:
-    return cache(lambda name: tiny(name, **MODELS[name]))
+    return cache(lambda name: tiny(name, **{**MODELS, **OTHERS}[name]))
 
 
 @pytest.fixture(scope="module")
@@ -152,17 +176,20 @@ def run_two_ranks(directory: Path) -> dict[str, list[dict[str, list[Tensor]]]]:
     return answers
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2", "qwen3_moe", *OTHERS])
 def test_rows_and_columns_are_those_of_the_directory(
+    model: str,
     to_file_of: Callable[[str, str], Path],
     from_gguf: Callable[..., Path],
     weights_of: Callable[[Path], dict[str, Tensor]],
     kernels: NativeKernels,
 ) -> None:
-    """Also where a file's rows are in another order: queries and keys of Llama."""
-    path = to_file_of("llama", "q4_0")
+    """Also where a file has rows in another order, stacked, or as columns: each matrix but the latents' is kept in blocks."""
+    path = to_file_of(model, "q4_0")
     expected = weights_of(from_gguf(path))
     _, files = open_gguf(path)
     weight_format = WeightFormat("none", CPU, torch.float32, kernels)
+    kept = set()
     with MappedWeights(files, torch.float32, CPU, weight_format, kernels) as weights:
         for name, whole in expected.items():
             for dim in range(whole.dim()):
@@ -170,10 +197,25 @@ def test_rows_and_columns_are_those_of_the_directory(
                 weights.read(name, tuple(whole.shape), out := torch.zeros(whole.narrow(dim, 0, count).shape), dim, count)
                 assert torch.equal(out, whole.narrow(dim, count, count)), (name, dim)
             blocks = weights.blocks(name, tuple(whole.shape))
-            assert (blocks is None) == (whole.dim() == 1)
             if blocks is not None:
+                kept.add(name)
                 packed = weights.packed([blocks.rows(3, 40)], 40)
                 assert torch.equal(packed.lookup(torch.arange(40)), whole[3:43]), name
+    # GPT-2's are transposed, as config.json has them; routers and positions are float32 in any file.
+    floats = ("kv_b_proj.", "mlp.gate.", "wpe.", *((".h.",) if model == "gpt2" else ()))
+    matrices = {name for name, whole in expected.items() if whole.dim() == 2}
+    assert kept == {name for name in matrices if not any(part in name for part in floats)}
+
+
+def test_weights_of_gpt2_stay_in_blocks_where_a_checkpoint_has_them_transposed(
+    to_file_of: Callable[[str, str], Path], kernels: NativeKernels
+) -> None:
+    path = to_file_of("gpt2", "q4_0")
+    spec, files = open_gguf(path, as_stored=True)
+    assert not spec.transposed
+    blocks = files.blocks("transformer.h.1.mlp.c_fc.weight")
+    assert blocks is not None
+    assert blocks.shape == (768, 256)
 
 
 def test_a_file_that_lacks_a_tensor_or_its_end_is_refused(

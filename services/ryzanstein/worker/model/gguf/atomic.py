@@ -44,22 +44,32 @@ def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
     Only an empty directory or one with a model in it is replaced, the latter if `force` is true:
     anything else there is somebody's. Raises ModelRefused; OSError.
     """
+    refuse_place(path, force=force)
+    partial = _beside(path, "partial")
+    try:
+        partial.mkdir()
+        yield partial
+        put_in_place(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def refuse_place(path: Path, *, force: bool) -> None:
+    """Raises ModelRefused if `new_directory` would refuse to write there."""
     if path.is_dir() and not any(path.iterdir()):
         force = True
     _refuse_existing(path, force=force)
     if path.exists() and not (path.is_dir() and ((path / _MARK).exists() or not any(path.iterdir()))):
         raise ModelRefused(f"{path} is not a model's directory (no {_MARK}), and is not replaced")
-    partial = _beside(path, "partial")
-    try:
-        partial.mkdir()
-        yield partial
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        _replace(partial, path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Moves a complete directory to `path`, whatever model is there, once its files are on the disk. Raises OSError."""
+    for file in partial.iterdir():
+        _sync(file)
+    _sync(partial)
+    _replace(partial, path)
     _sync(path.parent)
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.gguf.dialects import Dialect, dialect_of_file
+from ryzanstein.worker.model.gguf.dialects.dialect import Dialect
+from ryzanstein.worker.model.gguf.dialects.hyper_parameters import config_of
+from ryzanstein.worker.model.gguf.dialects.metadata import GgufFacts
+from ryzanstein.worker.model.gguf.dialects.names import ROPE_FACTORS
+from ryzanstein.worker.model.gguf.dialects.table import dialect_of_file
 from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.gguf.hyper_parameters import GgufFacts, config_of
-from ryzanstein.worker.model.gguf.tensor_places import ROPE_FACTORS
 from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary, vocabulary_of
 
 
@@ -25,7 +27,7 @@ class GgufDescription:
     def of(cls, file: GgufFile) -> GgufDescription:
         """Raises CheckpointError, which names the file and what is wrong or not supported in it."""
         name = str(file.path)
-        dialect = dialect_of_file(file.metadata.get("general.architecture"), name)
+        dialect = dialect_of_file(file.metadata, name)
         shapes = {each.name: each.shape for each in file.tensors.values()}
         stored = file.tensors.get(ROPE_FACTORS)
         factors = None if stored is None else dequantize(stored.blocks, stored.type)

@@ -108,15 +108,20 @@ class GgufFile:
         """Lets the system read a tensor ahead."""
         self._advise(tensor, mmap.MADV_WILLNEED)
 
-    def forget(self, tensor: GgufTensor) -> None:
-        """Lets the system drop the pages of a tensor from this process's memory; they can be read again."""
-        self._advise(tensor, mmap.MADV_DONTNEED)
+    def forget(self, tensor: GgufTensor, start: int = 0, num_bytes: int | None = None) -> None:
+        """Lets the system drop the pages of a tensor from this process's memory; they can be read again.
 
-    def _advise(self, tensor: GgufTensor, advice: int) -> None:
+        Of the tensor's bytes those from `start` on, `num_bytes` of them or all.
+        """
+        self._advise(tensor, mmap.MADV_DONTNEED, start, num_bytes)
+
+    def _advise(self, tensor: GgufTensor, advice: int, start: int = 0, num_bytes: int | None = None) -> None:
         if self._mapping is None:
             return
-        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._mapping.madvise(advice, start, tensor.offset + len(tensor.blocks) - start)
+        begin = tensor.offset + start
+        end = tensor.offset + len(tensor.blocks) if num_bytes is None else begin + num_bytes
+        page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapping.madvise(advice, page, end - page)
 
 
 def _placed(head: header.TensorHead, content: memoryview, data_start: int) -> GgufTensor:

@@ -17,18 +17,23 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec, Llama3Scalin
 from ryzanstein.worker.model.gguf import block_types
 from ryzanstein.worker.model.gguf.atomic import new_file
 from ryzanstein.worker.model.gguf.block_types import BlockType
-from ryzanstein.worker.model.gguf.dialects import Dialect, dialect_of_model
+from ryzanstein.worker.model.gguf.dialects.dialect import Dialect
+from ryzanstein.worker.model.gguf.dialects.hyper_parameters import metadata_of
+from ryzanstein.worker.model.gguf.dialects.metadata import GgufFacts
+from ryzanstein.worker.model.gguf.dialects.names import ROPE_FACTORS, is_stored_in_full
+from ryzanstein.worker.model.gguf.dialects.places import Part, StoredPlace, by_stored, tensor_parts
+from ryzanstein.worker.model.gguf.dialects.table import dialect_of_model
 from ryzanstein.worker.model.gguf.header import Value
-from ryzanstein.worker.model.gguf.hyper_parameters import GgufFacts, metadata_of
 from ryzanstein.worker.model.gguf.progress import ConversionProgress
 from ryzanstein.worker.model.gguf.quantize import quantize, stored_as
 from ryzanstein.worker.model.gguf.rope_factors import rope_factors
+from ryzanstein.worker.model.gguf.rows import WINDOW_NUMBERS
 from ryzanstein.worker.model.gguf.small_blocks import Bytes, Numbers
-from ryzanstein.worker.model.gguf.tensor_places import ROPE_FACTORS, TensorPlace, tensor_places
 from ryzanstein.worker.model.gguf.tokenizer_vocabulary import read_vocabulary
 from ryzanstein.worker.model.gguf.vocabulary import vocabulary_metadata
 from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
 from ryzanstein.worker.model.listing import tensor_shapes
+from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
@@ -46,32 +51,22 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 14, "Q6_K": 18,
 """`general.file_type`: llama.cpp's numbers for what most tensors are."""
 
 _QUANTIZATION_VERSION = 2
-_WINDOW_NUMBERS = 2**20
 _LARGEST_HALF = 65504.0
 _STORED: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A tensor of the checkpoint, what it is called in the file, and its type there."""
+class _Stored:
+    """A tensor of the file, its type there, and the tensors of the checkpoint that it is made of."""
 
-    entry: TensorEntry
-    place: TensorPlace
+    place: StoredPlace
     planned: PlannedTensor
+    entries: tuple[TensorEntry, ...]
 
     def windows(self) -> Iterator[Numbers]:
         """Yields the file's rows as float32, a window at a time. The rows of a vector are its numbers."""
-        order, shape = self.place.rows_of_source(), self.place.shape
-        row_numbers = 1 if order is not None and len(shape) == 1 else shape[-1]
-        num_rows = math.prod(shape) // row_numbers
-        step = max(1, _WINDOW_NUMBERS // row_numbers)
-        stored = np.memmap(
-            self.entry.file, _STORED[self.entry.dtype], "r", offset=self.entry.offset, shape=(num_rows, row_numbers)
-        )
-        for first in range(0, num_rows, step):
-            rows = stored[first : first + step] if order is None else stored[order[first : first + step]]
-            numbers = _floats(rows, self.entry.dtype)
-            yield numbers + np.float32(1) if self.place.plus_one else numbers
+        for part, entry in zip(self.place.parts, self.entries, strict=True):
+            yield from _stored_rows(part, entry)
 
     def blocks(self) -> Iterator[Bytes]:
         """Yields the file's blocks. Raises CheckpointError for numbers that they cannot have."""
@@ -86,7 +81,20 @@ class _Source:
         largest = float(np.abs(numbers).max())
         if not largest <= _LARGEST_HALF:
             what = f"has a number of magnitude {largest:g}; {kind.name} has at most {_LARGEST_HALF:g}"
-            raise CheckpointError(f"{self.entry.file}: tensor {self.entry.name} {what}: write bf16 or f32")
+            entry = self.entries[0]
+            raise CheckpointError(f"{entry.file}: tensor {entry.name} {what}: write bf16 or f32")
+
+
+def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
+    shape = (math.prod(part.shape) // part.width, part.width)
+    whole = np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
+    own = whole[part.start : part.start + part.count]
+    own, order = own.T if part.transposed else own, part.rows_of_source()
+    step = max(1, WINDOW_NUMBERS // part.stored_width)
+    for first in range(0, part.stored_count, step):
+        rows = own[first : first + step] if order is None else own[order[first : first + step]]
+        numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
+        yield numbers + np.float32(1) if part.plus_one else numbers
 
 
 def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force: bool = False) -> None:
@@ -96,19 +104,19 @@ def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force
     """
     spec, entries = _model(source)
     dialect = dialect_of_model(spec.model_type, str(source / "config.json"))
-    places = tensor_places(spec, tensor_shapes(spec), dialect)
-    sources = [_source(entries, place, wanted, spec, source) for place in places]
+    places = by_stored(tensor_parts(spec, tensor_shapes(spec), dialect))
+    tensors = [_stored(entries, place, wanted, spec, source) for place in places]
     _refuse_unread(entries, spec)
     factors = _factors(spec)
-    metadata = _metadata(source, spec, dialect, wanted, factors)
-    planned = [each.planned for each in sources]
+    metadata = _metadata(source, places, dialect, wanted, factors)
+    planned = [each.planned for each in tensors]
     if factors is not None:
         planned.append(PlannedTensor(ROPE_FACTORS, block_types.F32, factors.shape))
     progress = ConversionProgress(sum(tensor.num_bytes for tensor in planned), out)
-    _tell_fallbacks(sources, wanted, progress)
+    _tell_fallbacks(tensors, wanted, progress)
     with new_file(target, force=force) as file:
         write_header(file, metadata, planned)
-        for each in sources:
+        for each in tensors:
             write_tensor(file, each.planned, _counted(each, progress))
         if factors is not None:
             write_tensor(file, planned[-1], [factors.view(np.uint8)])
@@ -116,31 +124,37 @@ def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force
 
 
 def _model(source: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
-    spec, entries = read_spec(source), read_tensor_files(source)
+    spec = read_spec(source)
+    entries = with_prefix(read_tensor_files(source), spec.names)
     return untied_where_stored(spec, entries), entries
 
 
-def _source(
-    entries: Mapping[str, TensorEntry], place: TensorPlace, wanted: BlockType, spec: DecoderSpec, model_dir: Path
-) -> _Source:
-    entry = entries.get(place.source)
+def _stored(
+    entries: Mapping[str, TensorEntry], place: StoredPlace, wanted: BlockType, spec: DecoderSpec, model_dir: Path
+) -> _Stored:
+    found = tuple(_entry(entries, part, model_dir) for part in place.parts)
+    return _Stored(place, PlannedTensor(place.name, _type_of(place, wanted, spec), place.shape), found)
+
+
+def _entry(entries: Mapping[str, TensorEntry], part: Part, model_dir: Path) -> TensorEntry:
+    entry = entries.get(part.source)
     if entry is None:
-        raise CheckpointError(f"{model_dir}: tensor {place.source} is missing")
-    if entry.shape != place.shape:
-        shapes = f"has shape {list(entry.shape)}, config.json needs {list(place.shape)}"
-        raise CheckpointError(f"{entry.file}: tensor {place.source} {shapes}")
+        raise CheckpointError(f"{model_dir}: tensor {part.source} is missing")
+    if entry.shape != part.shape:
+        shapes = f"has shape {list(entry.shape)}, config.json needs {list(part.shape)}"
+        raise CheckpointError(f"{entry.file}: tensor {part.source} {shapes}")
     if entry.dtype not in _STORED:
-        raise CheckpointError(f"{entry.file}: tensor {place.source} has dtype {entry.dtype}, which is not supported")
-    return _Source(entry, place, PlannedTensor(place.name, _type_of(place, wanted, spec), place.shape))
+        raise CheckpointError(f"{entry.file}: tensor {part.source} has dtype {entry.dtype}, which is not supported")
+    return entry
 
 
-def _type_of(place: TensorPlace, wanted: BlockType, spec: DecoderSpec) -> BlockType:
+def _type_of(place: StoredPlace, wanted: BlockType, spec: DecoderSpec) -> BlockType:
     """Returns the type of a tensor.
 
-    Vectors are float32. The head has at least 6 bits, as in llama.cpp, and so has an embedding that
-    is also the head.
+    Vectors, routers and learned positions are float32. The head has at least 6 bits, as in
+    llama.cpp, and so has an embedding that is also the head.
     """
-    if len(place.shape) == 1:
+    if is_stored_in_full(place.name, place.shape):
         return block_types.F32
     head = "token_embd.weight" if spec.tied_head else "output.weight"
     if place.name == head and wanted in (block_types.Q4_0, block_types.Q4_K):
@@ -164,14 +178,14 @@ def _factors(spec: DecoderSpec) -> Numbers | None:
 
 
 def _metadata(
-    source: Path, spec: DecoderSpec, dialect: Dialect, wanted: BlockType, factors: Numbers | None
+    source: Path, places: list[StoredPlace], dialect: Dialect, wanted: BlockType, factors: Numbers | None
 ) -> Mapping[str, Value]:
     try:
         config: Mapping[str, Any] = read_object(source / "config.json")
     except UnreadableFile as error:
         raise CheckpointError(f"{source / 'config.json'}: {error}") from error
-    config = {**config, "tie_word_embeddings": spec.tied_head}
-    shapes = {place.name: place.shape for place in tensor_places(spec, tensor_shapes(spec), dialect)}
+    shapes = {place.name: place.shape for place in places}
+    config = {**config, "tie_word_embeddings": "output.weight" not in shapes}
     facts = GgufFacts(str(source / "config.json"), {}, shapes, factors)
     general: dict[str, Value] = {
         "general.architecture": dialect.name,
@@ -180,22 +194,22 @@ def _metadata(
         "general.file_type": _FILE_TYPES[wanted.name],
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
-    vocabulary = read_vocabulary(source, spec.vocab_size)
+    vocabulary = read_vocabulary(source, shapes["token_embd.weight"][0])
     return {**general, **metadata_of(config, facts, dialect), **vocabulary_metadata(vocabulary)}
 
 
-def _counted(source: _Source, progress: ConversionProgress) -> Iterator[Bytes]:
+def _counted(source: _Stored, progress: ConversionProgress) -> Iterator[Bytes]:
     for blocks in source.blocks():
         yield blocks
         progress.add(blocks.nbytes, source.place.name)
 
 
-def _tell_fallbacks(sources: list[_Source], wanted: BlockType, progress: ConversionProgress) -> None:
+def _tell_fallbacks(tensors: list[_Stored], wanted: BlockType, progress: ConversionProgress) -> None:
     """Says which tensors are stored otherwise than asked for, by type."""
-    others: dict[BlockType, list[_Source]] = {}
-    for each in sources:
+    others: dict[BlockType, list[_Stored]] = {}
+    for each in tensors:
         kind = each.planned.type
-        if len(each.place.shape) > 1 and kind != wanted:
+        if kind != wanted and not is_stored_in_full(each.place.name, each.place.shape):
             others.setdefault(kind, []).append(each)
     for kind, found in others.items():
         example = found[0].place

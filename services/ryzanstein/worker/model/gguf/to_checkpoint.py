@@ -18,43 +18,47 @@ from ryzanstein.worker.model.gguf.atomic import new_directory
 from ryzanstein.worker.model.gguf.block_types import FLOATS, BlockType
 from ryzanstein.worker.model.gguf.dequantize import dequantize
 from ryzanstein.worker.model.gguf.description import GgufDescription
-from ryzanstein.worker.model.gguf.file import GgufFile, GgufTensor
+from ryzanstein.worker.model.gguf.dialects.names import ROPE_FACTORS, is_stored_in_full
+from ryzanstein.worker.model.gguf.dialects.places import Part, by_source, tensor_parts
+from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.gguf.progress import ConversionProgress
 from ryzanstein.worker.model.gguf.quantize import quantize
+from ryzanstein.worker.model.gguf.rows import checked_tensor, read_rows
 from ryzanstein.worker.model.gguf.small_blocks import Numbers
-from ryzanstein.worker.model.gguf.tensor_places import ROPE_FACTORS, TensorPlace, tensor_places
 from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
 from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
-_WINDOW_NUMBERS = 2**20
 _TORCH_NAMES = {block_types.F32: "float32", block_types.F16: "float16", block_types.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor of the file, its place in a checkpoint, and the floats that it becomes there."""
+class SourcePlace:
+    """A tensor of a checkpoint, and the parts of the file's tensors that it consists of."""
 
-    place: TensorPlace
-    tensor: GgufTensor
+    source: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor of a checkpoint, its types in the file, and the floats that it becomes."""
+
+    place: SourcePlace
+    stored: frozenset[BlockType]
     dtype: BlockType
 
     @property
     def num_bytes(self) -> int:
         return self.dtype.row_bytes(math.prod(self.place.shape))
 
-    def windows(self) -> Iterator[Numbers]:
-        """Yields the checkpoint's rows as float32, a window at a time. The rows of a vector are its numbers."""
-        tensor, order = self.tensor, self.place.rows_of_file()
-        row_numbers = 1 if order is not None and len(tensor.shape) == 1 else tensor.shape[-1]
-        num_rows = math.prod(tensor.shape) // row_numbers
-        step = max(1, _WINDOW_NUMBERS // row_numbers)
-        stored = np.frombuffer(tensor.blocks, np.uint8).reshape(num_rows, -1)
-        for first in range(0, num_rows, step):
-            rows = stored[first : first + step] if order is None else stored[order[first : first + step]]
-            numbers = dequantize(rows.reshape(-1), tensor.type).reshape(len(rows), row_numbers)
-            yield numbers - np.float32(1) if self.place.plus_one else numbers
+    def windows(self, file: GgufFile) -> Iterator[Numbers]:
+        """Yields the checkpoint's rows as float32, a window at a time. A row of a vector may be one number."""
+        parts = self.place.parts
+        for _, numbers in read_rows(file, parts, 0, sum(part.count for part in parts)):
+            yield numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,15 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
     """
     description = GgufDescription.of(file)
     config, spec = description.config, spec_of(description.config)
-    places = tensor_places(spec, tensor_shapes(spec), description.dialect)
-    pairs = [(place, _checked(file, place)) for place in places]
-    unread = next(iter(file.tensors.keys() - {place.name for place in places} - {ROPE_FACTORS}), None)
+    parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
+    places = [SourcePlace(source, found[0].shape, found) for source, found in by_source(parts).items()]
+    stored = [frozenset(checked_tensor(file, part).type for part in place.parts) for place in places]
+    unread = next(iter(file.tensors.keys() - {part.name for part in parts} - {ROPE_FACTORS}), None)
     if unread is not None:
         raise CheckpointError(f"{file.path}: tensor {shown(unread)} is not used by this architecture")
     vocabulary = description.vocabulary(file)
-    main = _main_dtype([tensor for _, tensor in pairs], dtype)
-    placed = tuple(_placed(place, tensor, dtype, main) for place, tensor in pairs)
+    main = _main_dtype(places, stored, dtype)
+    placed = tuple(_placed(file, place, kinds, dtype, main) for place, kinds in zip(places, stored, strict=True))
     return GgufModel({**config, **_token_ids(vocabulary), "torch_dtype": _TORCH_NAMES[main]}, vocabulary, placed)
 
 
@@ -91,47 +96,52 @@ def to_directory(source: Path, target: Path, dtype: BlockType, out: TextIO, *, f
     """
     with GgufFile.open(source) as file:
         model = read_model(file, dtype)
-        tokenizer = tokenizer_json(model.vocabulary, str(source))
         with new_directory(target, force=force) as directory:
             _write_json(directory / "config.json", model.config)
-            _write_json(directory / "tokenizer.json", tokenizer, indent=None)
-            context_length = model.config["max_position_embeddings"]
-            _write_json(directory / "tokenizer_config.json", tokenizer_config(model.vocabulary, context_length))
-            _write_json(directory / "generation_config.json", generation_config(model.vocabulary))
+            write_description(model, directory, str(source))
             with (directory / "model.safetensors").open("wb") as weights:
                 _write_weights(weights, file, model.tensors, out)
 
 
-def _checked(file: GgufFile, place: TensorPlace) -> GgufTensor:
-    tensor = file.tensor(place.name)
-    if tensor.shape != place.shape:
-        shapes = f"has shape {list(tensor.shape)}, the metadata need {list(place.shape)}"
-        raise CheckpointError(f"{file.path}: tensor {place.name} {shapes}")
-    return tensor
+def write_description(model: GgufModel, directory: Path, where: str) -> None:
+    """Writes what a directory has besides config.json and weights. `where` names the file in a message.
+
+    Raises CheckpointError if the tokenizer is not supported; OSError.
+    """
+    _write_json(directory / "tokenizer.json", tokenizer_json(model.vocabulary, where), indent=None)
+    context_length = model.config["max_position_embeddings"]
+    _write_json(directory / "tokenizer_config.json", tokenizer_config(model.vocabulary, context_length))
+    _write_json(directory / "generation_config.json", generation_config(model.vocabulary))
 
 
-def _main_dtype(tensors: list[GgufTensor], dtype: BlockType) -> BlockType:
+def _main_dtype(places: list[SourcePlace], stored: list[frozenset[BlockType]], dtype: BlockType) -> BlockType:
     """Returns the floats of most matrices: `dtype` if there are quantized ones."""
-    matrices = [tensor.type for tensor in tensors if len(tensor.shape) > 1]
+    matrices = [kind for place, kinds in zip(places, stored, strict=True) if not _in_full(place) for kind in kinds]
     if any(kind not in FLOATS for kind in matrices):
         return dtype
     return Counter(matrices).most_common(1)[0][0]
 
 
-def _placed(place: TensorPlace, tensor: GgufTensor, dtype: BlockType, main: BlockType) -> PlacedTensor:
+def _in_full(place: SourcePlace) -> bool:
+    return all(is_stored_in_full(part.name, part.stored_shape) for part in place.parts)
+
+
+def _placed(
+    file: GgufFile, place: SourcePlace, stored: frozenset[BlockType], dtype: BlockType, main: BlockType
+) -> PlacedTensor:
     """Chooses the floats of a tensor: its own, or `dtype` if it is quantized.
 
-    llama.cpp stores vectors as float32 whatever the model's dtype was. They become `main` if that
-    loses nothing.
+    llama.cpp stores vectors and some matrices as float32 whatever the model's dtype was. They become
+    `main` if that loses nothing.
     """
-    if tensor.type not in FLOATS:
-        return PlacedTensor(place, tensor, dtype)
-    kept = PlacedTensor(place, tensor, tensor.type)
-    if len(tensor.shape) > 1 or tensor.type == main:
+    if len(stored) > 1 or not stored <= set(FLOATS):
+        return PlacedTensor(place, stored, dtype)
+    kept = PlacedTensor(place, stored, next(iter(stored)))
+    if not _in_full(place) or kept.dtype == main:
         return kept
-    numbers = np.concatenate(list(kept.windows()), axis=None)
+    numbers = np.concatenate(list(kept.windows(file)), axis=None)
     again = dequantize(quantize(numbers[None], main), main)
-    return PlacedTensor(place, tensor, main) if np.array_equal(again, numbers) else kept
+    return PlacedTensor(place, stored, main) if np.array_equal(again, numbers) else kept
 
 
 def _token_ids(vocabulary: GgufVocabulary) -> dict[str, int]:
@@ -151,11 +161,12 @@ def _write_weights(weights: BinaryIO, file: GgufFile, tensors: tuple[PlacedTenso
     weights.write(len(text).to_bytes(8, "little") + text)
     progress = ConversionProgress(end, out)
     for each in tensors:
-        for numbers in each.windows():
+        for numbers in each.windows(file):
             stored = quantize(numbers, each.dtype)
             weights.write(np.ascontiguousarray(stored).data)
             progress.add(stored.nbytes, each.place.source)
-        file.forget(each.tensor)
+        for part in each.place.parts:
+            file.forget(file.tensor(part.name))
 
 
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:

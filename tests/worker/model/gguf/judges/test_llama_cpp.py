@@ -28,6 +28,40 @@ def test_the_logits_are_those_of_transformers(
     assert (found - expected).abs().max() < 2e-3 * expected.abs().max()
 
 
+def test_internlm2_is_what_llama_cpp_takes_it_for(
+    tiny: Callable[..., Path], to_gguf: Callable[..., Path], llama_cpp: Callable[..., Any]
+) -> None:
+    llama = tiny("llama")
+    expected = test_architectures.logits(llama)
+    found = llama_cpp(to_gguf(test_architectures.as_internlm2(llama)), ids=test_architectures.IDS[0].tolist()).logits
+    assert (found - expected).abs().max() < 2e-3 * expected.abs().max()
+
+
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "norm_topk_prob": True},
+    "gpt2": {"n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 512, "n_inner": 512},
+}
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k"])
+@pytest.mark.parametrize("model_type", EXPERTS)
+def test_stacked_and_transposed_matrices_are_read_in_blocks(
+    kind: str, model_type: str, tiny: Callable[..., Path], conversions: Any, llama_cpp: Callable[..., Any]
+) -> None:
+    to_gguf, from_gguf = conversions
+    path = to_gguf(tiny(model_type, hidden_size=256, intermediate_size=512, **EXPERTS[model_type]), kind)
+    expected = test_architectures.logits(from_gguf(path))
+    found = llama_cpp(path, ids=test_architectures.IDS[0].tolist()).logits
+    assert (found - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+@pytest.fixture
+def conversions(
+    to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> tuple[Callable[..., Path], Callable[..., Path]]:
+    return to_gguf, from_gguf
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k"])
 def test_every_type_that_we_write_is_read(
     kind: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], llama_cpp: Any

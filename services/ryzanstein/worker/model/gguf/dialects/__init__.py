@@ -1,0 +1,1 @@
+"""The architectures that are converted, and in what llama.cpp's files differ for each: tensors and hyper-parameters."""
