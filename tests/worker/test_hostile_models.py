@@ -45,7 +45,7 @@ BROKEN = {
     "half a character": (lambda model_dir: _config(model_dir, model_type="\ud800"), "model_type"),
     "a pipe": (lambda model_dir: _pipe(model_dir, "model.safetensors"), "not a regular file"),
     "a pipe beside": (lambda model_dir: _pipe(model_dir, "generation_config.json"), "not a regular file"),
-    "quantized": (lambda model_dir: _config(model_dir, quantization_config={"quant_method": "awq"}), "quant_method 'awq'"),
+    "quantized": (lambda model_dir: _config(model_dir, quantization_config={"quant_method": "aqlm"}), "quant_method 'aqlm'"),
     "a tokenizer of garbage": (
         lambda model_dir: (model_dir / "tokenizer.json").write_bytes(bytes(range(256))),
         "tokenizer.json",

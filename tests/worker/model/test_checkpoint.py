@@ -148,7 +148,7 @@ def test_a_budget_below_one_block_is_reported_in_numbers(model_dir: Path, refusa
         ({"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}}, "rope_parameters.rope_type 'mrope' is not supported"),
         ({"rope_parameters": None, "rope_scaling": {"type": "ntk"}}, "rope_scaling.rope_type 'ntk' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization_config is not supported (quant_method 'aqlm')"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number above 0, got -1"),
         ({"num_key_value_heads": 3}, "8 attention heads do not divide over 3 key-value heads"),

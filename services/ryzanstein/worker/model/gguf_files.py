@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,83 +15,90 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.registry import spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.gguf.block_types import FLOATS
-from ryzanstein.worker.model.gguf.dequantize import dequantize
 from ryzanstein.worker.model.gguf.description import GgufDescription
+from ryzanstein.worker.model.gguf.dialects.names import ROPE_FACTORS
+from ryzanstein.worker.model.gguf.dialects.places import Part, by_source, tensor_parts
 from ryzanstein.worker.model.gguf.file import GgufFile, GgufTensor
+from ryzanstein.worker.model.gguf.rows import checked_tensor, read_rows
 from ryzanstein.worker.model.gguf.small_blocks import Bytes
-from ryzanstein.worker.model.gguf.tensor_places import ROPE_FACTORS, TensorPlace, tensor_places
 from ryzanstein.worker.model.listing import tensor_shapes
-from ryzanstein.worker.model.products.blocks import Blocks
-from ryzanstein.worker.model.refusal import CheckpointError
-
-_WINDOW_NUMBERS = 2**20
+from ryzanstein.worker.model.products.blocks import MappedBlocks
 
 
-def open_gguf(path: Path) -> tuple[DecoderSpec, GgufFiles]:
-    """Opens a file and returns the decoder that it describes, and its tensors. Raises CheckpointError."""
+def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, GgufFiles]:
+    """Opens a file and returns the decoder that it describes, and its tensors. Raises CheckpointError.
+
+    `as_stored`: linear weights are [outputs, inputs], as they are in any file, and not as
+    config.json's architecture has them: blocks of GPT-2's can be kept so.
+    """
     file = GgufFile.open(path)
     description = GgufDescription.of(file)
     spec = spec_of(description.config)
-    places = tensor_places(spec, tensor_shapes(spec), description.dialect)
-    return spec, GgufFiles(file, {place.source: place for place in places})
+    spec = replace(spec, transposed=False) if as_stored else spec
+    parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
+    return spec, GgufFiles(file, by_source(parts))
 
 
 class GgufFiles:
-    """A WeightFiles of one GGUF file. `places` has the file's tensors by the names that the architecture uses."""
+    """A WeightFiles of one GGUF file. `parts` has those of each tensor by the name that the architecture uses."""
 
-    def __init__(self, file: GgufFile, places: Mapping[str, TensorPlace]) -> None:
-        self._file, self._places = file, places
+    def __init__(self, file: GgufFile, parts: Mapping[str, Sequence[Part]]) -> None:
+        self._file, self._parts = file, parts
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        place = self._places.get(name)
-        tensor = self._file.tensor(name if place is None else place.name)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{self._file.path}: tensor {tensor.name} has shape {list(tensor.shape)}, the metadata need {list(shape)}"
-            )
+        if name not in self._parts:
+            self._file.tensor(name)
+        for part in self._parts[name]:
+            checked_tensor(self._file, part)
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         count = min(out.shape[dim], shape[dim] - start)
         if count <= 0:
             return
-        target, tensor = out.narrow(dim, 0, count), self._file.tensor(self._places[name].name)
+        target, parts = out.narrow(dim, 0, count), self._parts[name]
         if len(shape) == 1:
-            ((_, numbers),) = self._windows(name, 0, 1)
-            target.copy_(numbers[0, start : start + count])
+            numbers = np.concatenate([rows for _, rows in read_rows(self._file, parts, 0, shape[0])], axis=None)
+            target.copy_(_as_tensor(numbers[start : start + count]))
         else:
             first_row = start if dim == 0 else 0
-            for row, numbers in self._windows(name, first_row, len(target)):
-                part = numbers if dim == 0 else numbers.narrow(1, start, count)
-                target.narrow(0, row - first_row, len(numbers)).copy_(part)
-        self._file.forget(tensor)
+            for row, numbers in read_rows(self._file, parts, first_row, len(target)):
+                found = _as_tensor(numbers if dim == 0 else numbers[:, start : start + count])
+                target.narrow(0, row - first_row, len(numbers)).copy_(found)
+        for part in parts:
+            self._file.forget(self._file.tensor(part.name))
 
-    def blocks(self, name: str) -> Blocks | None:
-        place = self._places.get(name)
-        tensor = None if place is None else self._file.tensors.get(place.name)
-        if place is None or tensor is None or len(tensor.shape) != 2 or tensor.type in FLOATS or place.plus_one:
+    def blocks(self, name: str) -> MappedBlocks | None:
+        parts = self._parts.get(name, ())
+        if not parts or len(parts[0].shape) != 2 or any(part.transposed or part.plus_one for part in parts):
             return None
-        order = place.rows_of_file()
-        in_order = None if order is None else torch.from_numpy(order)
-        return Blocks(tensor.type, _as_tensor(_bytes_of(tensor)), in_order, partial(self._file.forget, tensor))
+        tensor = self._file.tensors.get(parts[0].name)
+        if tensor is None or tensor.type in FLOATS or len({part.name for part in parts}) > 1:
+            return None
+        # A tensor of another shape is refused when it is checked, before it is read.
+        return _kept(self._file, tensor, parts) if tensor.shape == parts[0].stored_shape else None
 
     def places(self) -> Iterator[tuple[str, str]]:
-        names = {place.name: source for source, place in self._places.items()}
-        return ((names.get(name, name), str(self._file.path)) for name in self._file.tensors if name != ROPE_FACTORS)
+        names: dict[str, list[str]] = {}
+        for source, parts in self._parts.items():
+            for part in parts:
+                names.setdefault(part.name, []).append(source)
+        stored = (name for name in self._file.tensors if name != ROPE_FACTORS)
+        return ((source, str(self._file.path)) for name in stored for source in names.get(name, [name]))
 
     def close(self) -> None:
         self._file.close()
 
-    def _windows(self, name: str, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields `count` of the checkpoint's rows from `first` on: the first row's number, and the rows."""
-        place = self._places[name]
-        tensor, order = self._file.tensor(place.name), place.rows_of_file()
-        stored, width = _bytes_of(tensor), tensor.shape[-1]
-        step = max(1, _WINDOW_NUMBERS // width)
-        for row in range(first, first + count, step):
-            wanted = slice(row, min(row + step, first + count))
-            rows = stored[wanted if order is None else order[wanted]]
-            numbers = dequantize(rows.reshape(-1), tensor.type).reshape(len(rows), width)
-            yield row, _as_tensor(numbers - np.float32(1) if place.plus_one else numbers)
+
+def _kept(file: GgufFile, tensor: GgufTensor, parts: Sequence[Part]) -> MappedBlocks:
+    rows_OB = _as_tensor(_bytes_of(tensor))
+    if len(parts) == 1:
+        (part,) = parts
+        order, size = part.rows_of_file(), tensor.row_bytes
+        forget = partial(file.forget, tensor, part.first * size, part.count * size)
+        in_order = None if order is None else torch.from_numpy(order)
+        return MappedBlocks(tensor.type, rows_OB.narrow(0, part.first, part.count), in_order, forget)
+    rows = [part.first + (np.arange(part.count) if (order := part.rows_of_file()) is None else order) for part in parts]
+    return MappedBlocks(tensor.type, rows_OB, torch.from_numpy(np.concatenate(rows)), partial(file.forget, tensor))
 
 
 def _bytes_of(tensor: GgufTensor) -> Bytes:

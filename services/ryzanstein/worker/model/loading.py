@@ -9,22 +9,27 @@ from pathlib import Path
 import torch
 
 from ryzanstein.model_paths import is_gguf
-from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.alibi import alibi_bias
+from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.model.cache_size import blocks_in, default_blocks, slot_width
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
+from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.kv_cache import KVCache, block_bytes
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.model.quantized_files.opening import open_quantized
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.model.staging import Staging
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
+from ryzanstein.worker.quantization import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,26 @@ class LoadedModel:
     kernels: OpenedKernels
     num_blocks: int
     """The blocks that are the model's own; the cache may have room for more."""
+    quantization: Format
+    divergence: float | None = None
+    """What the choice of the format rests on, in nats for each token; None if it was set."""
+
+    def inputs(self, tp: TensorParallel, options: RunnerOptions) -> InputBuilder:
+        """Returns what makes tensors of plans for this decoder and this cache."""
+        cache, spec = self.cache, self.spec
+        device, dtype = options.torch_device, options.torch_dtype
+        return InputBuilder(
+            cache.num_blocks,
+            options.block_size,
+            device,
+            dtype,
+            view_keys(cache.slot_bytes, torch.get_num_threads()),
+            spec.windows,
+            alibi_bias(spec, tp, dtype, device),
+            Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
+            self.kernels.native,
+            spec.score_cap is None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +95,7 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
         dtype=options.kv_torch_dtype,
         device=device,
     )
-    return LoadedModel(spec, decoder, cache, checked.kernels, checked.num_blocks)
+    return LoadedModel(spec, decoder, cache, checked.kernels, checked.num_blocks, format_of(options))
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -79,6 +104,13 @@ def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> 
     Raises ModelRefused.
     """
     return _check(model_dir, tp, options).weight_bytes
+
+
+def format_of(options: RunnerOptions) -> Format:
+    """Returns the format that is set. Raises ModelRefused where it is to be chosen."""
+    if options.quantization == "auto":
+        raise ModelRefused("quantization auto: the format is chosen while the model is loaded")
+    return options.quantization
 
 
 def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
@@ -101,9 +133,9 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 
 
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
-    spec, files = _open(model_dir)
+    spec, files = open_model(model_dir)
     kernels = open_kernels(options)
-    weight_format = WeightFormat(options.quantization, options.torch_device, options.torch_dtype, kernels.native)
+    weight_format = WeightFormat(format_of(options), options.torch_device, options.torch_dtype, kernels.native)
     weights = CheckedWeights(files, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
@@ -114,16 +146,19 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     return _Checked(spec, files, weight_format, kernels, weights.nbytes, num_blocks, borrowable)
 
 
-def _open(model: Path) -> tuple[DecoderSpec, WeightFiles]:
+def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:
     """Returns the decoder and the tensors of a directory in the Hugging Face layout, or of a GGUF file."""
     if is_gguf(model):
-        return open_gguf(model)
-    spec = read_spec(model)
-    entries = _with_prefix(read_tensor_files(model), spec.names)
+        return open_gguf(model, as_stored=True)
+    config = read_config(model)
+    spec = spec_of(config)
+    entries = with_prefix(read_tensor_files(model), spec.names)
+    if config.get("quantization_config"):
+        return open_quantized(model, config, untied_where_stored(spec, entries), entries)
     return untied_where_stored(spec, entries), SafetensorsFiles(model, entries)
 
 
-def _with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:
+def with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:
     """Returns the entries with full names.
 
     Checkpoints of a bare model, such as GPT-2's on the hub, lack the first part of every name.

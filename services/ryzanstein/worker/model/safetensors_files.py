@@ -23,6 +23,14 @@ STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_DTYPES: Mapping[str, torch.dtype] = {
+    **STORED_DTYPES,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _WINDOW_BYTES = 8 * 2**20
 
 
@@ -57,6 +65,19 @@ class SafetensorsFiles:
             part = rows if dim == 0 else rows.narrow(dim, start, count)
             target.narrow(0, row - first_row, len(rows)).copy_(part)
 
+    def region(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None = None) -> Tensor:
+        """Returns a copy of `rows`, (start, count), and of some columns of a matrix, as they are stored.
+
+        Nothing is checked. Numbers may also be whole ones, or of 8 bits.
+        """
+        entry, (first, count) = self._entries[name], rows
+        start, width = columns or (0, math.prod(entry.shape[1:]))
+        out = torch.empty(count, width, dtype=_DTYPES[entry.dtype])
+        if count and width:
+            for row, window in self._windows(entry, first, count):
+                out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, start : start + width]
+        return out
+
     def blocks(self, name: str) -> Blocks | None:
         return None
 
@@ -64,11 +85,13 @@ class SafetensorsFiles:
         return ((name, str(entry.file)) for name, entry in self._entries.items())
 
     def close(self) -> None:
+        """Closes the files. Another read opens them again."""
         self._files.close()
+        self._open.cache_clear()
 
     def _windows(self, entry: TensorEntry, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
         """Yields `count` rows from `first` on in windows: the first row's number, and the rows."""
-        file, dtype = self._open(entry.file), STORED_DTYPES[entry.dtype]
+        file, dtype = self._open(entry.file), _DTYPES[entry.dtype]
         row_bytes = math.prod(entry.shape[1:]) * dtype.itemsize
         # The disk reads ahead while the first windows are converted. If all pages are cached, this
         # costs nothing.

@@ -19,10 +19,10 @@ from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 MAX_HEADER_BYTES = 16 * 2**20
 """A header of this size, 150,000 tensors, takes a second to read; known models need a hundredth."""
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "*.gguf", "*.pth")
+_OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "*.pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,12 @@ def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
     """Returns the tensors of a checkpoint without an index: all of them are in one file."""
     path = model_dir / _WEIGHTS
     if not os.path.lexists(path):
+        gguf = next(model_dir.glob("*.gguf"), None)
+        if gguf is not None:
+            raise CheckpointError(
+                f"{path}: No such file or directory. {gguf.name} can be served as it is, with --model {gguf}, "
+                f"or converted to a directory by `ryzanstein convert`"
+            )
         other = next((found.name for pattern in _OTHER_FORMATS for found in model_dir.glob(pattern)), None)
         if other is not None:
             raise CheckpointError(

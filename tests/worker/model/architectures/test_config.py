@@ -169,7 +169,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported, only 'sigmoid'"),
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported, only 1"),
     ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads 8 is not supported, only 128"),
-    ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+    ("deepseek_v3", {"quantization_config": {"quant_method": "fp4"}}, "quantization_config is not supported"),
     ("deepseek_v3", {"n_group": 7}, "n_group 7 must divide the 256 experts"),
     ("deepseek_v3", {"n_group": 256}, "n_group 256 must divide the 256 experts"),
     (

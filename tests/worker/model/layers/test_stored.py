@@ -13,7 +13,7 @@ from ryzanstein.worker.model.gguf.quantize import quantize
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
 from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.model.products.blocks import Blocks, MappedBlocks, PackedBlocks
 from ryzanstein.worker.model.products.formats import WeightFormat
 
 SHAPE = (24, 128)
@@ -37,7 +37,7 @@ class Matrices:
             if kind is not None:
                 rows_OB = torch.from_numpy(quantize(numbers, kind).reshape(len(numbers), -1))
                 numbers = dequantize(rows_OB.numpy().reshape(-1), kind).reshape(SHAPE).copy()
-                self._blocks[name] = Blocks(kind, rows_OB, None, lambda: None)
+                self._blocks[name] = MappedBlocks(kind, rows_OB, None, lambda: None)
             self.floats[name] = torch.from_numpy(numbers)
 
     def new(self, *shape: int) -> Tensor:

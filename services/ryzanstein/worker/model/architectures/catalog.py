@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from ryzanstein.worker.model.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
+from ryzanstein.worker.model.architectures.foreign import QUANT_METHODS
 from ryzanstein.worker.model.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.model.architectures.rotary_config import SCALINGS
 from ryzanstein.worker.model.architectures.values import MAX_COUNT
@@ -37,6 +38,7 @@ ryzanstein.worker.model.architectures.catalog > docs/models.md`.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
 a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
+All but GPT-J and OPT are also read from [GGUF files](gguf.md#architectures).
 """
 
 
@@ -76,7 +78,8 @@ def _notes() -> list[str]:
         "- Null is absent where transformers has a default for it, but not true where the default is true.",
         "- A head that is stored counts before one that is tied: where `tie_word_embeddings` is true and the file has another",
         "  head than the embedding, the stored one is used. Both are read once to compare them.",
-        "- `is_causal` false, `per_layer_config`, `quantization_config` and multimodal models (a `text_config`) are refused.",
+        "- `is_causal` false, `per_layer_config` and multimodal models (a `text_config`) are refused, and so is a",
+        f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](quantization.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
 

@@ -7,14 +7,16 @@ from typing import Any
 
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
-_SERVED_AS = "the weights must be stored as floats: save the model dequantized, or take the original checkpoint"
+QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "bitnet")
+"""The stored quantization that is read, by quant_method."""
+_SERVED_AS = f"only {', '.join(QUANT_METHODS)} are read: save the model dequantized, or take the original checkpoint"
 
 
 def refuse_foreign(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for stored quantization, non-causal attention and unequal layers."""
+    """Raises CheckpointError for unknown stored quantization, non-causal attention and unequal layers."""
     quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if quantization and method not in QUANT_METHODS:
         raise CheckpointError(f"config.json: quantization_config is not supported (quant_method {shown(method)}): {_SERVED_AS}")
     if not config.get("is_causal", True):
         raise CheckpointError("config.json: is_causal false is not supported: attention must be causal")

@@ -55,7 +55,7 @@ def read_spec(model_dir: Path) -> DecoderSpec:
 
     Raises CheckpointError, which names what is missing or not known.
     """
-    return spec_of(_read_config(model_dir / "config.json"))
+    return spec_of(read_config(model_dir))
 
 
 def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
@@ -79,7 +79,9 @@ def values_of(config: Mapping[str, Any]) -> Values:
     return Values(config, renamed=architecture.renamed, defaults=architecture.defaults)
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def read_config(model_dir: Path) -> Mapping[str, Any]:
+    """Returns the parsed config.json. Raises CheckpointError."""
+    path = model_dir / "config.json"
     try:
         return read_object(path)
     except UnreadableFile as error:

@@ -1,4 +1,4 @@
-"""Products of float32 rows with weights in blocks of GGUF, which stay as the file has them.
+"""Products of float32 rows with weights in blocks, which stay as the file has them.
 
 Rows are quantized to 8 bits with a scale for each 32 inputs. Sums within such a part are exact, and
 parts are added in one order: a row's result does not depend on other rows or on threads. The file's
@@ -9,8 +9,9 @@ Legend: T rows, I inputs, O outputs, B bytes of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,9 +19,31 @@ from ryzanstein.worker.model.gguf.block_types import BlockType
 from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
 
 
+class Blocks(Protocol):
+    """A matrix in blocks of one type. Nothing is read before `windows` is called."""
+
+    @property
+    def kind(self) -> BlockType: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def rows(self, start: int, count: int) -> Blocks:
+        """Returns some rows."""
+        ...
+
+    def columns(self, start: int, count: int) -> Blocks | None:
+        """Returns some columns, or None if they are not whole blocks."""
+        ...
+
+    def windows(self) -> Iterator[Tensor]:
+        """Yields the bytes of its rows, some rows at a time, [O, B]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """A matrix in blocks: the bytes of its rows, in the file.
+class MappedBlocks:
+    """The bytes of a matrix's rows, in the file.
 
     `order`: its rows are those of the file with these indices. `forget` lets the system drop the
     bytes from this process's memory when they have been packed.
@@ -36,24 +59,27 @@ class Blocks:
         num_rows, row_bytes = self.rows_OB.shape
         return num_rows if self.order is None else len(self.order), row_bytes // self.kind.num_bytes * self.kind.numbers
 
-    def rows(self, start: int, count: int) -> Blocks:
+    def rows(self, start: int, count: int) -> MappedBlocks:
         if self.order is not None:
             return replace(self, order=self.order.narrow(0, start, count))
         return replace(self, rows_OB=self.rows_OB.narrow(0, start, count))
 
-    def columns(self, start: int, count: int) -> Blocks | None:
-        """Returns some columns, or None if they are not whole blocks."""
+    def columns(self, start: int, count: int) -> MappedBlocks | None:
         if start % self.kind.numbers or count % self.kind.numbers:
             return None
         start_bytes, num_bytes = self.kind.row_bytes(start), self.kind.row_bytes(count)
         return replace(self, rows_OB=self.rows_OB.narrow(1, start_bytes, num_bytes))
+
+    def windows(self) -> Iterator[Tensor]:
+        yield self.rows_OB if self.order is None else self.rows_OB[self.order]
+        self.forget()
 
 
 class PackedBlocks:
     """A weight of blocks of one type, packed for the kernels."""
 
     def __init__(self, native: NativeKernels, packed: Tensor, shape: tuple[int, int], kind: BlockType) -> None:
-        self.packed, self.shape = packed, shape
+        self.packed, self.shape, self.device = packed, shape, packed.device
         self._native, self._kind = native, BLOCKS[kind.name]
 
     def product(self, bias_O: Tensor | None) -> BlocksProduct:
@@ -88,8 +114,7 @@ def pack(native: NativeKernels, parts: Sequence[Blocks], num_outputs: int, memor
     kind, first = parts[0].kind, 0
     num_inputs = parts[0].shape[1]
     for part in parts if memory.device.type != "meta" else ():
-        rows_OB = part.rows_OB if part.order is None else part.rows_OB[part.order]
-        native.blocks_pack(rows_OB, memory, first, num_inputs, BLOCKS[kind.name])
-        first += part.shape[0]
-        part.forget()
+        for rows_OB in part.windows():
+            native.blocks_pack(rows_OB, memory, first, num_inputs, BLOCKS[kind.name])
+            first += len(rows_OB)
     return PackedBlocks(native, memory, (num_outputs, num_inputs), kind)
