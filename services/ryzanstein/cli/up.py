@@ -45,7 +45,7 @@ def up(
     models: ModelDirs = [MODEL_DIR],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
-    quantization: Annotated[Literal["none", "fp16", "int8"], typer.Option(help="Weight format, on CPUs.")] = "none",
+    quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
     orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Quantization = Literal["none", "fp16", "int8"]
+Format = Literal["none", "fp16", "int8"]
+"""How weights are kept."""
+Quantization = Literal["none", "fp16", "int8", "auto"]
+"""The setting: a format, or that the model's own answers decide which (`model.choosing`)."""
 KvDtype = Literal["auto", "float16"]
 Kernels = Literal["auto", "native", "torch"]
 

@@ -20,12 +20,13 @@ from ryzanstein import errors
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.model.architectures.registry import read_spec, spec_of
+from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, default_blocks, slot_width
 from ryzanstein.worker.model.gguf.description import GgufDescription
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.staging import BUDGET_BYTES
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
@@ -88,7 +89,8 @@ class _Need:
     def of(cls, directory: Path, settings: WorkerSettings) -> _Need:
         if is_gguf(directory):
             return cls(*_gguf(directory), settings, _on_gpu(settings))
-        return cls(read_spec(directory), read_tensor_files(directory), settings, _on_gpu(settings))
+        config, entries = read_config(directory), read_tensor_files(directory)
+        return cls(spec_of(config), unpacked_entries(config, entries), settings, _on_gpu(settings))
 
     @property
     def total_bytes(self) -> int:
@@ -140,6 +142,8 @@ class _Need:
     def _kept_bytes(self, name: str, entry: TensorEntry) -> int:
         if self._keeps_blocks(entry):
             return math.ceil(entry.num_bytes * (1 + _PADDING))
+        if self.spec.names.embedding in name and self._keeps_table:
+            return self._product_bytes(entry)
         embeds = any(part and part in name for part in (self.spec.names.embedding, self.spec.names.position))
         if len(entry.shape) < 2 or embeds:
             return math.prod(entry.shape) * self._item_bytes
@@ -153,17 +157,23 @@ class _Need:
             case "int8":
                 packings = 2 if num_numbers // self.settings.tp <= _TWICE_NUMBERS else 1
                 return packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
-            case "fp16":
+            case "fp16" | "auto":
                 return num_outputs * -(-num_inputs // _HALF_INPUTS) * _HALF_INPUTS * 2
         return num_outputs * num_inputs * self._item_bytes
 
     def _tied_head_bytes(self) -> int:
         """Returns what a head that is tied to the embedding keeps beside it."""
         entry = self._stored(self.spec.names.embedding)
-        if entry is None:
+        if entry is None or self._keeps_table:
             return 0
         copied = math.prod(entry.shape) * self._item_bytes // self.settings.tp < _COPIED_BYTES
         return self._product_bytes(entry) if copied or self.settings.quantization != "none" else 0
+
+    @property
+    def _keeps_table(self) -> bool:
+        """Whether an embedding that is also the head is in memory once, in 8 bits."""
+        chosen = self.settings.quantization == "int8" and self.settings.kernels != "torch" and not self.on_gpu
+        return chosen and self.spec.tied_head and self._stored(self.spec.names.head) is None
 
     def _loading_bytes(self) -> int:
         """Returns the memory of weights that are not packed yet, or of which the memory waits for reuse."""
@@ -172,8 +182,8 @@ class _Need:
         return blocks + sum(nlargest(_WEIGHTS_AT_ONCE, sizes)) * self._item_bytes
 
     def _keeps_blocks(self, entry: TensorEntry) -> bool:
-        """Returns whether a tensor of a GGUF file is kept in its blocks."""
-        return entry.dtype in _BLOCKS and self.settings.quantization == "none" and not self.on_gpu
+        """Returns whether a tensor is kept in blocks."""
+        return entry.dtype in (*_BLOCKS, KEPT) and self.settings.quantization in ("none", "auto") and not self.on_gpu
 
     def _cache_bytes(self) -> int:
         """Returns the KV caches of all ranks, as `kv_cache.KVCache` allocates them."""

@@ -127,6 +127,21 @@ def answers(
     return {key: [logits[0] for logits in job["answers"]] for key, job in zip(keys, done, strict=True)}
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_format_that_is_chosen_is_the_same_on_all_ranks_and_has_its_bits(
+    cases: dict[str, Case], tmp_path: Path, size: int
+) -> None:
+    """8 bits suffice for these; a rank that chose otherwise would wait for another collective."""
+    kinds = [(name, quantization) for name in ("llama, tied head", "mixtral") for quantization in ("int8", "auto")]
+    jobs = [(cases[name].model_dir, {**OPTIONS, "quantization": kind}, prompt_plans()) for name, kind in kinds]
+    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
+    _run_ranks(tmp_path, size)
+    done = [torch.stack([logits[0] for logits in job["answers"]]) for job in torch.load(tmp_path / "out0")["jobs"]]
+    for int8, auto in zip(done[::2], done[1::2], strict=True):
+        assert torch.equal(int8, auto)
+
+
 def _run_ranks(directory: Path, size: int) -> None:
     segment_fd = os.memfd_create("segment")
     os.ftruncate(segment_fd, segment_bytes(size))
@@ -231,7 +246,7 @@ def test_a_format_of_cpus_refuses_other_dtypes(cases: dict[str, Case], runner: C
 
 
 def test_an_unknown_format_is_named(cases: dict[str, Case], runner: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="quantization 'int3' is not supported, only none, fp16, int8"):
+    with pytest.raises(ValueError, match="quantization 'int3' is not supported, only none, fp16, int8, auto"):
         runner(cases["llama"].model_dir, quantization="int3")
 
 
@@ -249,7 +264,7 @@ def test_perplexity_of_the_demo_model_stays_within_half_a_percent() -> None:
         assert abs(one["right"] - none["right"]) < 0.02
 
 
-@pytest.mark.parametrize("quantization", ["fp16", "int8"])
+@pytest.mark.parametrize("quantization", ["fp16", "int8", "auto"])
 def test_flags_and_the_environment_choose_the_format(monkeypatch: pytest.MonkeyPatch, quantization: str) -> None:
     assert CliApp.run(WorkerSettings, ["--quantization", quantization]).rank_spec("/m").quantization == quantization
     monkeypatch.setenv("RYZANSTEIN_QUANTIZATION", quantization)
@@ -257,5 +272,5 @@ def test_flags_and_the_environment_choose_the_format(monkeypatch: pytest.MonkeyP
 
 
 def test_a_setting_that_is_no_format_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match=r"quantization\n.*'none', 'fp16' or 'int8'"):
+    with pytest.raises(ValidationError, match=r"quantization\n.*'none', 'fp16', 'int8' or 'auto'"):
         WorkerSettings(quantization="int3")

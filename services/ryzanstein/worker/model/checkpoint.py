@@ -21,6 +21,7 @@ from ryzanstein.worker.model.memory import WeightMemory
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
 from ryzanstein.worker.model.refusal import CheckpointError
 
 _MAX_NUMBERS = 2**48  # of a tensor; torch cannot name the bytes of much larger ones
@@ -85,6 +86,13 @@ class CheckedWeights:
         self.nbytes += self._format.added_bytes(weight_OI, kept=kept)
         return _no_product
 
+    def table(self, shape: tuple[int, int], fill: FillRows) -> Int8Table | None:
+        table = self._format.empty_table(shape)
+        if table is not None:
+            fill(0, torch.empty(shape, dtype=self._dtype, device="meta"))
+            self.nbytes += table.nbytes
+        return table
+
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
         memory = torch.empty(self._format.blocks_bytes(parts, num_outputs), dtype=torch.uint8, device="meta")
         self.nbytes += memory.nbytes
@@ -120,7 +128,7 @@ class MappedWeights:
         self._memory, self._bytes = WeightMemory(dtype, device), WeightMemory(torch.uint8, device)
         self.new = self._memory.zeros
         self.read = files.read
-        self.product = weight_format.product
+        self.product, self.table = weight_format.product, weight_format.table
 
     def __enter__(self) -> MappedWeights:
         return self

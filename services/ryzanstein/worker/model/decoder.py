@@ -7,7 +7,8 @@ Legend: T new tokens, R sampled rows, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -54,13 +55,18 @@ class DecoderLayer:
 
 
 class Decoder:
-    """This rank's part of a model, built from what `source` supplies: weights, or only shapes."""
+    """This rank's part of a model, built from what `source` supplies: weights, or only shapes.
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec) -> None:
+    `passing`: a layer is built whenever it is run and kept no longer, so that few weights are in
+    memory at once. The source must supply it then.
+    """
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, *, passing: bool = False) -> None:
         names = spec.names
-        shard = VocabularyShard(source, tp, names.embedding, spec.vocab_size, spec.hidden_size)
+        shard = VocabularyShard(source, tp, names.embedding, spec.vocab_size, spec.hidden_size, tied=spec.tied_head)
         self._embedding = Embedding(source, shard, tp, spec)
-        self._layers = [DecoderLayer(source, tp, spec, index) for index in range(spec.num_layers)]
+        layers = (partial(DecoderLayer, source, tp, spec, index) for index in range(spec.num_layers))
+        self._layers: list[Callable[[], DecoderLayer]] = list(layers) if passing else [_kept(layer()) for layer in layers]
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
@@ -71,5 +77,9 @@ class Decoder:
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         for index, layer in enumerate(self._layers):
-            x_TE = layer(x_TE, inputs, angles, cache.layer(index))
+            x_TE = layer()(x_TE, inputs, angles, cache.layer(index))
         return self._final_norm(x_TE[inputs.last_R])
+
+
+def _kept(layer: DecoderLayer) -> Callable[[], DecoderLayer]:
+    return lambda: layer

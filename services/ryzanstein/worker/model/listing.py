@@ -14,6 +14,7 @@ from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
 
 
 def tensor_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
@@ -37,6 +38,9 @@ class _Listing:
         self.shapes[name] = shape
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        return None
+
+    def table(self, shape: tuple[int, int], fill: FillRows) -> Int8Table | None:
         return None
 
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:

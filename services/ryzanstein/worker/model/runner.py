@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan, needs_full_logits
-from ryzanstein.worker.model.alibi import alibi_bias
-from ryzanstein.worker.model.inputs import InputBuilder, view_keys
+from ryzanstein.worker.model.choosing import load_chosen
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sampler import refuse_invalid, sample
 from ryzanstein.worker.model.shortage import give_back, is_shortage
-from ryzanstein.worker.model.staging import Staging
 
 
 class ModelRunner:
@@ -31,24 +29,13 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, tp: TensorParallel, options: RunnerOptions) -> None:
         spec, cache = loaded.spec, loaded.cache
         self._decoder, self._cache, self._tp, self._options = loaded.decoder, cache, tp, options
-        device, dtype = options.torch_device, options.torch_dtype
-        self._inputs = InputBuilder(
-            cache.num_blocks,
-            options.block_size,
-            device,
-            dtype,
-            view_keys(cache.slot_bytes, torch.get_num_threads()),
-            spec.windows,
-            alibi_bias(spec, tp, dtype, device),
-            Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
-            loaded.kernels.native,
-            spec.score_cap is None,
-        )
+        self._inputs = loaded.inputs(tp, options)
         self._num_blocks = loaded.num_blocks
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
+        self.quantization, self.divergence = loaded.quantization, loaded.divergence
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -60,7 +47,8 @@ class ModelRunner:
         """
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
-        return cls(load_model(model_dir, tp, options), tp, options)
+        load = load_chosen if options.quantization == "auto" else load_model
+        return cls(load(model_dir, tp, options), tp, options)
 
     @property
     def num_blocks(self) -> int:
