@@ -51,6 +51,15 @@ def test_other_weights_or_numbers_are_another_checkpoint(model: Path) -> None:
     assert len({before, weights_changed, checkpoint_key(model)}) == 3
 
 
+def test_another_file_is_another_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"0123")
+    before = checkpoint_key(file)
+    file.write_bytes(b"01234")
+    assert before.startswith("model.gguf-")
+    assert checkpoint_key(file) != before
+
+
 def test_a_preset_is_written_once_into_the_cache(tmp_path: Path) -> None:
     path = checkpoint("S", tmp_path)
     written = (path / "model.safetensors").stat().st_mtime_ns

@@ -47,6 +47,7 @@ async def test_an_answer_becomes_a_timing_whatever_is_printed_beside_it() -> Non
     assert (timing.total_tokens_per_s, timing.decode_tokens_per_s, timing.ttft_s) == (5.0, 8 / 1.5, 0.5)
     assert timing.first_tokens == (2, 4)
     assert timing.peak_rss_bytes > 2**20
+    assert timing.cpu_s > 0
     assert set(peer.facts) == {"pip", "note"}
 
 

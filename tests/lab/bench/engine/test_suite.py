@@ -42,6 +42,8 @@ def test_every_figure_of_every_round_is_written_beside_its_reference_kernel(tmp_
     ("arguments", "why"),
     [
         (["--models", "demo,XXL"], "models: must be one of demo, S"),
+        (["--models", "S:int3"], "models: the format of S must be one of none, fp16, int8"),
+        (["--models", "demo:"], "models: the format of demo must be one of"),
         (["--tp", "0"], "tp: must be 1 to 64"),
         (["--tp", "1,two"], "tp: must be comma-separated integers"),
         (["--batch", "0"], "batch: must be at least 1"),
@@ -58,6 +60,21 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(arguments: list
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--rounds", "101"], ["--new-tokens", "1"], ["--buffer-mib", "-1"]])
 def test_flags_out_of_range_are_usage_errors(arguments: list[str]) -> None:
     assert suite(*arguments).exit_code == 2
+
+
+def test_a_model_in_other_formats_has_figures_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "formats.json"
+    done = suite(*TINY, "--models", "S:q4_0,S:int8", "--rounds", "1", "--json", str(path))
+    assert done.exit_code == 0, done.output
+    names = [figure.name for figure in read_document(path).figures if figure.name.endswith("decode")]
+    assert names == ["engine/S:q4_0/tp1/batch1/decode", "engine/S:int8/tp1/batch1/decode"]
+
+
+def test_a_format_that_a_model_cannot_be_written_in_is_told() -> None:
+    done = suite(*TINY, "--models", "demo:q8_0")
+    assert done.exit_code == 1
+    assert "demo:q8_0: " in done.output
+    assert "MODEL_INVALID" in done.output
 
 
 def test_models_that_no_cache_holds_are_compared_with_reading_memory(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from ryzanstein.lab.bench.engine.reference_ceilings import machine
 from ryzanstein.lab.bench.engine.scaling import scaling
 from ryzanstein.lab.bench.engine.scaling_predict import predict_steps
 from ryzanstein.lab.bench.engine.suite import suite
+from ryzanstein.lab.bench.quality.command import quality
 
-app = typer.Typer(help="Benchmarks of this machine: engine, collectives, loading and scaling.", no_args_is_help=True)
+app = typer.Typer(help="Benchmarks of this machine: engine, collectives, loading, scaling and quality.", no_args_is_help=True)
 app.command()(engine)
 app.command()(install_peers)
 app.command()(load)
@@ -24,6 +25,7 @@ app.command("predict")(predict_steps)
 app.command()(machine)
 app.command()(suite)
 app.command()(compare)
+app.command()(quality)
 
 if __name__ == "__main__":
     app()

@@ -24,25 +24,58 @@ from ryzanstein.worker.ranks.messages import RankSpec
 _BLOCK_SIZE = 16
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Load:
+    """A batch of prompts of one length, and the number of new tokens of each."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of a sequence, prompt and answer."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def decodes(self) -> bool:
+        return self.new_tokens > 1
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}" if self.decodes else f"{self.batch} x {self.prompt_tokens} in, 1 out"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured: the batches, and the number of tokens of each prompt and answer."""
+    """What is measured: the batches, and the number of tokens of each prompt and answer.
+
+    `prefill_tokens`, if not 0, is the length of one more prompt, whose first token alone is waited for.
+    """
 
     batches: tuple[int, ...]
     prompt_tokens: int
     new_tokens: int
     rounds: int
+    prefill_tokens: int = 0
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The batches in order, then the prompt of `prefill_tokens`."""
+        batches = [Load(batch, self.prompt_tokens, self.new_tokens) for batch in self.batches]
+        return (*batches, Load(1, self.prefill_tokens, 1)) if self.prefill_tokens else tuple(batches)
 
     @property
     def num_tokens(self) -> int:
-        return self.prompt_tokens + self.new_tokens
+        """The most tokens of a sequence, prompt and answer."""
+        return max(load.num_tokens for load in self.loads)
 
     def check(self, context_length: int) -> None:
         """Raises INVALID_ARGUMENT with the parameter or the numbers that do not fit."""
         if min(self.batches) < 1:
             raise errors.invalid("batch", "must be at least 1", min(self.batches))
         if self.num_tokens > context_length:
-            raise errors.context_too_long(self.prompt_tokens, self.new_tokens, context_length)
+            longest = max(self.loads, key=lambda load: load.num_tokens)
+            raise errors.context_too_long(longest.prompt_tokens, longest.new_tokens, context_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +125,14 @@ def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Rou
 
 
 def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens_per_step: int) -> RankSpec:
-    """Returns ranks whose cache holds the largest batch, with a spare block for each sequence."""
+    """Returns ranks whose cache holds the largest load, with a spare block for each sequence."""
     largest = max(workload.batches)
-    blocks_per_sequence = -(-workload.num_tokens // _BLOCK_SIZE) + 1
     return RankSpec(
         model=str(model),
         tp=tp,
         threads=threads or max(1, len(os.sched_getaffinity(0)) // tp),
         block_size=_BLOCK_SIZE,
-        num_blocks=largest * blocks_per_sequence,
+        num_blocks=max(load.batch * (-(-load.num_tokens // _BLOCK_SIZE) + 1) for load in workload.loads),
         max_sequences=largest,
         max_tokens_per_step=max(max_tokens_per_step, largest),
         max_waiting=max(MAX_CHOICES, largest),

@@ -15,6 +15,7 @@ from ryzanstein import errors
 from ryzanstein.lab.bench.engine.engine import Workload, batches, integers, rank_spec, run_engine, table
 from ryzanstein.lab.bench.engine.peers.checkpoint import checkpoint
 from ryzanstein.lab.bench.engine.peers.contenders import OWN, Site, choose_peers
+from ryzanstein.lab.bench.engine.peers.conversion import as_gguf
 from ryzanstein.lab.bench.engine.peers.session import compare, peer_settings
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.worker.model.segment import MAX_RANKS
@@ -52,7 +53,10 @@ def quantizations(text: str) -> tuple[Quantization, ...]:
 
 def engine(
     *,
-    model: Annotated[str, typer.Option(help="checkpoint directory, demo, or a preset of `synthesize`: S, L, M")],
+    model: Annotated[str, typer.Option(help="directory, GGUF file, demo, or a preset of `synthesize`: S, L, M")],
+    gguf: Annotated[
+        str, typer.Option(help="convert the directory to a GGUF file of this type first: q8_0, q4_0, q4_k...")
+    ] = "",
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
     tp: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1",
     quantization: Annotated[str, typer.Option(help="weight formats of the engine, comma-separated")] = "none",
@@ -67,6 +71,9 @@ def engine(
         int, typer.Option(min=1, max=65536, help="token budget of a step; at least the batch")
     ] = 512,
     openmp_spins: Annotated[int, typer.Option(min=0, max=10**9, help="spins before sleep; 0: OpenMP's default")] = 0,
+    prefill_tokens: Annotated[
+        int, typer.Option(min=0, max=10**6, help="with --peers also a prompt of so many, as the context allows; 0: none")
+    ] = 2000,
     peers: Annotated[bool, typer.Option("--peers", help="also measure the installed peers, see install-peers")] = False,
     peers_dir: Annotated[Path | None, typer.Option(help="directory of the peers; default: peers/ in the cache")] = None,
     only: Annotated[str, typer.Option(help="only the peers of these engines, comma-separated")] = "",
@@ -79,22 +86,24 @@ def engine(
         for kind in quantizations(quantization):
             for ranks in rank_counts(tp):
                 each = max(1, threads // ranks) if peers and threads else threads
-                spec = rank_spec(directory, workload, ranks, each, max_tokens_per_step)
+                spec = rank_spec(served, workload, ranks, each, max_tokens_per_step)
                 yield replace(spec, quantization=kind, openmp_spins=openmp_spins, **chosen)
 
     with refusals_as_exit() as people:
         chosen = {"kv_dtype": one_of("kv-dtype", kv_dtype, KV_DTYPES), "kernels": one_of("kernels", kernels, KERNELS)}
-        directory = checkpoint(model, cache_home / "ryzanstein")
-        files = ModelFiles.read(directory)
-        workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds)
+        where = peers_dir or cache_home / "ryzanstein" / "peers"
+        named = checkpoint(model, cache_home / "ryzanstein")
+        served = as_gguf(named, gguf, where) if gguf else named
+        files = ModelFiles.read(served)
+        prefill = min(prefill_tokens, files.context_length - 1) if peers else 0
+        workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds, prefill)
         workload.check(files.context_length)
         if not peers:
             results = [result for spec in specs() for result in run_engine(workload, spec, files.vocab_size, people)]
-            publish({"model": str(directory), "results": [asdict(result) for result in results]}, [table(results)], json_path)
+            publish({"model": str(served), "results": [asdict(result) for result in results]}, [table(results)], json_path)
             return
-        settings = peer_settings(directory, workload, threads or len(os.sched_getaffinity(0)))
-        where = peers_dir or cache_home / "ryzanstein" / "peers"
-        site = Site(choose_peers(only), where, directory, settings, peer_timeout_s)
+        settings = peer_settings(served, workload, threads or len(os.sched_getaffinity(0)))
+        site = Site(choose_peers(only, served), where, served, named if named.is_dir() else None, settings, peer_timeout_s)
         report = compare(list(specs()), site, workload, files.vocab_size, people)
         publish(report.document(), report.tables(), json_path)
         if any(label.engine == OWN for label in report.outcome.failed):

@@ -15,7 +15,7 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
-from ryzanstein.lab.bench.engine.memory import peak_rss_bytes, reset_peak_rss
+from ryzanstein.lab.bench.engine.memory import cpu_s, peak_rss_bytes, reset_peak_rss
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.engines.group import GroupEvents, RanksLost, RanksRefused
 from ryzanstein.worker.engines.messages import RankReady
@@ -33,7 +33,8 @@ class Round:
 
     `ttft_s` is until the last sequence has its first token; decode is all that comes after it.
     `step_times_s` are rank 0's steps that gave tokens; `collectives_s` is its time in collectives
-    in all of them. `first_tokens` are in the order of the prompts.
+    in all of them. `cpu_s` is the processor time of all ranks. `first_tokens` are in the order of
+    the prompts.
     """
 
     ttft_s: float
@@ -42,6 +43,7 @@ class Round:
     peak_rss_bytes: int
     step_times_s: tuple[float, ...]
     collectives_s: float
+    cpu_s: float
     first_tokens: tuple[int, ...]
 
 
@@ -77,7 +79,7 @@ class Flight:
         if not self._running and not self.landed.done():
             self.landed.set_result(now_s)
 
-    def result(self, peak_rss_bytes: int, collectives_s: float) -> Round:
+    def result(self, peak_rss_bytes: int, collectives_s: float, cpu_s: float) -> Round:
         """Returns the round, once it has landed."""
         end_s = self.landed.result()
         return Round(
@@ -87,6 +89,7 @@ class Flight:
             peak_rss_bytes,
             tuple(self._step_times_s),
             collectives_s,
+            cpu_s,
             tuple(self._first_tokens.values()),
         )
 
@@ -136,6 +139,7 @@ class Engines:
         pids = [progress.pid for progress in before]
         for pid in pids:
             reset_peak_rss(pid)
+        began_cpu_s = cpu_s(pids)
         flight = self._flight = Flight(groups, time.perf_counter())
         for group, prompt_ids in zip(groups, prompts, strict=True):
             self._group.send(SubmitGroup(group, prompt_ids, _GREEDY, new_tokens, [], [[]], [False]))
@@ -144,7 +148,7 @@ class Engines:
         if not flight.landed.done():
             raise RanksLost(self._group.lost.result())
         collectives_s = self.collectives_s()[0] - before[0].collectives_s
-        return flight.result(sum(map(peak_rss_bytes, pids)), collectives_s)
+        return flight.result(sum(map(peak_rss_bytes, pids)), collectives_s, cpu_s(pids) - began_cpu_s)
 
     def collectives_s(self) -> tuple[float, ...]:
         """Returns what each rank has spent in collectives so far, including waits for its peers."""

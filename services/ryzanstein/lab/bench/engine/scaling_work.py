@@ -21,6 +21,7 @@ from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ class _Count:
 
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
         raise AssertionError("there are no blocks")
+
+    def table(self, shape: tuple[int, int], fill: FillRows) -> Int8Table | None:
+        return None
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:
         self.sizes.append(weight_OI.numel())

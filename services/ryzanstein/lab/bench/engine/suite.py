@@ -18,7 +18,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import ryzanstein.demo
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.engine import Workload, batches
 from ryzanstein.lab.bench.engine.flight import losses_as_errors
@@ -30,19 +29,18 @@ from ryzanstein.lab.bench.engine.suite_collectives import CollectivesPart
 from ryzanstein.lab.bench.engine.suite_document import MAX_ROUNDS, SCHEMA, SuiteDocument, SuiteFigure
 from ryzanstein.lab.bench.engine.suite_engine import EnginePart
 from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
+from ryzanstein.lab.bench.engine.suite_models import DEMO_DIR, SuiteModel
 from ryzanstein.lab.bench.engine.suite_parts import SmallParts
 from ryzanstein.lab.bench.engine.suite_rounds import Part, RoundLog
 from ryzanstein.worker.model.segment import MAX_RANKS
-from ryzanstein.worker.model.shapes import PRESETS
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
-_DEMO = "demo"
+_MODELS, _QUICK = "demo,S,S:int8,S:q4_0", "demo"
 _CEILING_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """What a suite runs. `models` are `demo` and presets of `ryzanstein synthesize`."""
+    """What a suite runs. `models` are `demo` and presets of `ryzanstein synthesize`, as SuiteModel reads them."""
 
     models: tuple[str, ...]
     tps: tuple[int, ...]
@@ -51,9 +49,8 @@ class SuitePlan:
 
     def check(self) -> None:
         """Raises INVALID_ARGUMENT with the parameter."""
-        unknown = [name for name in self.models if name != _DEMO and name not in PRESETS]
-        if unknown:
-            raise errors.invalid("models", f"must be one of {', '.join((_DEMO, *PRESETS))}", unknown[0])
+        for name in self.models:
+            SuiteModel.parse(name)
         if not all(1 <= tp <= MAX_RANKS for tp in self.tps):
             raise errors.invalid("tp", f"must be 1 to {MAX_RANKS}", ",".join(map(str, self.tps)))
 
@@ -71,15 +68,12 @@ def run_suite(plan: SuitePlan, console: Console) -> SuiteDocument:
 
 
 def _parts(plan: SuitePlan, directory: Path) -> list[Part]:
-    demo = Path(next(iter(ryzanstein.demo.__path__)))
-    models = {name: demo if name == _DEMO else _synthesized(name, directory) for name in plan.models}
-    engines = [EnginePart(name, model, tp, plan.workload) for name, model in models.items() for tp in plan.tps]
-    return [*engines, CollectivesPart(), SmallParts(demo)]
-
-
-def _synthesized(preset: str, directory: Path) -> Path:
-    synthesize(directory / preset, Recipe("llama", PRESETS[preset], "float32", 0, 1))
-    return directory / preset
+    models = [SuiteModel.parse(name) for name in plan.models]
+    paths = {model: model.write(directory) for model in models}
+    engines = [
+        EnginePart(model.name, path, tp, plan.workload, model.quantization) for model, path in paths.items() for tp in plan.tps
+    ]
+    return [*engines, CollectivesPart(), SmallParts(DEMO_DIR)]
 
 
 async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Console) -> None:
@@ -118,7 +112,9 @@ def show_seconds(seconds: float) -> str:
 
 def suite(
     *,
-    models: Annotated[str, typer.Option(help="demo or presets of `synthesize`, comma-separated")] = "",
+    models: Annotated[
+        str, typer.Option(help=f"demo or presets of `synthesize`, with :FORMAT or without; default: {_MODELS}")
+    ] = "",
     tp: Annotated[str, typer.Option(help="numbers of ranks, comma-separated")] = "1,2",
     batch: Annotated[str, typer.Option(help="batch sizes, comma-separated")] = "",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=10**6)] = 128,
@@ -131,7 +127,7 @@ def suite(
     """Time the engine, collectives and small parts relative to reference kernels, for `bench compare`."""
     with refusals_as_exit() as people:
         sizes = batches(batch or ("1,8" if quick else "1,8,32"))
-        chosen = tuple(dict.fromkeys((models or ("demo" if quick else "demo,S")).split(",")))
+        chosen = tuple(dict.fromkeys((models or (_QUICK if quick else _MODELS)).split(",")))
         workload = Workload(sizes, prompt_tokens, new_tokens, rounds)
         plan = SuitePlan(chosen, _ranks(tp), workload, buffer_mib * 2**20 or choose_buffer_bytes())
         document = run_suite(plan, people)

@@ -17,6 +17,8 @@ from ryzanstein.lab.bench.engine.engine import Workload, rank_spec
 from ryzanstein.lab.bench.engine.flight import Engines
 from ryzanstein.lab.bench.engine.reference_ceilings import cache_bytes
 from ryzanstein.lab.bench.engine.suite_rounds import RoundLog, Subject, repeated
+from ryzanstein.model_paths import is_gguf
+from ryzanstein.worker.quantization import Quantization
 from ryzanstein.worker.text.model_files import ModelFiles
 
 _TOKENS_PER_STEP = 512
@@ -30,7 +32,7 @@ class EnginePart:
     It times the start, the first tokens and a decoded token at each batch size.
     """
 
-    def __init__(self, name: str, model: Path, tp: int, workload: Workload) -> None:
+    def __init__(self, name: str, model: Path, tp: int, workload: Workload, quantization: Quantization = "none") -> None:
         """`name` stands for the model in figures.
 
         Raises what reading the model raises, and INVALID_ARGUMENT if the workload does not fit its
@@ -40,7 +42,8 @@ class EnginePart:
         workload.check(files.context_length)
         self._vocab_size = files.vocab_size
         self._workload = workload
-        self._spec = replace(rank_spec(model, workload, tp, 0, _TOKENS_PER_STEP), device="cpu")
+        spec = rank_spec(model, workload, tp, 0, _TOKENS_PER_STEP)
+        self._spec = replace(spec, device="cpu", quantization=quantization)
         self._name = f"engine/{name}/tp{tp}"
         self._decode_reference = decode_reference(model)
 
@@ -78,7 +81,8 @@ def decode_reference(model: Path) -> str:
     Weights that no cache holds come from memory. Otherwise operators and the joining of threads
     dominate.
     """
-    weight_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    files = [model] if is_gguf(model) else model.glob("*.safetensors")
+    weight_bytes = sum(path.stat().st_size for path in files)
     return "read" if weight_bytes > (cache_bytes() or _USUAL_CACHE_BYTES) else "small"
 
 

@@ -33,7 +33,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 class Format:
     """How a checkpoint is converted.
 
-    The command has the placeholders {python}, {bin}, {model} and {out}.
+    The command has the placeholders {python} and {bin} of the peer's environment, {own} for our own
+    Python, {model} and {out}.
     """
 
     name: str
@@ -44,7 +45,16 @@ _EXPORT = ("{bin}/optimum-cli", "export", "openvino", "--model", "{model}", "--t
 _GGUF_Q8_0 = Format("gguf-q8_0", ("{python}", "-m", "runners.write_gguf", "{model}", "{out}"))
 _OPENVINO_FP32 = Format("openvino-fp32", (*_EXPORT, "--weight-format", "fp32", "{out}"))
 _OPENVINO_INT8 = Format("openvino-int8", (*_EXPORT, "--weight-format", "int8", "{out}"))
+_OPENVINO_INT4 = Format("openvino-int4", (*_EXPORT, "--weight-format", "int4", "{out}"))
 _CTRANSLATE2_INT8 = Format("ctranslate2-int8", ("{python}", "-m", "runners.write_ctranslate2", "{model}", "{out}"))
+_CONVERT = ("{own}", "-m", "ryzanstein.worker.model.gguf.convert", "{model}", "{out}")
+CHECKPOINT = Format("checkpoint", _CONVERT)
+"""A GGUF file as a directory in the Hugging Face layout, by our own command."""
+
+
+def gguf(kind: str) -> Format:
+    """Returns a directory as a GGUF file with tensors of this type, by our own command."""
+    return Format(f"{kind}.gguf", (*_CONVERT, "--type", kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,8 @@ class Peer:
     """One way to run a peer.
 
     `engine`, `quantization` and `tp` name its rows in the results; `runner` is a module of
-    `runners`. If `format` is None, it reads the checkpoint as it is.
+    `runners`. If `format` is None, it reads what our ranks serve as it is, else the checkpoint's
+    directory is converted.
     """
 
     engine: str
@@ -72,3 +83,10 @@ PEERS = (
     Peer("ctranslate2", "ctranslate2", "ctranslate2", "int8", format=_CTRANSLATE2_INT8),
     Peer("openvino", "openvino", "openvino", "int8", format=_OPENVINO_INT8),
 )
+"""The peers that are compared on a directory."""
+
+FILE_PEERS = (
+    Peer("llama.cpp", "llama-cpp", "llama_cpp", "gguf"),
+    Peer("openvino", "openvino", "openvino", "int4", format=_OPENVINO_INT4),
+)
+"""The peers that are compared on a GGUF file."""

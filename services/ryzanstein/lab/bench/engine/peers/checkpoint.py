@@ -1,4 +1,4 @@
-"""The chosen checkpoint: a directory, the embedded model, or a preset of `ryzanstein synthesize`.
+"""The chosen model: a directory, a GGUF file, the embedded model, or a preset of `ryzanstein synthesize`.
 
 A preset is made once and kept.
 """
@@ -13,24 +13,26 @@ from pathlib import Path
 
 import ryzanstein.demo
 from ryzanstein import errors
+from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.model.shapes import PRESETS
 
 _DEMO = "demo"
 
 
 def checkpoint(name: str, cache_dir: Path) -> Path:
-    """Returns the directory of a checkpoint.
+    """Returns the directory of a checkpoint, or the GGUF file.
 
-    Raises INVALID_ARGUMENT for what is neither a name nor a directory, and FAILED_PRECONDITION if
+    Raises INVALID_ARGUMENT for what is neither a name nor one of these, and FAILED_PRECONDITION if
     it cannot be written.
     """
     if name == _DEMO:
         return Path(next(iter(ryzanstein.demo.__path__)))
     if name in PRESETS:
         return _synthesized(name, cache_dir / "models")
-    if not Path(name).is_dir():
-        raise errors.invalid("model", f"must be a directory or one of {', '.join((_DEMO, *PRESETS))}", name)
-    return Path(name)
+    path = Path(name)
+    if not path.is_dir() and not (is_gguf(path) and path.is_file()):
+        raise errors.invalid("model", f"must be a directory, a GGUF file or one of {', '.join((_DEMO, *PRESETS))}", name)
+    return path
 
 
 def _synthesized(preset: str, models_dir: Path) -> Path:

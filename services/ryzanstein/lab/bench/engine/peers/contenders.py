@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.lab.bench.engine.flight import Engines, losses_as_errors
-from ryzanstein.lab.bench.engine.peers.catalog import PEERS, Peer
+from ryzanstein.lab.bench.engine.peers.catalog import CHECKPOINT, FILE_PEERS, PEERS, Peer
 from ryzanstein.lab.bench.engine.peers.conversion import converted
 from ryzanstein.lab.bench.engine.peers.environment import process_environment, python_of
 from ryzanstein.lab.bench.engine.peers.process import PeerProcess, runner_command
 from ryzanstein.lab.bench.engine.peers.runners.protocol import Settings
 from ryzanstein.lab.bench.engine.peers.timing import Timing
+from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.ranks.messages import RankSpec
 
 OWN = "ryzanstein"
+GGUF = "gguf"
+FULL_PRECISION = ("none", GGUF)
+"""The formats whose weights are those of the model that was named: nothing is quantized again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,7 +63,7 @@ class OwnContender:
     """Our ranks under one configuration."""
 
     def __init__(self, spec: RankSpec, vocab_size: int) -> None:
-        self.label = Label(OWN, spec.quantization, spec.tp)
+        self.label = own_label(spec)
         self._spec = spec
         self._vocab_size = vocab_size
 
@@ -72,7 +77,8 @@ class OwnContender:
 class _OwnRanks:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self.facts: Mapping[str, str] = {}
+        ready = engines.ready[0]
+        self.facts: Mapping[str, str] = {"kernels": ready.kernels or f"torch: {ready.without_kernels}"}
 
     async def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> Timing:
         return Timing.of_round(await self._engines.generate(prompts, new_tokens))
@@ -82,12 +88,15 @@ class _OwnRanks:
 class Site:
     """The peers and their settings.
 
-    `settings` fits each peer except for its model, quantization and number of ranks.
+    `settings` fits each peer except for its model, quantization and number of ranks. `model` is
+    what our ranks serve, a directory or a GGUF file; `checkpoint` is the directory of the same
+    model, or None if there is only the file.
     """
 
     peers: tuple[Peer, ...]
     peers_dir: Path
     model: Path
+    checkpoint: Path | None
     settings: Settings
     timeout_s: float
 
@@ -117,23 +126,30 @@ class PeerContender:
         peer, site = self._peer, self._site
         if peer.format is None:
             return site.model
-        return await converted(site.model, peer.format, site.peers_dir, peer.environment, self._variables)
+        convert = partial(converted, peers_dir=site.peers_dir, environment=peer.environment, variables=self._variables)
+        return await convert(site.checkpoint or await convert(site.model, CHECKPOINT), peer.format)
 
 
 def label_of(peer: Peer) -> Label:
     return Label(peer.engine, peer.quantization, peer.tp)
 
 
-def choose_peers(names: str) -> tuple[Peer, ...]:
-    """Returns all peers without names, otherwise those of the comma-separated engines.
+def own_label(spec: RankSpec) -> Label:
+    as_stored = spec.quantization == "none" and is_gguf(Path(spec.model))
+    return Label(OWN, GGUF if as_stored else spec.quantization, spec.tp)
+
+
+def choose_peers(names: str, model: Path) -> tuple[Peer, ...]:
+    """Returns the peers of a directory or a GGUF file, with names those of the comma-separated engines.
 
     Raises INVALID_ARGUMENT for an unknown one.
     """
-    known = dict.fromkeys(peer.engine for peer in PEERS)
+    peers = FILE_PEERS if is_gguf(model) else PEERS
+    known = dict.fromkeys(peer.engine for peer in peers)
     wanted = names.split(",") if names else list(known)
     if not set(wanted) <= known.keys():
         raise errors.invalid("only", f"must be one of {', '.join(known)}", names)
-    return tuple(peer for peer in PEERS if peer.engine in wanted)
+    return tuple(peer for peer in peers if peer.engine in wanted)
 
 
 def present_peers(site: Site) -> tuple[list[PeerContender], dict[Label, str]]:

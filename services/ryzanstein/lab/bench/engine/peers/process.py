@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from ryzanstein.lab.bench.engine.memory import peak_rss_bytes, reset_peak_rss, tree
+from ryzanstein.lab.bench.engine.memory import cpu_s, peak_rss_bytes, reset_peak_rss, tree
 from ryzanstein.lab.bench.engine.peers.timing import Timing
 
 _TAIL_BYTES = 8192
@@ -76,11 +76,12 @@ class PeerProcess:
         processes = tree(self._process.pid)
         for pid in processes:
             reset_peak_rss(pid)
+        began_cpu_s = cpu_s(processes)
         assert self._process.stdin is not None
         request = json.dumps({"prompts": prompts, "new_tokens": new_tokens})
         self._process.stdin.write(request.encode() + b"\n")
         answer = await self._answer()
-        return Timing.of(answer, sum(map(peak_rss_bytes, processes)))
+        return Timing.of(answer, sum(map(peak_rss_bytes, processes)), cpu_s(processes) - began_cpu_s)
 
     async def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

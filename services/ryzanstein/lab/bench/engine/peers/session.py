@@ -9,15 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ryzanstein import errors
 from ryzanstein.lab.bench.engine.engine import Workload
 from ryzanstein.lab.bench.engine.peers.comparison import PeerComparison
 from ryzanstein.lab.bench.engine.peers.contenders import Contender, OwnContender, Site, present_peers
+from ryzanstein.lab.bench.engine.peers.footprint import footprints, spec_of_model
 from ryzanstein.lab.bench.engine.peers.machine import PeerMachine
 from ryzanstein.lab.bench.engine.peers.report import PeerReport
 from ryzanstein.lab.bench.engine.peers.runners.protocol import Settings
-from ryzanstein.worker.model.architectures.registry import read_spec
-from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.ranks.messages import RankSpec
 
 _FLOAT32_BYTES = 4
@@ -29,10 +27,7 @@ def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
 
     Raises MODEL_INVALID for a model that we do not serve.
     """
-    try:
-        spec = read_spec(model)
-    except CheckpointError as error:
-        raise errors.failed_precondition("MODEL_INVALID", f"{model}: {error}") from error
+    spec = spec_of_model(model)
     max_tokens = workload.num_tokens + _SPARE_TOKENS
     token_bytes = 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * _FLOAT32_BYTES
     return Settings(
@@ -43,7 +38,7 @@ def peer_settings(model: Path, workload: Workload, threads: int) -> Settings:
         cores=sorted(os.sched_getaffinity(0))[:threads],
         max_batch=max(workload.batches),
         max_tokens=min(max_tokens, spec.context_length),
-        cache_bytes=max(workload.batches) * max_tokens * token_bytes,
+        cache_bytes=max(load.batch * (load.num_tokens + _SPARE_TOKENS) for load in workload.loads) * token_bytes,
     )
 
 
@@ -53,5 +48,7 @@ def compare(specs: Sequence[RankSpec], site: Site, workload: Workload, vocab_siz
     for label, why in absent.items():
         people.print(f"absent: {label}: {why}", markup=False)
     contenders: list[Contender] = [*(OwnContender(spec, vocab_size) for spec in specs), *peers]
-    outcome = asyncio.run(PeerComparison(contenders, workload, vocab_size, people).run())
-    return PeerReport(str(site.model), PeerMachine.read(), workload, site.settings.threads, outcome, absent)
+    known = footprints(specs, site)
+    threads = site.settings.threads
+    outcome = asyncio.run(PeerComparison(contenders, workload, threads, vocab_size, people).run())
+    return PeerReport(str(site.model), PeerMachine.read(), workload, threads, outcome, absent, known)

@@ -16,17 +16,18 @@ class Timing:
 
     `ttft_s` is until every prompt has its first token; decode is all after it.
 
-    The memory is that of all its processes.
+    The memory and the processor time are those of all its processes.
     """
 
     total_tokens_per_s: float
     decode_tokens_per_s: float
     ttft_s: float
     peak_rss_bytes: int
+    cpu_s: float
     first_tokens: tuple[int, ...]
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any], peak_rss_bytes: int) -> Self:
+    def of(cls, answer: Mapping[str, Any], peak_rss_bytes: int, cpu_s: float) -> Self:
         """Returns the timing of a runner's answer."""
         decode_s = max(answer["total_s"] - answer["ttft_s"], 1e-9)
         return cls(
@@ -34,6 +35,7 @@ class Timing:
             answer["num_decoded"] / decode_s,
             answer["ttft_s"],
             peak_rss_bytes,
+            cpu_s,
             tuple(answer["first_tokens"]),
         )
 
@@ -41,7 +43,12 @@ class Timing:
     def of_round(cls, done: Round) -> Self:
         """Returns the timing of our own ranks."""
         return cls(
-            done.total_tokens_per_s, done.decode_tokens_per_s, done.ttft_s, done.peak_rss_bytes, tuple(done.first_tokens)
+            done.total_tokens_per_s,
+            done.decode_tokens_per_s,
+            done.ttft_s,
+            done.peak_rss_bytes,
+            done.cpu_s,
+            done.first_tokens,
         )
 
     @classmethod
@@ -61,7 +68,7 @@ class Timing:
 def prompts(seed: str, batch: int, prompt_tokens: int, vocab_size: int) -> list[list[int]]:
     """Returns the same prompts for the same arguments.
 
-    No two of them share more than a few first tokens.
+    No two of them share more than a few first tokens, whatever their numbers and lengths.
     """
-    ids = random.Random(f"{seed} {batch}")
+    ids = random.Random(f"{seed} {batch} {prompt_tokens}")
     return [ids.choices(range(vocab_size), k=prompt_tokens) for _ in range(batch)]

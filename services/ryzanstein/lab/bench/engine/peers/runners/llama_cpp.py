@@ -20,12 +20,15 @@ _PROBE = [[0, 0, 0]]  # more than one row, which takes another code path than a 
 class LlamaCpp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        repacks = _survives(lambda: Model(settings.model, repack=True).prefill_alone(settings, _PROBE))
-        self.facts = {"weights repacked": "yes" if repacks else "no: it crashes on this machine"}
+        repacks = _survives(lambda: Model(settings.model, repack=True).prefill_alone(settings.threads, _PROBE))
+        self.facts = {
+            "weights repacked": "yes" if repacks else "no: it crashes on this machine",
+            "system": llama_cpp.llama_print_system_info().decode().strip(),
+        }
         self._model = Model(settings.model, repack=repacks)
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> RunnerAnswer:
-        context = Context(self._model, self._settings, len(prompts))
+        context = Context(self._model, self._settings.threads, len(prompts), len(prompts[0]) + new_tokens)
         try:
             return self._generate(context, prompts, new_tokens)
         finally:
@@ -75,25 +78,26 @@ class Model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.handle))
 
-    def prefill_alone(self, settings: Settings, prompts: list[list[int]]) -> None:
-        Context(self, settings, len(prompts)).prefill(prompts)
+    def prefill_alone(self, threads: int, prompts: list[list[int]]) -> None:
+        Context(self, threads, len(prompts), len(prompts[0])).prefill(prompts)
 
 
 class Context:
     """The sequences of one batch.
 
-    It is created before the clock starts, with a cache of the batch's size.
+    It is created before the clock starts, with a cache of the batch's size and without a cache of
+    earlier prompts. Each sequence has keys and values of its own in one batch.
     """
 
-    def __init__(self, model: Model, settings: Settings, num_sequences: int) -> None:
+    def __init__(self, model: Model, threads: int, num_sequences: int, num_tokens: int) -> None:
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = num_sequences * (-(-settings.max_tokens // 256) * 256)
+        parameters.n_ctx = num_sequences * (-(-num_tokens // 256) * 256)
         parameters.n_batch = _BATCH_TOKENS
         parameters.n_seq_max = num_sequences
-        parameters.n_threads = parameters.n_threads_batch = settings.threads
+        parameters.n_threads = parameters.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(model.handle, parameters)
         if not self._context:
-            raise RuntimeError(f"llama.cpp creates no context for {num_sequences} sequences of {settings.max_tokens} tokens")
+            raise RuntimeError(f"llama.cpp creates no context for {num_sequences} sequences of {num_tokens} tokens")
         self._batch: Any = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
         self._vocab_size = model.vocab_size
 
