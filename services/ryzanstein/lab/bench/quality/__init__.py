@@ -1,0 +1,1 @@
+"""What a weight format costs in quality: `ryzanstein bench quality`."""
