@@ -20,6 +20,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
         "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
         "convert": ("ryzanstein.worker.model.gguf.convert", "Convert between a GGUF file and the Hugging Face layout."),
+        "quantize": ("ryzanstein.worker.model.quantizing.command", "Write a quantized checkpoint, layer by layer."),
         "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
         "simulate": (
             "ryzanstein.lab.simulation",
@@ -27,7 +28,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "bench": (
             "ryzanstein.lab.bench.engine",
-            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, router, failover.",
+            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, quality, router, failover.",
         ),
     }
 )

@@ -1,0 +1,79 @@
+"""A quantization from its checks to the finished directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TextIO
+
+from ryzanstein.worker.model.gguf.atomic import put_in_place, refuse_place
+from ryzanstein.worker.model.quantizing.automatic import quantize_automatically
+from ryzanstein.worker.model.quantizing.job import Job
+from ryzanstein.worker.model.quantizing.origin import Origin
+from ryzanstein.worker.model.quantizing.partial import PartialModel
+from ryzanstein.worker.model.quantizing.request import Request, Schemes
+from ryzanstein.worker.model.quantizing.straight import quantize_straight
+from ryzanstein.worker.model.quantizing.ternary import is_ternary
+from ryzanstein.worker.model.quantizing.texts import CalibrationText, read_texts
+from ryzanstein.worker.model.refusal import ModelRefused
+
+
+def quantize_model(source: Path, target: Path, request: Request, out: TextIO, *, force: bool = False) -> None:
+    """Quantizes the model `source` to the directory `target`; progress is written to `out`.
+
+    What is finished when it stops stays beside `target` for the same call to go on, unless the
+    model is refused. Raises ModelRefused; OSError.
+    """
+    refuse_place(target, force=force)
+    if source.resolve().is_relative_to(target.resolve()):
+        raise ModelRefused(f"{target} has SRC in it, or is SRC")
+    with Origin.open(source) as origin:
+        _quantize(origin, target, request, out)
+
+
+def _quantize(origin: Origin, target: Path, request: Request, out: TextIO) -> None:
+    schemes = Schemes(request, request.group_of(origin.num_parameters))
+    if request.method == "ternary" and not request.calibration:
+        _refuse_unmeasured(origin)
+    with PartialModel.open(target, _made_of(origin, schemes)) as partial:
+        try:
+            origin.describe(partial.model)
+            job = Job(origin, schemes, partial, _text(origin, partial, request), out)
+            (quantize_automatically if request.method == "auto" else quantize_straight)(job)
+        except ModelRefused:
+            partial.remove()
+            raise
+        put_in_place(partial.model, target)
+        partial.remove()
+
+
+def _made_of(origin: Origin, schemes: Schemes) -> dict[str, Any]:
+    """Returns what a quantization must have in common with an earlier one to go on with it."""
+    request = schemes.request
+    texts = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in request.calibration]
+    return {
+        "SRC": f"{origin.path} {origin.digest[:16]}",
+        "--method": request.method,
+        "--bits": request.bits,
+        "--group": schemes.group,
+        "--zero-points": request.zero_points,
+        "--act-order": request.act_order,
+        "--calibration": texts,
+        "--tokens": request.num_tokens,
+        "--budget": None if request.budget is None else [request.budget.loss, request.budget.num_bytes],
+    }
+
+
+def _text(origin: Origin, partial: PartialModel, request: Request) -> CalibrationText | None:
+    if not request.calibration:
+        return None
+    tokenizer = partial.model / "tokenizer.json"
+    return read_texts(tokenizer, request.calibration, request.num_tokens, origin.spec.context_length)
+
+
+def _refuse_unmeasured(origin: Origin) -> None:
+    """Raises ModelRefused unless the first layer's matrices are ternary already."""
+    for name in origin.layer_matrices(0):
+        if not is_ternary(origin.floats(name)):
+            raise ModelRefused(
+                f"tensor {name} is not ternary: whether the model was trained to be is measured, which needs --calibration"
+            )
