@@ -1,15 +1,20 @@
 """The command `ryzanstein convert`: what it writes, what it refuses, and that nothing is left of what fails."""
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
@@ -130,6 +135,17 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
         assert refused.returncode == 1
         assert refused.stderr.startswith(str(tmp_path / source))
     assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
+
+
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors", "quanto"])
+def test_a_model_that_is_quantized_already_is_refused_by_its_method(
+    method: str, model_dir: Path, tmp_path: Path, edit_json: Callable[..., None]
+) -> None:
+    source = Path(shutil.copytree(model_dir, tmp_path / "source"))
+    edit_json(source / "config.json", quantization_config={"quant_method": method})
+    with pytest.raises(CheckpointError, match=rf"source/config\.json: .* quantized already .*quant_method '{method}'"):
+        to_file(source, tmp_path / "model.gguf", WRITTEN["q8_0"], io.StringIO())
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_parent_that_is_missing_is_named(model_dir: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_what_is_refused_leaves_nothing(llama: Path, text: Path, tmp_path: Path)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     save_file(tensors, broken / "model.safetensors")
     (foreign / "config.json").write_text(
-        json.dumps({**json.loads((llama / "config.json").read_text()), "quantization_config": {"a": 1}})
+        json.dumps({**json.loads((llama / "config.json").read_text()), "quantization_config": {"quant_method": "awq"}})
     )
     target, gptq = tmp_path / "model", ["--method", "gptq", "--calibration"]
     cases: list[tuple[Path, Path, list[object], str]] = [
@@ -148,7 +148,7 @@ def test_what_is_refused_leaves_nothing(llama: Path, text: Path, tmp_path: Path)
         (llama, target, [*gptq, tmp_path / "absent.txt"], "absent.txt: No such file"),
         (without, target, [*gptq, text], "tokenizer.json: cannot be read"),
         (broken, target, ["--method", "rtn"], "tensor model.layers.1.mlp.up_proj.weight has a NaN"),
-        (foreign, target, ["--method", "rtn"], "config.json: has a quantization_config"),
+        (foreign, target, ["--method", "rtn"], "is quantized already (quantization_config has quant_method 'awq')"),
         (llama, llama, ["--method", "rtn", "--force"], "is SRC"),
         (llama, llama.parent, ["--method", "rtn"], "exists already"),
         (tmp_path / "absent", target, ["--method", "rtn"], "config.json"),

@@ -24,6 +24,20 @@ def refuse_foreign(config: Mapping[str, Any]) -> None:
         raise CheckpointError("config.json: per_layer_config is not supported: all layers must have the same sizes")
 
 
+def refuse_quantized(config: Mapping[str, Any], where: str) -> None:
+    """Raises CheckpointError for a model that is quantized already, where only floats can be used.
+
+    `where` names the config.json in the message.
+    """
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"{where}: the model is quantized already (quantization_config has quant_method {shown(method)}), and only a model "
+            "of floats is read here: take the original checkpoint"
+        )
+
+
 def refuse_nested(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a multimodal model: its decoder is described one level deeper."""
     nested = config.get("text_config")

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ryzanstein.worker.json_files import UnreadableFile, read_object
-from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.architectures.foreign import refuse_quantized
+from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, Llama3Scaling
 from ryzanstein.worker.model.gguf import block_types
 from ryzanstein.worker.model.gguf.atomic import new_file
@@ -124,7 +124,9 @@ def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force
 
 
 def _model(source: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
-    spec = read_spec(source)
+    config = read_config(source)
+    refuse_quantized(config, str(source / "config.json"))
+    spec = spec_of(config)
     entries = with_prefix(read_tensor_files(source), spec.names)
     return untied_where_stored(spec, entries), entries
 
@@ -180,12 +182,8 @@ def _factors(spec: DecoderSpec) -> Numbers | None:
 def _metadata(
     source: Path, places: list[StoredPlace], dialect: Dialect, wanted: BlockType, factors: Numbers | None
 ) -> Mapping[str, Value]:
-    try:
-        config: Mapping[str, Any] = read_object(source / "config.json")
-    except UnreadableFile as error:
-        raise CheckpointError(f"{source / 'config.json'}: {error}") from error
     shapes = {place.name: place.shape for place in places}
-    config = {**config, "tie_word_embeddings": "output.weight" not in shapes}
+    config = {**read_config(source), "tie_word_embeddings": "output.weight" not in shapes}
     facts = GgufFacts(str(source / "config.json"), {}, shapes, factors)
     general: dict[str, Value] = {
         "general.architecture": dialect.name,

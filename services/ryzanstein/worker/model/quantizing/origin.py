@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ryzanstein.model_paths import is_gguf
-from ryzanstein.worker.json_files import UnreadableFile, read_object
-from ryzanstein.worker.model.architectures.registry import spec_of
+from ryzanstein.worker.model.architectures.foreign import refuse_quantized
+from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.checkpoint import WeightFiles
 from ryzanstein.worker.model.decoder import DecoderLayer
@@ -28,7 +28,7 @@ from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.model.quantizing.layer_weights import LayerWeights
 from ryzanstein.worker.model.quantizing.walk import ALONE
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.refusal import CheckpointError, shown
 from ryzanstein.worker.model.safetensors_files import STORED_DTYPES, SafetensorsFiles
 from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
@@ -54,6 +54,7 @@ class Origin:
         """Opens a model and checks that it has every tensor. Raises CheckpointError; OSError."""
         origin = _of_gguf(path) if is_gguf(path) else _of_directory(path)
         with closing(origin.files):
+            _refuse_transposed(origin)
             for name, shape in origin.shapes.items():
                 origin.files.check(name, shape)
             yield origin
@@ -96,6 +97,15 @@ class Origin:
                 shutil.copyfile(file, directory / file.name)
 
 
+def _refuse_transposed(origin: Origin) -> None:
+    """Raises CheckpointError for GPT-2: transformers and we read quantized matrices as [outputs, inputs] only."""
+    if origin.spec.transposed:
+        raise CheckpointError(
+            f"{origin.path}: model_type {shown(origin.spec.model_type)} stores its matrices as [inputs, outputs], which nobody "
+            "reads quantized: a GGUF file can have them in blocks (ryzanstein convert --type)"
+        )
+
+
 def _fingerprints(path: Path) -> Iterator[tuple[str, int, int]]:
     for file in path.iterdir() if path.is_dir() else [path]:
         if file.is_file():
@@ -104,9 +114,8 @@ def _fingerprints(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _of_directory(path: Path) -> Origin:
-    config = _config(path)
-    if config.get("quantization_config"):
-        raise CheckpointError(f"{path / 'config.json'}: has a quantization_config: only a model of floats is quantized")
+    config = read_config(path)
+    refuse_quantized(config, str(path / "config.json"))
     spec = spec_of(config)
     entries = with_prefix(read_tensor_files(path), spec.names)
     spec = untied_where_stored(spec, entries)
@@ -120,10 +129,3 @@ def _of_gguf(path: Path) -> Origin:
         dtypes = {placed.place.source: STORED_DTYPES[placed.dtype.name] for placed in model.tensors}
     spec, files = open_gguf(path)
     return Origin(path, model.config, spec, files, dtypes, tensor_shapes(spec))
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        return read_object(path / "config.json")
-    except UnreadableFile as error:
-        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
