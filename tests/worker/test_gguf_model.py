@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TextPrompt
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.sizing import need_of
 from ryzanstein.worker.text.tokenizer import TextModel
 
 pytestmark = pytest.mark.cluster
+NUM_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def asked(attempt: Any, model: str) -> Any:
-    each = attempt(prompt=TextPrompt("hello world, hello"), max_tokens=40, ignore_eos=True, temperature=1.0)
+def asked(attempt: Any, model: str, **more: Any) -> Any:
+    each = attempt(prompt=TextPrompt("hello world, hello"), max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.0, **more)
     return replace(each, request=replace(each.request, model=model))
+
+
+def scored(stream: Any) -> list[tuple[int, float]]:
+    """Tokens and their log probabilities."""
+    assert stream.failed is None
+    return [(token, stream.logprobs[0, index].logprob) for index, token, _ in stream.rows[0]]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -67,9 +77,35 @@ async def test_a_file_of_blocks_is_served_and_takes_less_memory(
     node.wait_event("ranks ready")
     async with connect(node.address) as link:
         answer = await link.run(asked(attempt, "small-q8_0"))
-    assert (answer.failed, answer.indices()) == (None, list(range(40)))
+    assert (answer.failed, answer.indices()) == (None, list(range(NUM_TOKENS)))
     settings = WorkerSettings(tp=2)
     assert need_of(path, settings) < need_of(folder / "small-f32.gguf", settings)
+
+
+async def test_a_file_beside_another_model_answers_as_alone_and_so_does_the_other(
+    folder: Path, start_node: Any, connect: Any, attempt: Any
+) -> None:
+    """Each has ranks of its own on the node, and both compute at once; log probabilities are compared bit for bit."""
+    paths = (folder / "small-q8_0.gguf", folder / "small")
+    alone = [start_node(model=path, tp=1) for path in paths]
+    both = start_node("--more-models", str(paths[1]), model=paths[0], tp=1)
+    async with AsyncExitStack() as stack:
+
+        async def ready(node: Any, model: str = "") -> Any:
+            link = await stack.enter_async_context(connect(node.address, model=model))
+            await link.until(lambda: link.beats and link.beats[-1][1].state == pb.NODE_STATE_READY, 60)
+            return link
+
+        expected = []
+        for path, node in zip(paths, alone, strict=True):
+            stream = await (await ready(node)).run(asked(attempt, path.stem, logprobs=2))
+            expected.append(scored(stream))
+        links = [await ready(both), await ready(both, paths[1].stem)]
+        streams = (link.run(asked(attempt, path.stem, logprobs=2)) for link, path in zip(links, paths, strict=True))
+        found = [scored(stream) for stream in await asyncio.gather(*streams)]
+    assert found == expected
+    assert [len(tokens) for tokens in found] == [NUM_TOKENS, NUM_TOKENS]
+    assert found[0] != found[1], "blocks have other numbers than floats"
 
 
 def test_the_text_side_of_a_file_is_that_of_the_directory(folder: Path) -> None:
