@@ -110,6 +110,19 @@ def test_decodes_go_on_beside_a_prompt_that_memory_makes_slow(run, group, answer
     assert {i: it.tokens[i, 0] for i in range(4)} == {m.group: answer(m, 0)[0] for m in messages}
 
 
+def test_a_request_of_higher_priority_does_not_wait_for_prompts_that_memory_makes_slow(run, group) -> None:
+    it = run(num_blocks=256, block_size=4, max_sequences=8, token_budget=512)
+    it.ranks.short = lambda plan: len(plan.token_ids) > 1
+    it.engine.submit(group(1, [1] * 200, max_tokens=2, priority=0))
+    for _ in range(20):
+        it.step()
+    it.engine.submit(group(2, [2] * 3, max_tokens=2, priority=1))
+    for _ in range(8):
+        it.step()
+    assert len(it.tokens[2, 0]) == 2
+    it.drain()
+
+
 def test_a_single_token_is_always_tried() -> None:
     thrift = Thrift(8)
     for num_tokens in (8, 4, 2, 1, 1):

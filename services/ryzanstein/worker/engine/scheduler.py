@@ -190,12 +190,10 @@ class Scheduler:
     def _has_budget(self, sequence: Sequence) -> bool:
         """Returns whether this step could feed a token of the sequence.
 
-        All decodes, and the prefills that are ahead of it, come first.
+        All decodes, and the prefills that are ahead of it, come first. Those behind it wait for it.
         """
-        pending = 0
-        for other in self.running:
-            pending += other.num_pending if other.rank < sequence.rank else 1
-        return pending < self._limit
+        ahead = (other.num_pending for other in self.running if other.num_pending == 1 or other.rank < sequence.rank)
+        return sum(ahead) < self._limit
 
     def _make_way(self, sequence: Sequence, matched: list[int]) -> bool:
         """Pauses sequences of lower priority until this one fits; returns whether it does.
