@@ -80,3 +80,19 @@ async def test_without_anyone_to_put_to_sleep_the_missing_bytes_are_named() -> N
     with pytest.raises(RyzansteinError, match=r"needs 1\.50 GiB, and 0\.50 GiB of that are used by busy models") as refused:
         await room.take()
     assert (refused.value.code.name, refused.value.reason) == ("UNAVAILABLE", "NO_ROOM_TO_WAKE")
+
+
+async def test_a_model_that_is_removed_while_it_makes_room_takes_none() -> None:
+    memory = ModelMemory(100)
+
+    class Slow(Resting):
+        async def sleep(self) -> None:
+            room.close()
+            await super().sleep()
+
+    other = Slow(memory, 5.0)
+    memory.take(other, 100)
+    room = SharedRoom(memory, "woken", lambda: [other], "woken", 60)
+    with pytest.raises(RyzansteinError, match="model 'woken' was removed") as refused:
+        await room.take()
+    assert (refused.value.reason, memory.free) == ("NODE_NOT_READY", 100)

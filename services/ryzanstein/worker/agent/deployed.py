@@ -176,6 +176,8 @@ class DeployedModels:
         finally:
             self._leaving.discard(name)
             del self._served[name]
+            if agent.node.room is not None:
+                agent.node.room.close()
             agent.node.idle_unload_s, agent.node.room = 0.0, None
             self._memory.give_back(agent)
         if agent is not self._models.first:

@@ -86,20 +86,32 @@ class SharedRoom:
     ) -> None:
         self._memory, self._owner, self._others = memory, owner, others
         self._model, self._size = model, size
+        self._closed = False
 
     async def take(self) -> None:
         """Takes the model's memory; puts the models to sleep that rest longest, as needed.
 
-        Raises UNAVAILABLE when that is not enough.
+        Raises UNAVAILABLE when that is not enough, or when the model is removed meanwhile.
         """
+        self._require_open()
         while not self._memory.take(self._owner, self._size):
             resting = sorted(self._others(), key=lambda other: -other.rested_s)
             if not resting:
                 raise self._no_room()
             await resting[0].sleep()
+            self._require_open()
 
     def give_back(self) -> None:
         self._memory.give_back(self._owner)
+
+    def close(self) -> None:
+        """Gives the memory back for good: what is still waking takes none."""
+        self._closed = True
+        self.give_back()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise errors.unavailable("NODE_NOT_READY", f"model {self._model!r} was removed from the node")
 
     def _no_room(self) -> RyzansteinError:
         missing = self._size - self._memory.free

@@ -54,6 +54,8 @@ class Room(Protocol):
 
     def give_back(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class NodeAgent:
     """The core of an agent, one per model of a node.
@@ -343,8 +345,8 @@ class NodeAgent:
         """
         if not version.host.asleep:
             return
-        self._telemetry.wakes.inc()
         if version not in self._waking:
+            self._telemetry.wakes.inc()
             self._waking[version] = self.background.once("wake", self._start_again(version))
             self._waking[version].add_done_callback(lambda _: self._waking.pop(version))
         await asyncio.shield(self._waking[version])

@@ -86,11 +86,18 @@ class RouterStream:
             ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
             self._node.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
             return
-        # What waits is bounded as what is read ahead; beyond that the stream itself waits.
-        if self._node.host.asleep and self._waiting_bytes < MAX_BYTES:
+        if self._node.host.asleep and self._may_wait():
             self._wait(submit.handle, attempt, submit.ByteSize())
         else:
             await self._node.submit(self._link, submit.handle, attempt)
+
+    def _may_wait(self) -> bool:
+        """Returns whether another attempt may wait beside the stream: at most as many as the engine's queue holds.
+
+        Beyond that the stream itself waits.
+        """
+        settings = self._node.settings
+        return self._waiting_bytes < MAX_BYTES and len(self._waiting) < settings.max_waiting + settings.max_sequences
 
     def _wait(self, handle: int, attempt: Attempt, size: int) -> None:
         task = self._node.background.once("waking_attempt", self._waited(handle, attempt))
