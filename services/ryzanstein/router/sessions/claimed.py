@@ -144,7 +144,8 @@ class Claimed:
             held = list(self._held.items())
             for first in range(0, len(held), _MAX_BATCH):
                 async with self._batch:
-                    await self._renew_batch({s: g for s, g in held[first : first + _MAX_BATCH] if s not in self._ending})
+                    batch = held[first : first + _MAX_BATCH]
+                    await self._renew_batch({s: g for s, g in batch if self._held.get(s) == g and s not in self._ending})
         self._renewing = None
 
     async def _renew_batch(self, held: dict[str, str]) -> None:
