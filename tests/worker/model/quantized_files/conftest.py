@@ -94,9 +94,8 @@ def gptq(module: str, weight_OI: Array, recipe: Recipe) -> tuple[Tensors, Tensor
     levels, scale, zero, index_I = rounded(weight_OI, recipe)
     stored_zero = words(zero.T, recipe.bits)
     if recipe.more.get("checkpoint_format", "gptq") == "gptq":
-        ones = sum(1 << bit for bit in range(0, 32, recipe.bits))  # GPTQModel subtracts from words, but for 3 bits
-        less_one = (stored_zero.numpy().view(np.uint32) - np.uint32(ones)).view(np.int32)
-        stored_zero = words((zero.T - 1) % 8, 3) if recipe.bits == 3 else torch.from_numpy(less_one)
+        ones = sum(1 << bit for bit in range(0, 32, recipe.bits))  # GPTQModel subtracts from words
+        stored_zero = torch.from_numpy((stored_zero.numpy().view(np.uint32) - np.uint32(ones)).view(np.int32))
     tensors = {
         f"{module}.qweight": words(levels, recipe.bits).t(),
         f"{module}.qzeros": stored_zero,
@@ -124,17 +123,23 @@ def compressed(module: str, weight_OI: Array, recipe: Recipe) -> tuple[Tensors, 
     if recipe.more.get("type") == "float":
         return float8(module, weight_OI, recipe)
     levels, scale, zero, index_I = rounded(weight_OI, recipe)
+    rows = recipe.more["block_structure"][0] if recipe.more.get("strategy") == "block" else 1
+    if rows > 1:  # all outputs of a block have the scales and zero points of its first
+        of_block = np.arange(len(levels)) // rows * rows
+        scale, zero = scale[of_block], zero[of_block]
+        steps, most = scale.float().numpy()[:, index_I], (1 << recipe.bits) - 1
+        levels = np.clip(np.rint(weight_OI / steps) + zero[:, index_I], 0, most).astype(np.int64)
     half = 1 << (recipe.bits - 1)
-    tensors = {f"{module}.weight_scale": scale}
-    if recipe.more["format"] == "pack-quantized":
+    tensors = {f"{module}.weight_scale": scale[::rows]}
+    packed = recipe.more["format"] == "pack-quantized"
+    if packed:
         tensors[f"{module}.weight_packed"] = words(levels, recipe.bits)
         tensors[f"{module}.weight_shape"] = torch.tensor(weight_OI.shape)
-        if not recipe.symmetric:
-            tensors[f"{module}.weight_zero_point"] = words(zero.T, recipe.bits).t()
     else:
         tensors[f"{module}.weight"] = torch.from_numpy((levels - half).astype(np.int8))
-        if not recipe.symmetric:
-            tensors[f"{module}.weight_zero_point"] = torch.from_numpy((zero - half).astype(np.int8))
+    if not recipe.symmetric:
+        unpacked = torch.from_numpy((zero - half)[::rows].astype(np.int8))
+        tensors[f"{module}.weight_zero_point"] = words(zero.T, recipe.bits).t() if packed and rows == 1 else unpacked
     if recipe.act_order:
         tensors[f"{module}.weight_g_idx"] = torch.from_numpy(index_I.astype(np.int32))
     return tensors, scale.float()[:, index_I] * torch.from_numpy(levels - zero[:, index_I])

@@ -29,15 +29,16 @@ NEAR = 0.1  # random layers multiply an error of less than a hundredth; what is 
 COMPRESSED = "compressed-tensors"
 PACKED, INT, FLOAT = ({"format": f"{name}-quantized"} for name in ("pack", "int", "float"))
 BLOCK = [128, 128]
+GPTQ_V2 = {"checkpoint_format": "gptq_v2"}
 QUERY, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"
 
 RECIPES: dict[str, tuple[dict[str, Any], str | None]] = {
     "gptq": ({"method": "gptq"}, "G4_64"),
     "gptq of 2 bits": ({"method": "gptq", "bits": 2, "symmetric": False}, "G4_64"),
-    "gptq of 3 bits": ({"method": "gptq", "bits": 3, "group": 32, "symmetric": False}, "G4_32"),
+    "gptq_v2 of 3 bits": ({"method": "gptq", "bits": 3, "group": 32, "symmetric": False, "more": GPTQ_V2}, "G4_32"),
     "gptq of 8 bits": ({"method": "gptq", "bits": 8, "group": None, "symmetric": False}, "G8_128"),
     "gptq with zero points": ({"method": "gptq", "symmetric": False, "group": 128}, "G4_128"),
-    "gptq_v2": ({"method": "gptq", "symmetric": False, "more": {"checkpoint_format": "gptq_v2"}}, "G4_64"),
+    "gptq_v2": ({"method": "gptq", "symmetric": False, "more": GPTQ_V2}, "G4_64"),
     "gptq with act-order": ({"method": "gptq", "symmetric": False, "act_order": True}, None),
     "gptq with groups of 16": ({"method": "gptq", "group": 16}, None),
     "awq": ({"method": "awq", "symmetric": False, "group": 128}, "G4_128"),
@@ -51,6 +52,19 @@ RECIPES: dict[str, tuple[dict[str, Any], str | None]] = {
     "W8A16": ({"method": COMPRESSED, "more": PACKED, "bits": 8, "group": None}, "G8_128"),
     "W8A8": ({"method": COMPRESSED, "more": INT, "bits": 8, "group": None, "scale_dtype": torch.bfloat16}, "G8_128"),
     "W8A8 with zero points": ({"method": COMPRESSED, "more": INT, "bits": 8, "symmetric": False}, "G8_64"),
+    "W8 of blocks with zero points": (
+        {
+            "method": COMPRESSED,
+            "more": INT | {"strategy": "block", "block_structure": [96, 64]},
+            "bits": 8,
+            "symmetric": False,
+        },
+        "G8_64",
+    ),
+    "W4 of blocks with zero points": (
+        {"method": COMPRESSED, "more": PACKED | {"strategy": "block", "block_structure": [96, 64]}, "symmetric": False},
+        "G4_64",
+    ),
     "scales that are no halves": ({"method": COMPRESSED, "more": INT, "bits": 8, "scale_dtype": torch.float32}, None),
     "FP8 of channels": ({"method": COMPRESSED, "more": FLOAT | {"type": "float", "strategy": "channel"}, "bits": 8}, None),
     "FP8 of tensors": ({"method": COMPRESSED, "more": FLOAT | {"type": "float", "strategy": "tensor"}, "bits": 8}, None),
@@ -63,7 +77,7 @@ RECIPES: dict[str, tuple[dict[str, Any], str | None]] = {
     "bitnet": ({"method": "bitnet", "more": {"linear_class": "autobitlinear"}}, "TQ2_0"),
     "bitnet that divides": ({"method": "bitnet", "more": {"linear_class": "bitlinear"}, "scale_dtype": torch.float32}, None),
 }
-TWO_RANKS = ("gptq of 3 bits", "gptq with act-order", "awq", "W4A16 with zero points", "W8A8", "fp8 of blocks", "bitnet")
+TWO_RANKS = ("gptq_v2 of 3 bits", "gptq with act-order", "awq", "W4A16 with zero points", "W8A8", "fp8 of blocks", "bitnet")
 IN_BLOCKS = [name for name, (_, kind) in RECIPES.items() if kind is not None]
 
 

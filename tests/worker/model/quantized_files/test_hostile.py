@@ -17,6 +17,12 @@ GPTQ = {"method": "gptq", "act_order": True}
 AWQ = {"method": "awq"}
 PACKED = {"method": COMPRESSED, "more": {"format": "pack-quantized"}, "symmetric": False}
 INT = {"method": COMPRESSED, "more": {"format": "int-quantized"}, "bits": 8, "group": None}
+BLOCKS = {
+    "method": COMPRESSED,
+    "more": {"format": "int-quantized", "strategy": "block", "block_structure": [96, 64]},
+    "bits": 8,
+    "symmetric": False,
+}
 FP8 = {"method": "fp8", "more": {"weight_block_size": [128, 128]}, "scale_dtype": torch.float32}
 BITNET = {"method": "bitnet", "more": {"linear_class": "autobitlinear"}}
 QUERY, FILE = "model.layers.0.self_attn.q_proj", "model.safetensors"
@@ -74,6 +80,22 @@ TENSORS: dict[str, tuple[dict[str, Any], Change, str]] = {
         to("weight_zero_point", torch.zeros(32, 5, dtype=torch.int32)),
         "q_proj.weight_zero_point has shape [32, 5], needs [32, 4]",
     ),
+    "zero points of a symmetric matrix": (
+        {"method": COMPRESSED, "more": {"format": "pack-quantized"}},
+        to("weight_zero_point", torch.zeros(32, 4, dtype=torch.int32)),
+        "q_proj.weight_zero_point does not fit a scheme of quantization_config.config_groups that is symmetric",
+    ),
+    "a zero point for each output of blocks": (
+        BLOCKS,
+        to("weight_zero_point", torch.zeros(256, 4, dtype=torch.int8)),
+        "q_proj.weight_zero_point has shape [256, 4], needs [3, 4]",
+    ),
+    "floats beside levels": (GPTQ, to("weight", torch.ones(256, 256)), f"q_proj.weight is the matrix that {QUERY}.qweight is"),
+    "levels beside packed ones": (
+        PACKED,
+        to("weight", torch.ones(256, 256)),
+        f"q_proj.weight is the matrix that {QUERY}.weight_packed is as well",
+    ),
     "levels that no scheme has": (
         INT,
         to("weight", torch.zeros(256, 256).to(torch.float8_e4m3fn)),
@@ -90,6 +112,7 @@ TENSORS: dict[str, tuple[dict[str, Any], Change, str]] = {
 }
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "5 bits": (GPTQ, {"bits": 5}, "quantization_config.bits 5 is not supported, only 2, 3, 4, 8"),
+    "3 bits less one": (GPTQ, {"bits": 3}, "quantization_config.bits 3 is only supported with checkpoint_format 'gptq_v2'"),
     "true bits": (GPTQ, {"bits": True}, "quantization_config.bits True is not supported"),
     "no bits": (GPTQ, {"bits": None}, "quantization_config.bits None is not supported"),
     "bits of another matrix": (GPTQ, {"bits": 8}, "model.layers.0."),
@@ -104,7 +127,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nvfp4": (INT, {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' is not supported"),
     "sparse": (INT, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format is not supported"),
     "transformed": (INT, {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config is not supported"),
-    "no schemes": (INT, {"config_groups": {}}, "config_groups must have 1 to 1024 entries, got 0"),
+    "no schemes": (INT, {"config_groups": {}}, "config_groups must have 1 to 64 entries, got 0"),
+    "too many schemes": (
+        INT,
+        {"config_groups": {str(number): {} for number in range(65)}},
+        "config_groups must have 1 to 64 entries, got 65",
+    ),
     "schemes in a list": (INT, {"config_groups": [1]}, "config_groups must be an object, got [1]"),
     "a scheme that is a word": (INT, {"config_groups": {"a": "x"}}, "config_groups.a must be an object"),
     "5 packed bits": (

@@ -15,7 +15,7 @@ UNPACKED = ("int-quantized", "float-quantized", "naive-quantized")
 _FORMATS = (PACKED, *UNPACKED)
 _MANY = ("mixed-precision",)
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_MAX_GROUPS = 1024
+_MAX_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class Scheme:
 
 
 def schemes(settings: Values) -> list[Scheme]:
-    """Returns all schemes. Raises CheckpointError for one that is not read."""
+    """Returns the different schemes, in their order. Raises CheckpointError for one that is not read."""
     groups = settings.table("config_groups")
     if not 0 < len(groups.config) <= _MAX_GROUPS:
         raise settings.error("config_groups", f"must have 1 to {_MAX_GROUPS} entries, got {len(groups.config)}")
     whole = one_of(settings, "format", (*_FORMATS, *_MANY))
-    return [_scheme(groups.table(name), None if whole in _MANY else whole) for name in groups.config]
+    stored_as = None if whole in _MANY else whole
+    return list(dict.fromkeys(_scheme(groups.table(name), stored_as) for name in groups.config))
 
 
 def _scheme(group: Values, stored_as: str | None) -> Scheme:
@@ -66,13 +67,14 @@ def _scheme(group: Values, stored_as: str | None) -> Scheme:
 
 
 def _block(weights: Values) -> tuple[int | None, int | None]:
-    grouped = "tensor" if weights.optional("group_size") in (None, -1) else "group"
-    strategy = one_of(weights, "strategy", _STRATEGIES, grouped)
+    group_size = weights.optional("group_size")
+    implied = "tensor" if group_size is None else "channel" if group_size == -1 else "group"
+    strategy = one_of(weights, "strategy", _STRATEGIES, implied)
     if strategy == "block":
         sizes = weights.indices("block_structure")
         if len(sizes) != 2 or not all(0 < size < 2**31 for size in sizes):
             raise weights.error("block_structure", f"must be two whole numbers above 0, got {list(sizes)[:4]}")
         return sizes[0], sizes[1]
-    if strategy == "group" and weights.optional("group_size") != -1:
+    if strategy == "group" and group_size != -1:
         return 1, weights.count("group_size")
     return (None if strategy == "tensor" else 1), None

@@ -1,15 +1,17 @@
 """compressed-tensors, as LLM Compressor writes it (https://github.com/vllm-project/compressed-tensors).
 
 A packed module has `weight_packed` [O, I * bits / 32], words of successive inputs, levels offset to be
-unsigned; `weight_shape`; `weight_scale` [O, G]; `weight_zero_point`, packed down its columns. Others have
-`weight` in int8 or float8, and unpacked zero points. Targets of a scheme are patterns of names, which
-are not evaluated: a module has the first scheme that its tensors fit.
+unsigned; `weight_shape`; `weight_scale` [O, G]; `weight_zero_point`, packed down its columns unless the
+scales are of a tensor or of blocks. Others have `weight` in int8 or float8, and unpacked zero points.
+Targets of a scheme are patterns of names, which are not evaluated: a module has the first scheme that its
+tensors fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.quantized_files.bits import words_of
@@ -29,14 +31,16 @@ _UNPACKED = {"I8": True, "F8_E4M3": False}
 def find(tensors: StoredTensors, settings: Values) -> Iterator[FoundMatrix]:
     """Yields the matrices of a checkpoint. Raises CheckpointError."""
     known = schemes(settings)
+    packed = [scheme for scheme in known if scheme.packed]
     _refuse_sparse(settings)
     for module in modules_with(tensors, ".weight_packed"):
-        yield _first_that_fits(tensors, module, [scheme for scheme in known if scheme.packed], f"{module}.weight_packed")
+        found = partial(_packed, tensors, module, _stated_shape(tensors, module))
+        yield _first_that_fits(tensors, f"{module}.weight_packed", packed, found)
     for module in modules_with(tensors, ".weight"):
         whole_numbers = _UNPACKED.get(tensors.entries[f"{module}.weight"].dtype)
         if whole_numbers is not None:
             fitting = [scheme for scheme in known if not scheme.packed and scheme.whole_numbers == whole_numbers]
-            yield _first_that_fits(tensors, module, fitting, f"{module}.weight")
+            yield _first_that_fits(tensors, f"{module}.weight", fitting, partial(_unpacked, tensors, module))
 
 
 def _refuse_sparse(settings: Values) -> None:
@@ -48,11 +52,13 @@ def _refuse_sparse(settings: Values) -> None:
         raise settings.error("transform_config", "is not supported: inputs are not transformed")
 
 
-def _first_that_fits(tensors: StoredTensors, module: str, fitting: Sequence[Scheme], levels: str) -> FoundMatrix:
+def _first_that_fits(
+    tensors: StoredTensors, levels: str, fitting: Sequence[Scheme], found: Callable[[Scheme], FoundMatrix]
+) -> FoundMatrix:
     refusal = tensors.error(levels, "fits none of quantization_config.config_groups")
     for scheme in fitting:
         try:
-            return _packed(tensors, module, scheme) if scheme.packed else _unpacked(tensors, module, scheme)
+            return found(scheme)
         except CheckpointError as error:
             refusal = error
     raise refusal
@@ -68,15 +74,18 @@ class _Stored:
     parts: frozenset[str]
 
 
-def _packed(tensors: StoredTensors, module: str, scheme: Scheme) -> FoundMatrix:
-    levels, bits = f"{module}.weight_packed", scheme.bits
+def _stated_shape(tensors: StoredTensors, module: str) -> tuple[int, int]:
+    name = f"{module}.weight_shape"
+    tensors.expect(name, ("I64", "I32"), (2,))
+    num_outputs, num_inputs = tensors.whole(name).tolist()
+    return num_outputs, num_inputs
+
+
+def _packed(tensors: StoredTensors, module: str, shape: tuple[int, int], scheme: Scheme) -> FoundMatrix:
+    levels, whole, bits = f"{module}.weight_packed", f"{module}.weight_shape", scheme.bits
     num_outputs, num_words = tensors.matrix(levels, ("I32",))
-    whole = f"{module}.weight_shape"
-    tensors.expect(whole, ("I64", "I32"), (2,))
-    rows, num_inputs = tensors.whole(whole).tolist()
-    if rows != num_outputs or num_inputs < 1 or words_of(num_inputs, bits) != num_words:
-        raise tensors.error(whole, f"is {[rows, num_inputs]}, with levels of {bits} bits in {[num_outputs, num_words]} words")
-    shape = num_outputs, num_inputs
+    if shape[0] != num_outputs or shape[1] < 1 or words_of(shape[1], bits) != num_words:
+        raise tensors.error(whole, f"is {list(shape)}, with levels of {bits} bits in {[num_outputs, num_words]} words")
     zeros, parts = _packed_zeros(tensors, module, scheme, shape)
     return _found(tensors, module, scheme, _Stored(shape, PackedAlong(tensors, levels, bits), zeros, parts | {levels, whole}))
 
@@ -84,10 +93,12 @@ def _packed(tensors: StoredTensors, module: str, scheme: Scheme) -> FoundMatrix:
 def _packed_zeros(tensors: StoredTensors, module: str, scheme: Scheme, shape: tuple[int, int]) -> tuple[Zeros, frozenset[str]]:
     offset, name = 1 << (scheme.bits - 1), f"{module}.weight_zero_point"
     if scheme.symmetric:
+        if name in tensors.entries:
+            raise tensors.error(name, "does not fit a scheme of quantization_config.config_groups that is symmetric")
         return SameZero(offset), frozenset()
-    if scheme.rows is None:
-        tensors.expect(name, ("I8",), (), (1,), (1, 1))
-        return SignedZeros(tensors, name, offset), frozenset({name})
+    if scheme.rows != 1:
+        tensors.expect(name, ("I8",), *_scale_shapes(scheme, shape))
+        return SignedZeros(tensors, name, offset, scheme.block(shape)[0]), frozenset({name})
     num_groups = scheme.scales_shape(shape)[1]
     tensors.expect(name, ("I32",), (words_of(shape[0], scheme.bits), num_groups))
     return PackedZeros(tensors, name, scheme.bits), frozenset({name})
@@ -100,7 +111,7 @@ def _unpacked(tensors: StoredTensors, module: str, scheme: Scheme) -> FoundMatri
     parts = {levels}
     if not scheme.symmetric or (name in tensors.entries and scheme.whole_numbers):
         tensors.expect(name, ("I8",), *_scale_shapes(scheme, shape))
-        zeros, parts = SignedZeros(tensors, name, 128), {levels, name}
+        zeros, parts = SignedZeros(tensors, name, 128, scheme.block(shape)[0]), {levels, name}
     return _found(tensors, module, scheme, _Stored(shape, Unpacked(tensors, levels), zeros, frozenset(parts)))
 
 

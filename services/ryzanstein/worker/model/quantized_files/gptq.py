@@ -2,7 +2,8 @@
 
 A module has `qweight` [I * bits / 32, O], words of successive inputs; `qzeros` [G, O * bits / 32];
 `scales` [G, O]; `g_idx` [I], the group of each input, which act-order scatters. Zero points of
-checkpoint_format gptq are stored less one, those of gptq_v2 as they are.
+checkpoint_format gptq are stored less one, those of gptq_v2 as they are. With 3 bits, of which some are in
+two words, AutoGPTQ takes one from each zero point and GPTQModel a constant from each word: only gptq_v2 is read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ def find(tensors: StoredTensors, settings: Values) -> Iterator[FoundMatrix]:
     bits, group = one_of(settings, "bits", WIDTHS), group_size(settings)
     key = "checkpoint_format" if settings.optional("checkpoint_format") is not None else "format"
     minus_one = one_of(settings, key, _FORMATS, "gptq") == "gptq"
+    if minus_one and bits == 3:
+        raise settings.error(
+            "bits", "3 is only supported with checkpoint_format 'gptq_v2': writers of 'gptq' disagree about its zero points"
+        )
     one_of(settings, "pack_dtype", ("int32",), "int32")
     for key in ("is_marlin_format", "dynamic"):
         if settings.optional(key):

@@ -54,6 +54,9 @@ def open_quantized(
         found = list(chosen.find(tensors, settings))
     if not found:
         raise CheckpointError(f"{model_dir}: config.json has a quantization_config, but no tensor is quantized")
+    for each in found:
+        if each.name in entries and each.name != each.matrix.stored:
+            raise tensors.error(each.name, f"is the matrix that {each.matrix.stored} is as well")
     matrices = {each.name: each.matrix for each in found}
     unread = {name for name in entries if name.endswith(chosen.unread)}.union(*(each.parts for each in found))
     tied = spec.tied_head and f"{spec.names.head}.weight" not in matrices

@@ -36,9 +36,9 @@ class SameZero:
 
 @dataclass(frozen=True, slots=True)
 class GptqZeros:
-    """[G, O], packed along rows. `minus_one`: they are stored less one.
+    """[G, O], packed along rows. `minus_one`: they are stored less one, which is not read with 3 bits.
 
-    The writer subtracts from whole words, with borrows, where no level is in two words.
+    The writer subtracts from whole words, with borrows.
     """
 
     tensors: StoredTensors
@@ -50,13 +50,10 @@ class GptqZeros:
         first = first_whole(rows[0], self.bits)
         begin, end = first * self.bits // WORD_BITS, words_of(rows[0] + rows[1], self.bits)
         words_GW = self.tensors.files.region(self.name, (0, self.tensors.entries[self.name].shape[0]), (begin, end - begin))
-        if self.minus_one and self.bits != 3:
+        if self.minus_one:
             ones = sum(1 << bit for bit in range(0, WORD_BITS, self.bits))
             words_GW = ((words_GW.long() + ones) & (2**WORD_BITS - 1)).to(torch.uint32).view(torch.int32)
-        zeros_GR = unpack(words_GW, self.bits).narrow(1, rows[0] - first, rows[1])
-        if self.minus_one and self.bits == 3:
-            zeros_GR = (zeros_GR + 1) & 7
-        return zeros_GR.t().float()
+        return unpack(words_GW, self.bits).narrow(1, rows[0] - first, rows[1]).t().float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +84,15 @@ class PackedZeros:
 
 @dataclass(frozen=True, slots=True)
 class SignedZeros:
-    """[O, G] of 8 bits with a sign, or one for all. `offset` is what made levels unsigned."""
+    """8 bits with a sign for each `row_block` outputs and group of inputs. `offset` is what made levels unsigned."""
 
     tensors: StoredTensors
     name: str
     offset: int
+    row_block: int = 1
 
     def read(self, rows: Span) -> Tensor:
-        shape = self.tensors.entries[self.name].shape
-        if len(shape) < 2 or shape[0] == 1:
-            return self.tensors.whole(self.name).view(1, -1).float() + self.offset
-        return self.tensors.files.region(self.name, rows).float() + self.offset
+        return _of_outputs(self.tensors, self.name, self.row_block, rows) + self.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +110,20 @@ class Scales:
         shape = self.tensors.entries[self.name].shape
         if self.down:
             return self.tensors.files.region(self.name, (0, shape[0]), rows).t().float()
-        if len(shape) < 2 or shape[0] == 1:
-            scale = self.tensors.whole(self.name).float().view(1, -1).expand(rows[1], -1)
-            return scale.reciprocal() if self.reciprocal else scale
-        first, last = rows[0] // self.row_block, (rows[0] + max(1, rows[1]) - 1) // self.row_block
-        scale = self.tensors.files.region(self.name, (first, last - first + 1)).float()
-        return scale[torch.arange(rows[0], rows[0] + rows[1]) // self.row_block - first]
+        scale = _of_outputs(self.tensors, self.name, self.row_block, rows)
+        return scale.reciprocal() if self.reciprocal else scale
 
     @property
     def surely_halves(self) -> bool:
         """Whether float16 holds them: they are stored so."""
         return self.tensors.entries[self.name].dtype == "F16" and not self.reciprocal
+
+
+def _of_outputs(tensors: StoredTensors, name: str, row_block: int, rows: Span) -> Tensor:
+    """Returns the numbers of some outputs, [R, G] in float32, from [O / row_block, G]; one row is that of all outputs."""
+    shape = tensors.entries[name].shape
+    if len(shape) < 2 or shape[0] == 1:
+        return tensors.whole(name).float().view(1, -1).expand(rows[1], -1)
+    first, last = rows[0] // row_block, (rows[0] + max(1, rows[1]) - 1) // row_block
+    stored = tensors.files.region(name, (first, last - first + 1)).float()
+    return stored[torch.arange(rows[0], rows[0] + rows[1]) // row_block - first]

@@ -30,7 +30,7 @@ def unpacked_entries(config: Mapping[str, Any], entries: Mapping[str, TensorEntr
 
 
 def _unpacked(settings: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> Iterator[TensorEntry]:
-    bits, scattered = min(_numbers(settings), default=4), bool(settings.get("desc_act"))
+    bits, may_keep = min(_numbers(settings), default=4), _has_groups_of_blocks(settings)
     for name, entry in entries.items():
         ending = next((ending for ending in _LEVELS if name.endswith(ending)), None)
         if name.rpartition(".")[2] in _PARTS:
@@ -41,8 +41,9 @@ def _unpacked(settings: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -
         module = name.removesuffix(ending)
         matrix = replace(entry, name=f"{module}.weight", shape=_shape(settings, entry, ending, bits))
         scale = next((entries[module + scale] for scale in _SCALES if module + scale in entries), None)
+        # A BF16 scale is a float16 unless it is below 2^-17: a matrix with such a group becomes floats after all.
         halves = scale is not None and scale.dtype in ("F16", "BF16")
-        if halves and not scattered and entry.dtype != "F8_E4M3" and not matrix.shape[1] % _PART:
+        if halves and may_keep and entry.dtype != "F8_E4M3" and not matrix.shape[1] % _PART:
             kept_bits = 8 if entry.dtype == "I8" or bits == 8 else 4
             numbers = matrix.shape[0] * matrix.shape[1]
             matrix = replace(matrix, dtype=KEPT, num_bytes=numbers * kept_bits // 8 + numbers // _PART * _PART_BYTES)
@@ -60,11 +61,30 @@ def _shape(settings: Mapping[str, Any], entry: TensorEntry, ending: str, bits: i
     return columns, rows * _WORD_BITS // bits
 
 
-def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
-    """Yields all numbers of bits that the settings name."""
+def _has_groups_of_blocks(settings: Mapping[str, Any]) -> bool:
+    """Whether blocks can have the groups of all matrices, and a scale that is multiplied by."""
+    divided = settings.get("quant_method") == "bitnet" and settings.get("linear_class") != "autobitlinear"
+    return not (divided or settings.get("desc_act") or any(size % _PART for size in _group_sizes(settings)))
+
+
+def _group_sizes(settings: Mapping[str, Any]) -> Iterator[int]:
+    """Yields the inputs of each group that the settings name, unless it is all inputs."""
+    for table in _tables(settings):
+        block = table.get("block_structure")
+        sizes = block[1:] if isinstance(block, list) else [table.get("group_size")]
+        yield from (size for size in sizes if isinstance(size, int) and size != -1)
+
+
+def _tables(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the tables that say how weights are quantized."""
     groups = settings.get("config_groups")
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    for table in (settings, *weights):
-        bits = (table.get("bits") or table.get("num_bits")) if isinstance(table, dict) else None
+    yield from (table for table in (settings, *weights) if isinstance(table, dict))
+
+
+def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
+    """Yields all numbers of bits that the settings name."""
+    for table in _tables(settings):
+        bits = table.get("bits") or table.get("num_bits")
         if isinstance(bits, int) and 1 < bits <= _WORD_BITS:
             yield bits
