@@ -16,7 +16,7 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.model import choosing
 from ryzanstein.worker.model.choosing import MOST_DIVERGENCE, load_chosen
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.loading import LoadedModel, slice_bytes
+from ryzanstein.worker.model.loading import LoadedModel, load_model, slice_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
@@ -95,6 +95,19 @@ def test_a_weight_beyond_sixteen_bits_leaves_full_precision(
     """Such a weight outweighs what 8 bits change: only a stricter bound comes so far."""
     monkeypatch.setattr(choosing, "MOST_DIVERGENCE", -1.0)
     assert chosen(changed(loud, tmp_path, "model.layers.0.self_attn.o_proj.weight", 1e6)).quantization == "none"
+
+
+def test_a_refusal_for_another_reason_leads_to_no_wider_format(loud: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if memory were too short for 16 bits: it would be for 32."""
+
+    def load(model: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
+        if options.quantization == "fp16":
+            raise CheckpointError("4 bytes are free")
+        return load_model(model, tp, options)
+
+    monkeypatch.setattr(choosing, "load_model", load)
+    with pytest.raises(CheckpointError, match="4 bytes are free"):
+        chosen(loud)
 
 
 def test_a_broken_model_is_left_in_full_precision_which_then_refuses_it(loud: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ryzanstein.worker.model.loading import LoadedModel, load_model, open_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.refusal import BeyondHalf
 from ryzanstein.worker.model.sampler import sample
 from ryzanstein.worker.quantization import Format
 
@@ -57,6 +57,7 @@ def load_chosen(model: Path, tp: TensorParallel, options: RunnerOptions) -> Load
     divergence = _Trial(model, tp, options, loaded).divergence()
     if divergence > MOST_DIVERGENCE:
         del loaded
+        _meet(tp)
         loaded = _load_wider(model, tp, options)
     return replace(loaded, divergence=divergence)
 
@@ -68,13 +69,19 @@ def _load(model: Path, tp: TensorParallel, options: RunnerOptions, kind: Format)
 def _load_wider(model: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
     """Loads the model in 16 bits, or in full precision where a rank's weights exceed float16."""
     loaded: LoadedModel | None = None
-    with suppress(ModelRefused):
+    with suppress(BeyondHalf):
         loaded = _load(model, tp, options, "fp16")
     refusals = tp.collectives.all_reduce(torch.tensor([float(loaded is None)]))
     if loaded is not None and not refusals.item():
         return loaded
     del loaded
+    _meet(tp)
     return _load(model, tp, options, "none")
+
+
+def _meet(tp: TensorParallel) -> None:
+    """Returns when all ranks have released a model: the next load measures the memory that is free."""
+    tp.collectives.all_reduce(torch.zeros(1))
 
 
 def _is_quantized(model: Path) -> bool:

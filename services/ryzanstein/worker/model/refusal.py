@@ -34,6 +34,10 @@ class UnevenSplit(ModelRefused):
     """A dimension of the model does not divide over the ranks. The message has both numbers."""
 
 
+class BeyondHalf(ModelRefused):
+    """A weight is not a number of 16 bits, although all ranks have agreed to load the model so."""
+
+
 def shown(value: object) -> str:
     """Returns a value of a file for a message, shortened.
 

@@ -13,17 +13,17 @@ from torch import Tensor
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.floats import Packed
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.refusal import BeyondHalf
 
 _LARGEST = torch.finfo(torch.float16).max
 
 
 def half_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None) -> Product:
-    """Returns a product with a 16-bit weight. Raises ModelRefused if float16 cannot hold it."""
+    """Returns a product with a 16-bit weight. Raises BeyondHalf if float16 cannot hold it."""
     least, most = (float(bound) for bound in weight_OI.aminmax())
     largest = max(-least, most)
     if not largest <= _LARGEST:
-        raise ModelRefused(f"quantization fp16: a weight of {largest} exceeds the float16 maximum of {_LARGEST}")
+        raise BeyondHalf(f"quantization fp16: a weight of {largest} exceeds the float16 maximum of {_LARGEST}")
     if native is not None:
         return Packed(weight_OI, bias_O, native, torch.float16)
     return FbgemmHalfProduct(weight_OI, bias_O)
