@@ -30,6 +30,7 @@ from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.staging import BUDGET_BYTES
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.quantization import Format
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.collectives import Collectives
@@ -84,13 +85,15 @@ class _Need:
     entries: Mapping[str, TensorEntry]
     settings: WorkerSettings
     on_gpu: bool
+    is_quantized: bool
 
     @classmethod
     def of(cls, directory: Path, settings: WorkerSettings) -> _Need:
         if is_gguf(directory):
-            return cls(*_gguf(directory), settings, _on_gpu(settings))
+            return cls(*_gguf(directory), settings, _on_gpu(settings), is_quantized=True)
         config, entries = read_config(directory), read_tensor_files(directory)
-        return cls(spec_of(config), unpacked_entries(config, entries), settings, _on_gpu(settings))
+        quantized = bool(config.get("quantization_config"))
+        return cls(spec_of(config), unpacked_entries(config, entries), settings, _on_gpu(settings), is_quantized=quantized)
 
     @property
     def total_bytes(self) -> int:
@@ -105,6 +108,17 @@ class _Need:
         if self.settings.dtype == "auto":
             return 2 if self.on_gpu else 4
         return 4 if self.settings.dtype == "float32" else 2
+
+    @property
+    def _quantization(self) -> Format:
+        """The format of products; where it is chosen, the largest that it may become for numbers of 16 bits."""
+        if self.settings.quantization != "auto":
+            return self.settings.quantization
+        return "none" if self.is_quantized or not self._in_float32 else "fp16"
+
+    @property
+    def _in_float32(self) -> bool:
+        return self._item_bytes == 4 and not self.on_gpu
 
     @property
     def _tp(self) -> TensorParallel:
@@ -153,11 +167,11 @@ class _Need:
         """Returns what a product with this weight keeps, in the largest of the formats it may get."""
         num_numbers, num_inputs = math.prod(entry.shape), max(1, entry.shape[-1])
         num_outputs = num_numbers // num_inputs + _LANES * self.settings.tp
-        match self.settings.quantization:
+        match self._quantization:
             case "int8":
                 packings = 2 if num_numbers // self.settings.tp <= _TWICE_NUMBERS else 1
                 return packings * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
-            case "fp16" | "auto":
+            case "fp16":
                 return num_outputs * -(-num_inputs // _HALF_INPUTS) * _HALF_INPUTS * 2
         return num_outputs * num_inputs * self._item_bytes
 
@@ -167,12 +181,12 @@ class _Need:
         if entry is None or self._keeps_table:
             return 0
         copied = math.prod(entry.shape) * self._item_bytes // self.settings.tp < _COPIED_BYTES
-        return self._product_bytes(entry) if copied or self.settings.quantization != "none" else 0
+        return self._product_bytes(entry) if copied or self._quantization != "none" else 0
 
     @property
     def _keeps_table(self) -> bool:
         """Whether an embedding that is also the head is in memory once, in 8 bits."""
-        chosen = self.settings.quantization == "int8" and self.settings.kernels != "torch" and not self.on_gpu
+        chosen = self._quantization == "int8" and self.settings.kernels != "torch" and not self.on_gpu
         return chosen and self.spec.tied_head and self._stored(self.spec.names.head) is None
 
     def _loading_bytes(self) -> int:
@@ -183,7 +197,8 @@ class _Need:
 
     def _keeps_blocks(self, entry: TensorEntry) -> bool:
         """Returns whether a tensor is kept in blocks."""
-        return entry.dtype in (*_BLOCKS, KEPT) and self.settings.quantization in ("none", "auto") and not self.on_gpu
+        native = self._in_float32 and self.settings.kernels != "torch"
+        return entry.dtype in (*_BLOCKS, KEPT) and self._quantization == "none" and native
 
     def _cache_bytes(self) -> int:
         """Returns the KV caches of all ranks, as `kv_cache.KVCache` allocates them."""
