@@ -110,6 +110,7 @@ def test_files_can_be_read_by_others(llama: Path, tmp_path: Path) -> None:
         (["--method", "magic"], "--method"),
         (["--method", "rtn", "--bits", "5"], "--bits"),
         (["--method", "rtn", "--group", "33"], "--group"),
+        (["--method", "rtn", "--bits", "8", "--zero-points"], "--zero-points"),
         (["--method", "gptq"], "--calibration"),
         (["--method", "rtn", "--budget", "1%"], "--budget"),
         (["--method", "auto", "--calibration", "x", "--budget", "3%"], "--budget"),
@@ -128,7 +129,13 @@ def test_what_is_refused_leaves_nothing(llama: Path, text: Path, tmp_path: Path)
     short, latin = tmp_path / "short.txt", tmp_path / "latin.txt"
     short.write_text("too short")
     latin.write_bytes(b"caf\xe9" * 1000)
-    without, broken, foreign = (shutil.copytree(llama, tmp_path / name) for name in ("without", "broken", "foreign"))
+    without, broken, foreign, unread = (
+        shutil.copytree(llama, tmp_path / name) for name in ("without", "broken", "foreign", "unread")
+    )
+    save_file(
+        {**load_file(llama / "model.safetensors"), "model.layers.0.self_attn.q_proj.bias": torch.ones(64)},
+        unread / "model.safetensors",
+    )
     (without / "tokenizer.json").unlink()
     tensors = load_file(broken / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
@@ -148,6 +155,7 @@ def test_what_is_refused_leaves_nothing(llama: Path, text: Path, tmp_path: Path)
         (llama, target, [*gptq, tmp_path / "absent.txt"], "absent.txt: No such file"),
         (without, target, [*gptq, text], "tokenizer.json: cannot be read"),
         (broken, target, ["--method", "rtn"], "tensor model.layers.1.mlp.up_proj.weight has a NaN"),
+        (unread, target, ["--method", "rtn"], "tensor model.layers.0.self_attn.q_proj.bias is not used by this architecture"),
         (foreign, target, ["--method", "rtn"], "is quantized already (quantization_config has quant_method 'awq')"),
         (llama, llama, ["--method", "rtn", "--force"], "is SRC"),
         (llama, llama.parent, ["--method", "rtn"], "exists already"),

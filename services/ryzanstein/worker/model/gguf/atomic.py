@@ -34,7 +34,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -45,6 +45,7 @@ def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
     anything else there is somebody's. Raises ModelRefused; OSError.
     """
     refuse_place(path, force=force)
+    path = path.resolve()
     partial = _beside(path, "partial")
     try:
         partial.mkdir()
@@ -57,6 +58,10 @@ def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
 
 def refuse_place(path: Path, *, force: bool) -> None:
     """Raises ModelRefused if `new_directory` would refuse to write there."""
+    if path.name in ("", ".."):
+        raise ModelRefused(f"{path}: a directory is written under its name, which is missing here")
+    if path.is_symlink() and not path.exists():
+        raise ModelRefused(f"{path} is a link to nothing")
     if path.is_dir() and not any(path.iterdir()):
         force = True
     _refuse_existing(path, force=force)
@@ -65,12 +70,15 @@ def refuse_place(path: Path, *, force: bool) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Moves a complete directory to `path`, whatever model is there, once its files are on the disk. Raises OSError."""
+    """Moves a complete directory to `path`, whatever model is there, once its files are on the disk. Raises OSError.
+
+    A link at `path` is replaced itself: resolve it first to write where it leads.
+    """
     for file in partial.iterdir():
-        _sync(file)
-    _sync(partial)
+        sync(file)
+    sync(partial)
     _replace(partial, path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _refuse_existing(path: Path, *, force: bool) -> None:
@@ -82,7 +90,7 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
 
 def _replace(partial: Path, path: Path) -> None:
     """Renames a directory over another: the old one is put aside until the new one is in its place."""
-    if not path.exists():
+    if not os.path.lexists(path):
         partial.rename(path)
         return
     aside = _beside(path, "replaced")
@@ -90,13 +98,17 @@ def _replace(partial: Path, path: Path) -> None:
         path.rename(aside)
         partial.rename(path)
     except BaseException:
-        if aside.exists() and not path.exists():
+        if os.path.lexists(aside) and not os.path.lexists(path):
             aside.rename(path)
         raise
-    shutil.rmtree(aside)
+    if aside.is_symlink():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

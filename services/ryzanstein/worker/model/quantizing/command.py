@@ -90,6 +90,8 @@ def _check(request: Request) -> None:
         raise typer.BadParameter(f"{request.bits}: must be 4 or 8", param_hint="--bits")
     if request.group is not None and (request.group < 16 or request.group & (request.group - 1)):
         raise typer.BadParameter(f"{request.group}: must be a power of two, at least 16", param_hint="--group")
+    if request.zero_points and request.bits == 8:
+        raise typer.BadParameter("weights of 8 bits have no zero points", param_hint="--zero-points")
     if request.method in CALIBRATED and not request.calibration:
         raise typer.BadParameter(f"--method {request.method} needs a text", param_hint="--calibration")
     _check_budget(request)

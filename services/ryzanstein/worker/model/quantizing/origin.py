@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,13 @@ class Origin:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Origin]:
-        """Opens a model and checks that it has every tensor. Raises CheckpointError; OSError."""
+        """Opens a model and checks that it has every tensor, and no other. Raises CheckpointError; OSError."""
         origin = _of_gguf(path) if is_gguf(path) else _of_directory(path)
         with closing(origin.files):
             _refuse_transposed(origin)
             for name, shape in origin.shapes.items():
                 origin.files.check(name, shape)
+            _refuse_unread(origin)
             yield origin
 
     @property
@@ -104,6 +106,15 @@ def _refuse_transposed(origin: Origin) -> None:
             f"{origin.path}: model_type {shown(origin.spec.model_type)} stores its matrices as [inputs, outputs], which nobody "
             "reads quantized: a GGUF file can have them in blocks (ryzanstein convert --type)"
         )
+
+
+def _refuse_unread(origin: Origin) -> None:
+    """Raises CheckpointError for a tensor that would be left out. A tied head's is the embedding's once more."""
+    names = origin.spec.names
+    patterns = [f"*{ending}" for ending in (*names.ignored, *([f"{names.head}.weight"] if origin.spec.tied_head else []))]
+    for name, file in origin.files.places():
+        if name not in origin.shapes and not any(fnmatchcase(name, pattern) for pattern in patterns):
+            raise CheckpointError(f"{file}: tensor {name} is not used by this architecture")
 
 
 def _fingerprints(path: Path) -> Iterator[tuple[str, int, int]]:

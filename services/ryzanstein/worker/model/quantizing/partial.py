@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ryzanstein.worker.json_files import UnreadableFile, read_object
+from ryzanstein.worker.model.gguf.atomic import sync
 from ryzanstein.worker.model.refusal import ModelRefused, shown
 
 _STATE = "state.json"
@@ -43,7 +45,6 @@ class PartialModel:
         """
         path = target.with_name(f".{target.name}.quantizing")
         path.mkdir(exist_ok=True)
-        (path / "model").mkdir(exist_ok=True)
         with (path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,25 +66,31 @@ class PartialModel:
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, {"format": "pt"})
             shutil.copymode(self.path / _LOCK, partial)  # the library keeps its files private
-            _sync(partial)
+            sync(partial)
         except SafetensorError as error:  # a full disk, in the library's words
             partial.unlink(missing_ok=True)
             raise OSError(None, str(error), str(file)) from error
         partial.replace(file)
+        sync(file.parent)
 
     def load(self, file: Path) -> dict[str, Tensor]:
         """Returns a file's tensors, which may be changed."""
         return {name: tensor.clone() for name, tensor in load_file(file).items()}
 
     def remove(self) -> None:
-        """Removes everything that is left."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Removes everything that is left.
+
+        It is renamed first: half of it under its old name would be taken for an interrupted run's. Raises OSError.
+        """
+        away = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.removed")
+        self.path.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 def _state(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
     file = path / _STATE
-    if not file.exists():
-        return {"version": _VERSION, "made_of": dict(made_of)}
+    if not file.exists() or not (path / "model").is_dir():  # without `model`: a kill after it became DST
+        return _begun(path, made_of)
     try:
         state = read_object(file)
     except UnreadableFile as error:
@@ -97,6 +104,20 @@ def _state(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
     raise ModelRefused(f"{path} was left by another quantization ({values}): go on with that one, or remove the directory")
 
 
+def _begun(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes files of which nobody knows what they were made of, and names the owner of those to come."""
+    (path / _STATE).unlink(missing_ok=True)
+    for left in path.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.name != _LOCK:
+            left.unlink()
+    (path / "model").mkdir()
+    state = {"version": _VERSION, "made_of": dict(made_of)}
+    _write_text(path / _STATE, json.dumps(state))
+    return state
+
+
 def _write_text(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -104,8 +125,4 @@ def _write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,16 +22,17 @@ def quantize_model(source: Path, target: Path, request: Request, out: TextIO, *,
     """Quantizes the model `source` to the directory `target`; progress is written to `out`.
 
     What is finished when it stops stays beside `target` for the same call to go on, unless the
-    model is refused. Raises ModelRefused; OSError.
+    model is refused. It stays too if something has appeared at `target` meanwhile. Raises ModelRefused; OSError.
     """
     refuse_place(target, force=force)
-    if source.resolve().is_relative_to(target.resolve()):
+    target = target.resolve()
+    if source.resolve().is_relative_to(target):
         raise ModelRefused(f"{target} has SRC in it, or is SRC")
     with Origin.open(source) as origin:
-        _quantize(origin, target, request, out)
+        _quantize(origin, target, request, out, force=force)
 
 
-def _quantize(origin: Origin, target: Path, request: Request, out: TextIO) -> None:
+def _quantize(origin: Origin, target: Path, request: Request, out: TextIO, *, force: bool) -> None:
     schemes = Schemes(request, request.group_of(origin.num_parameters))
     if request.method == "ternary" and not request.calibration:
         _refuse_unmeasured(origin)
@@ -42,6 +44,7 @@ def _quantize(origin: Origin, target: Path, request: Request, out: TextIO) -> No
         except ModelRefused:
             partial.remove()
             raise
+        refuse_place(target, force=force)  # somebody may have written there meanwhile: the result waits
         put_in_place(partial.model, target)
         partial.remove()
 
@@ -71,8 +74,9 @@ def _text(origin: Origin, partial: PartialModel, request: Request) -> Calibratio
 
 
 def _refuse_unmeasured(origin: Origin) -> None:
-    """Raises ModelRefused unless the first layer's matrices are ternary already."""
-    for name in origin.layer_matrices(0):
+    """Raises ModelRefused unless the matrices of every layer are ternary already."""
+    layers = (origin.layer_matrices(index) for index in range(origin.spec.num_layers))
+    for name in chain.from_iterable(layers):
         if not is_ternary(origin.floats(name)):
             raise ModelRefused(
                 f"tensor {name} is not ternary: whether the model was trained to be is measured, which needs --calibration"
