@@ -77,7 +77,6 @@ static void write_numbers(const PanelPart *w, i64 lane, float *out, const Format
     const uint8_t *levels = (const uint8_t *)w->levels + lane * 4;
     for (int i = 0; i < PART; i++, levels += i % 4 ? 1 : 4 * LANES - 3) {
         int level = *levels;
-        if (f.kind.largest == BYTE && DIGITS == 2) level += (DIGIT + 1) * levels[4 * LANES * FOURS];
         if (f.kind.largest == BYTE && LEVEL_OFFSET == 0) level = (int8_t)level;
         level -= f.offset;
         float scale = w->scale[i / (PART / f.kind.halves)][lane];

@@ -32,6 +32,11 @@ typedef struct {
     int largest, halves, also;
 } Kind;
 
+/* Whether the sums of products are those of stored levels that have an offset, which the sums' beginning takes away. */
+INLINE int has_offset(const Kind kind) {
+    return kind.largest == BYTE ? LEVEL_OFFSET != (kind.also == ZEROED ? 128 : 0) : kind.also == PLAIN;
+}
+
 /* A type's block: its parts, words of 32 bits and numbers of 16 bits. `first_word`: where the words begin in the file's block;
    the 16-bit numbers are before them, or behind them if it is 0. Levels are stored plus `offset`. */
 typedef struct {
@@ -74,10 +79,10 @@ INLINE Panel panel_at(const uint8_t *packed, i64 panel, i64 blocks, const Format
     return (Panel){(const Ints *)begin, (const char *)begin + LANES * blocks * 4 * f.words};
 }
 
-/* A part of a panel: the levels of four inputs in each vector, then the upper digits of 8-bit levels (levels.h), their scales, and what is added to each number, or to each level
-   if the type has zero points. */
+/* A part of a panel: the levels of four inputs in each vector, their scales, and what is added to each number, or to each level if
+   the type has zero points. */
 typedef struct {
-    Ints levels[DIGITS * FOURS];
+    Ints levels[FOURS];
     Lanes scale[2], added;
 } __attribute__((aligned(64))) PanelPart;
 
@@ -108,9 +113,7 @@ INLINE void unpack_nibbles(PanelPart *to, const Ints *words) {
 
 INLINE void unpack_bytes(PanelPart *to, const Ints *words) {
 #pragma GCC unroll 8
-    for (int n = 0; n < FOURS; n++) to->levels[n] = words[n] & (DIGITS == 2 ? 0x0f0f0f0f : -1);
-#pragma GCC unroll 8
-    for (int n = 0; n < FOURS * (DIGITS - 1); n++) to->levels[FOURS + n] = words[n] >> 4 & 0x0f0f0f0f;
+    for (int n = 0; n < FOURS; n++) to->levels[n] = words[n];
 }
 
 /* Levels of which each byte of a word has `bits` bits, and those of other parts beside them. */

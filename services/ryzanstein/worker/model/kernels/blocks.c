@@ -4,9 +4,10 @@
    weight's scale and the row's and added to the sum of the parts before it: a row's result depends neither on the other rows nor
    on the number of threads.
 
-   A single row is multiplied while the weight is unpacked, in registers: what counts is how fast the weight comes from memory. For
-   several rows some parts of a few panels are unpacked into a buffer in the first-level cache, and all rows are multiplied with
-   them, in tiles whose sums fit the registers. Between two such chunks of a row's parts its sums are in the result.
+   A few rows are multiplied while the weight is unpacked, in registers, and so are all rows with levels of 8 bits, which need no
+   unpacking: what counts is how fast the weight comes from memory. For many rows some parts of two panels are unpacked into a buffer
+   in the first-level cache, and all rows are multiplied with them, in tiles whose sums fit the registers. Between two such chunks of
+   a row's parts its sums are in the result.
 
    Legend: T rows, I inputs, O outputs, P parts of 32 inputs. */
 
@@ -18,7 +19,13 @@
 
 enum { PARALLEL = 128 * 1024 };          /* products from which threads pay for their start */
 enum { AHEAD = 16384, LINE = 64 };        /* bytes that the first rows ask for in advance, and of a line of the cache */
-enum { CHUNK = 16 };                     /* parts that are unpacked for several rows: whole blocks of every type */
+#if defined(ADD_PAIRS) || VNNI || defined(__aarch64__)
+enum { AT_ONCE = 4 };                    /* rows that are multiplied with what is in registers */
+#else
+enum { AT_ONCE = 1 };                    /* of older CPUs, for which compilation would take a minute */
+#endif
+enum { FEW = 2 * AT_ONCE };              /* rows for which to unpack a weight twice takes less time than to store it */
+enum { CHUNK = 16 };                     /* parts that are unpacked for many rows: whole blocks of every type */
 
 /* A part of a row: levels of -127 to 127; what the sum of their products with a weight's begins with, which takes the weight's
    `offset` away, for each half if the weight has scales for each; their scale; the sum of the levels, times the scale unless the
@@ -54,7 +61,6 @@ INLINE Lanes add_scaled(Lanes sum, Ints products, const PanelPart *w, const RowP
 /* Adds the products of rows' parts with panels' parts to the sums. */
 INLINE void add_parts(Lanes sum[][MOST_PANELS], const PanelPart *const *w, const RowPart *const *x, const int rows,
                       const int panels, const Kind kind) {
-    const int begins = kind.also == PLAIN || kind.largest == BYTE; /* other types have no offset */
 #pragma GCC unroll 2
     for (int h = 0; h < kind.halves; h++) {
         Words words = {.count = FOURS / kind.halves};
@@ -64,7 +70,7 @@ INLINE void add_parts(Lanes sum[][MOST_PANELS], const PanelPart *const *w, const
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             words.row[r] = x[r]->levels + h * words.count;
-            words.begin[r] = begins ? x[r]->begin + h : NULL;
+            words.begin[r] = has_offset(kind) ? x[r]->begin + h : NULL;
         }
         sum_products(products, &words, rows, panels, kind.largest);
 #pragma GCC unroll 4
@@ -130,9 +136,10 @@ typedef void MultiplyTiles(const BlockProduct *, const Chunk *);
         for (; p->T - t >= 2; t += 2) multiply_tile(p, c, t, 2, kind);                                                          \
         for (; p->T > t; t++) multiply_tile(p, c, t, 1, kind);                                                                  \
     }
+/* Of levels that are unpacked. */
 #define EVERY_KIND(DO)                                                                                                          \
     DO(plain4, 15, 1, PLAIN) DO(shifted4, 15, 1, SHIFTED) DO(zeroed4, 15, 1, ZEROED) DO(plain5, 31, 1, PLAIN)                   \
-    DO(shifted5, 31, 1, SHIFTED) DO(plain6, 63, 2, PLAIN) DO(plain8, BYTE, 1, PLAIN) DO(zeroed8, BYTE, 1, ZEROED)
+    DO(shifted5, 31, 1, SHIFTED) DO(plain6, 63, 2, PLAIN)
 EVERY_KIND(OF_KIND)
 
 INLINE MultiplyTiles *tiles_of(const Kind kind) {
@@ -149,31 +156,36 @@ INLINE void ask_ahead(const Panel panel, i64 block, int part, const Format f) {
     for (int at = 0; at < share; at += LINE) __builtin_prefetch(begin + at, 0, 2);
 }
 
-/* A single row times a panel. */
-INLINE void multiply_row(const BlockProduct *p, i64 panel, const int type) {
+/* Rows from t on times a panel. */
+INLINE void multiply_panel(const BlockProduct *p, i64 t, const int rows, i64 panel, const int type) {
     const Format f = format_of(type);
     const i64 blocks = p->P / f.parts;
-    const RowPart *x = p->x_TP;
     const Panel from = panel_at(p->packed, panel, blocks, f);
+    const RowPart *x[MOST_ROWS];
     Sums sum = {0}, stored;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) x[r] = p->x_TP + (t + r) * p->P;
     for (i64 block = 0; block < blocks; block++)
 #pragma GCC unroll 8
-        for (int part = 0; part < f.parts; part++, x++) {
+        for (int part = 0; part < f.parts; part++) {
             PanelPart unpacked;
             const PanelPart *w = &unpacked;
             ask_ahead(from, block, part, f);
             unpack(&unpacked, from, block, part, type);
-            add_parts(sum, &w, &x, 1, 1, f.kind);
+            add_parts(sum, &w, x, rows, 1, f.kind);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) x[r]++;
         }
-    stored[0][0] = sum[0][0];
-    store_sums(p, 0, panel, 1, 1, 1, stored);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) stored[r][0] = sum[r][0];
+    store_sums(p, t, panel, 1, rows, 1, stored);
 }
 
 /* Unpacks the parts of some blocks of a panel. */
 typedef void UnpackBlocks(PanelPart *to, Panel panel, i64 block, i64 blocks);
 
-/* Several rows times one or two panels: chunk after chunk of their parts is unpacked. */
-INLINE void multiply_rows(const BlockProduct *p, i64 panel, int panels, UnpackBlocks *unpack_blocks, const Format f) {
+/* Many rows times one or two panels: chunk after chunk of their parts is unpacked. */
+INLINE void multiply_many(const BlockProduct *p, i64 panel, int panels, UnpackBlocks *unpack_blocks, const Format f) {
     Chunk chunk;
     chunk.panel = panel, chunk.panels = panels, chunk.begin = 0;
     for (; chunk.begin < p->P; chunk.begin = chunk.end) {
@@ -230,14 +242,20 @@ INLINE void quantize_part(const float *x, RowPart *to, const Format f, float sma
                 unpack(to++, panel, block, part, TYPE);                                                                         \
             }                                                                                                                   \
     }                                                                                                                           \
+    static void few_##TYPE(const BlockProduct *p, i64 panel) {                                                                  \
+        i64 t = 0;                                                                                                              \
+        for (; AT_ONCE == 4 && p->T - t >= 4; t += 4) multiply_panel(p, t, 4, panel, TYPE);                                     \
+        for (; AT_ONCE == 4 && p->T - t >= 2; t += 2) multiply_panel(p, t, 2, panel, TYPE);                                     \
+        for (; p->T > t; t++) multiply_panel(p, t, 1, panel, TYPE);                                                             \
+    }                                                                                                                           \
     static void multiply_##TYPE(const float *x_TI, const BlockProduct *p, RowPart *to_TP, float smallest) {                     \
         const Format f = format_of(TYPE);                                                                                       \
         _Pragma("omp parallel if (p->T * p->P * PART * p->O >= PARALLEL)") {                                                    \
             QUANTIZE_ROWS(x_TI, p, to_TP, f, smallest);                                                                         \
-            i64 last, panel = first_panel(whole(p->O, LANES) / LANES, &last);                                                                         \
-            for (; p->T == 1 && panel < last; panel++) multiply_row(p, panel, TYPE);                                            \
+            i64 last, panel = first_panel(whole(p->O, LANES) / LANES, &last);                                                   \
+            for (; (p->T <= FEW || f.kind.largest == BYTE) && panel < last; panel++) few_##TYPE(p, panel);                      \
             for (; panel < last; panel += MOST_PANELS)                                                                          \
-                multiply_rows(p, panel, last - panel < MOST_PANELS ? (int)(last - panel) : MOST_PANELS, unpack_##TYPE, f);      \
+                multiply_many(p, panel, last - panel < MOST_PANELS ? (int)(last - panel) : MOST_PANELS, unpack_##TYPE, f);      \
         }                                                                                                                       \
     }
 EVERY_TYPE(OF_TYPE)

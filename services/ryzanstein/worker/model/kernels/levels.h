@@ -1,34 +1,35 @@
 /* Sums of products of a weight's levels with a row's, for a tile of rows and panels.
 
    Instructions differ. VNNI multiplies unsigned levels with signed numbers of a row and adds four products in 32 bits. AVX2 adds
-   two of them in 16 bits, which may overflow: there 8-bit levels are multiplied as two digits of 4 bits. Arm multiplies signed
-   numbers: there 8-bit levels are signed. Smaller levels are not negative. A row's numbers are -127 to 127. */
+   two of them in 16 bits, which may overflow: there 8-bit levels are signed, and their sizes are multiplied with the row's numbers,
+   which take their signs. Arm multiplies signed numbers. Smaller levels are not negative. A row's numbers are -127 to 127. */
 
 #ifndef RYZANSTEIN_LEVELS_H
 #define RYZANSTEIN_LEVELS_H
 
 #include "ints.h"
 
-/* ADD_PAIRS adds two products in 16 bits, ADD_SHORTS two such sums times a factor. */
+/* ADD_PAIRS adds two products in 16 bits, ADD_SHORTS two such sums. SIZES are unsigned, WITH_SIGNS returns the row's numbers times
+   -1 where the weight's are negative. */
 #if LANES == 16 && !VNNI && defined(__AVX512BW__)
 #define ADD_PAIRS(weight, row) ((Shorts)_mm512_maddubs_epi16((__m512i)(weight), (__m512i)(row)))
-#define ADD_SHORTS(x, factor) ((Ints)_mm512_madd_epi16((__m512i)(x), _mm512_set1_epi16(factor)))
+#define ADD_SHORTS(x) ((Ints)_mm512_madd_epi16((__m512i)(x), _mm512_set1_epi16(1)))
+#define SIZES(weight) ((Ints)_mm512_abs_epi8((__m512i)(weight)))
+#define WITH_SIGNS(row, weight)                                                                                                 \
+    ((Ints)_mm512_mask_sub_epi8((__m512i)(row), _mm512_movepi8_mask((__m512i)(weight)), _mm512_setzero_si512(), (__m512i)(row)))
 #elif LANES == 8 && !VNNI && defined(__AVX2__)
 #define ADD_PAIRS(weight, row) ((Shorts)_mm256_maddubs_epi16((__m256i)(weight), (__m256i)(row)))
-#define ADD_SHORTS(x, factor) ((Ints)_mm256_madd_epi16((__m256i)(x), _mm256_set1_epi16(factor)))
+#define ADD_SHORTS(x) ((Ints)_mm256_madd_epi16((__m256i)(x), _mm256_set1_epi16(1)))
+#define SIZES(weight) ((Ints)_mm256_abs_epi8((__m256i)(weight)))
+#define WITH_SIGNS(row, weight) ((Ints)_mm256_sign_epi8((__m256i)(row), (__m256i)(weight)))
 #endif
 
-#ifdef __aarch64__
+#if defined(__aarch64__) || defined(ADD_PAIRS)
 enum { LEVEL_OFFSET = 0 }; /* of signed 8-bit levels, as they are stored */
 #else
 enum { LEVEL_OFFSET = 128 };
 #endif
-#ifdef ADD_PAIRS
-enum { DIGITS = 2 }; /* of 8-bit levels */
-#else
-enum { DIGITS = 1 };
-#endif
-enum { BYTE = 255, DIGIT = 15 };         /* the largest levels of 8 bits, whether or not they have a sign, and of 4 */
+enum { BYTE = 255 };                     /* the largest levels of 8 bits, whether or not they have a sign */
 enum { MOST_ROWS = 4, MOST_PANELS = 2 }; /* of a tile */
 
 #ifndef ADD_PAIRS
@@ -54,8 +55,7 @@ INLINE Ints kept(Ints x) {
     return x;
 }
 
-/* The words of one tile: `count` of each panel's levels (and then as many of the second digits), as many of each row, and what a
-   row's sums begin with, or NULL. */
+/* The words of one tile: `count` of each panel's levels, as many of each row, and what a row's sums begin with, or NULL. */
 typedef struct {
     int count;
     const Ints *weight[MOST_PANELS];
@@ -65,32 +65,34 @@ typedef struct {
 INLINE Ints begin_of(const Words *of, const int r) { return of->begin[r] != NULL ? all_ints(*of->begin[r]) : (Ints){0}; }
 
 #ifdef ADD_PAIRS
-/* Adds products of words `begin` to `end` - 1, whose sums fit in 16 bits, times `factor`. Those of the first words begin the sums of
-   all: GCC would keep what is added only in the end in registers that these sums need. */
-INLINE void add_in_shorts(Ints sum[][MOST_PANELS], const Words *of, const int begin, const int end, const int digit,
+/* Adds products of words `begin` to `end` - 1, whose sums fit in 16 bits. Those of the first words begin the sums of all: GCC would
+   keep what is added only in the end in registers that these sums need. */
+INLINE void add_in_shorts(Ints sum[][MOST_PANELS], const Words *of, const int begin, const int end, const int has_signs,
                           const int rows, const int panels) {
     Shorts part[MOST_ROWS][MOST_PANELS];
 #pragma GCC unroll 8
     for (int k = begin; k < end; k++) {
-        Ints weight[MOST_PANELS];
+        Ints weight[MOST_PANELS], size[MOST_PANELS];
 #pragma GCC unroll 2
-        for (int n = 0; n < panels; n++) weight[n] = kept(of->weight[n][digit * of->count + k]);
+        for (int n = 0; n < panels; n++) {
+            weight[n] = kept(of->weight[n][k]);
+            size[n] = has_signs ? SIZES(weight[n]) : weight[n];
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             Ints row = all_ints(of->row[r][k]);
 #pragma GCC unroll 2
             for (int n = 0; n < panels; n++) {
-                Shorts pairs = ADD_PAIRS(weight[n], row);
+                Shorts pairs = ADD_PAIRS(size[n], has_signs ? WITH_SIGNS(row, weight[n]) : row);
                 if (k > begin) pairs += part[r][n];
                 part[r][n] = pairs;
             }
         }
     }
-    const int factor = digit ? DIGIT + 1 : 1, first = begin == 0 && digit == 0;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int n = 0; n < panels; n++) sum[r][n] = ADD_SHORTS(part[r][n], factor) + (first ? begin_of(of, r) : sum[r][n]);
+        for (int n = 0; n < panels; n++) sum[r][n] = ADD_SHORTS(part[r][n]) + (begin == 0 ? begin_of(of, r) : sum[r][n]);
 }
 #else
 /* Adds the products of word k. */
@@ -110,17 +112,14 @@ INLINE void add_word(Ints sum[][MOST_PANELS], const Words *of, const int k, cons
 
 /* Computes the sums of products of each row's words with each panel's. No level exceeds `largest`, a power of two less one.
 
-   Without VNNI products are added in 16 bits: two levels of at most `largest` times 127, as often as 32767 has room for that. */
+   Without VNNI products are added in 16 bits: two levels of at most `largest`, or signed ones of at most 128, times 127, as often as
+   32767 has room for that. */
 INLINE void sum_products(Ints sum[][MOST_PANELS], const Words *of, const int rows, const int panels, const int largest) {
 #ifdef ADD_PAIRS
-    const int digits = largest == BYTE ? DIGITS : 1, room = 32767 / (2 * 127 * (largest == BYTE ? DIGIT : largest));
-#pragma GCC unroll 2
-    for (int digit = 0; digit < digits; digit++) {
-        if (digit) __asm__("" ::: "memory"); /* GCC would keep the rows' words of both digits */
+    const int has_signs = largest == BYTE, room = 32767 / (2 * 127 * (has_signs ? 128 : largest));
 #pragma GCC unroll 8
-        for (int k = 0; k < of->count; k += room)
-            add_in_shorts(sum, of, k, k + room < of->count ? k + room : of->count, digit, rows, panels);
-    }
+    for (int k = 0; k < of->count; k += room)
+        add_in_shorts(sum, of, k, k + room < of->count ? k + room : of->count, has_signs, rows, panels);
 #else
     (void)largest;
 #pragma GCC unroll 4
