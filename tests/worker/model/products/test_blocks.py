@@ -10,6 +10,7 @@ from torch import Tensor
 from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, BlockType
 from ryzanstein.worker.model.gguf.dequantize import dequantize
 from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.products import blocks as products_of_blocks
 from ryzanstein.worker.model.products.blocks import Blocks, BlocksProduct, MappedBlocks, PackedBlocks, pack, packed_bytes
 from ryzanstein.worker.model.products.groups import GROUPS
 
@@ -245,6 +246,21 @@ def test_stacked_parts_are_the_same_as_each_by_itself(
     assert torch.equal(whole.product(None)(x_TI)[:, :25], expected_TO)
     assert whole.product(None)(x_TI)[:, 25:].count_nonzero() == 0
     assert whole.lookup(torch.tensor([26, 28])).count_nonzero() == 0
+
+
+@every_type
+def test_the_file_is_read_and_forgotten_window_by_window(
+    kernels: NativeKernels, monkeypatch: pytest.MonkeyPatch, kind: BlockType
+) -> None:
+    """Windows end within a panel, and the last one is shorter."""
+    rows_OB = stored(kind, 24, 40, 512)
+    order, forgotten = torch.randperm(40, generator=torch.Generator().manual_seed(25)), []
+    monkeypatch.setattr(products_of_blocks, "_WINDOW_BYTES", 7 * rows_OB.shape[1] + 1)
+    mapped = MappedBlocks(kind, rows_OB, order, lambda: forgotten.append(1))
+    whole = packed(kernels, mapped, num_outputs=40)
+    assert len(forgotten) == 6
+    assert [len(rows) for rows in mapped.windows()] == [7, 7, 7, 7, 7, 5]
+    assert torch.equal(whole.packed, packed(kernels, blocks_of(kind, rows_OB[order]), num_outputs=40).packed)
 
 
 @every_type

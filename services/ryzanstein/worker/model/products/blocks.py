@@ -18,6 +18,8 @@ from torch import Tensor
 from ryzanstein.worker.model.gguf.block_types import BlockType
 from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
 
+_WINDOW_BYTES = 2**24  # of the file that are in memory beside the packed weight
+
 
 class Blocks(Protocol):
     """A matrix in blocks of one type. Nothing is read before `windows` is called."""
@@ -71,8 +73,12 @@ class MappedBlocks:
         return replace(self, rows_OB=self.rows_OB.narrow(1, start_bytes, num_bytes))
 
     def windows(self) -> Iterator[Tensor]:
-        yield self.rows_OB if self.order is None else self.rows_OB[self.order]
-        self.forget()
+        num_rows, row_bytes = self.shape[0], self.rows_OB.shape[1]
+        step = max(1, _WINDOW_BYTES // row_bytes) if row_bytes else num_rows
+        for start in range(0, num_rows, step):
+            rows = slice(start, start + step)
+            yield self.rows_OB[rows] if self.order is None else self.rows_OB[self.order[rows]]
+            self.forget()
 
 
 class PackedBlocks:
