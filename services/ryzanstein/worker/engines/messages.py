@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, SubmitGroup
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -64,4 +64,4 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     divergence: float | None = None
 
 
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens
