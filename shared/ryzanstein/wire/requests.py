@@ -25,6 +25,7 @@ from ryzanstein.generation import (
     valid_priority,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
 _ROLES = {
     inference.ROLE_SYSTEM: Role.SYSTEM,
@@ -34,7 +35,7 @@ _ROLES = {
 }
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _OPTIONAL_PARAMS = tuple(
-    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias")
+    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias", "constraint")
 )
 
 
@@ -107,6 +108,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=tuple(sorted(wire.logit_bias.items())),
+        constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
     )
     params.validate()
     return params
@@ -118,6 +120,8 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         value = getattr(params, name)
         if value is not None and not (name == "top_k" and value == 0):
             setattr(wire, name, value)
+    if params.constraint is not None:
+        wire.constraint.CopyFrom(constraint_to_wire(params.constraint))
     return wire
 
 

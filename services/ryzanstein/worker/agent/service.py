@@ -50,6 +50,7 @@ class WorkerServicer(WorkerServiceServicer):
                 model=hello.model,
                 beat_busy=duration(settings.beat_busy_s),
                 beat_idle=duration(settings.beat_idle_s),
+                takes_constraints=node.constraints.able,
             )
             yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():

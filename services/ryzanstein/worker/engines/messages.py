@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, SubmitGroup
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -66,4 +66,4 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     windows: tuple[int | None, ...] = (None,)
 
 
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens
