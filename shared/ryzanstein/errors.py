@@ -7,7 +7,7 @@ into OpenAI error bodies. Nothing here depends on either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -211,6 +211,17 @@ def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
         "NO_NODES",
         {"model": model, "cause": cause} if cause else {"model": model},
         retry_after_s=1.0,
+    )
+
+
+def nodes_too_old(model: str, features: Collection[str]) -> RyzansteinError:
+    """Returns the error for a request of which every node of the model would ignore a part."""
+    named = ", ".join(sorted(features))
+    return RyzansteinError(
+        f"no node that serves {model!r} knows what the request needs ({named}): they are of an older version",
+        Code.UNIMPLEMENTED,
+        "NODES_TOO_OLD",
+        {"model": model, "features": named},
     )
 
 

@@ -28,6 +28,12 @@ MAX_PRIORITY = 10
 MAX_TOOL_CALLS = 128
 MAX_CALL_ID_CHARS = 128
 MAX_AUTHOR_CHARS = 64
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_TEMPLATE_VARIABLES_BYTES = 4096
+DOORS = "doors"
+"""The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
@@ -115,10 +121,34 @@ def _check_call_id(call_id: str, field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a chat template is given besides the messages.
+
+    `variables` is a JSON object, or empty. With `continues` the last message is the beginning of
+    the answer.
+    """
+
+    variables: str = ""
+    add_generation_prompt: bool = True
+    continues: bool = False
+
+    def validate(self) -> None:
+        """Raises INVALID_ARGUMENT, which names the field."""
+        if len(self.variables.encode()) > MAX_TEMPLATE_VARIABLES_BYTES:
+            raise errors.invalid("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_VARIABLES_BYTES} bytes of JSON")
+        if self.continues and self.add_generation_prompt:
+            raise errors.invalid("continue_final_message", "requires add_generation_prompt: false", True)
+
+
+PLAIN_TEMPLATE = TemplateOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation, to which the node applies its chat template."""
 
     messages: tuple[Message, ...]
+    template: TemplateOptions = PLAIN_TEMPLATE
 
     @property
     def is_plain(self) -> bool:
@@ -153,6 +183,8 @@ class SamplingParams:
 
     `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
     before the router has chosen one. `max_tokens` None means all that is left of the context.
+    `allowed_token_ids` empty allows all. `truncate_prompt_tokens` keeps so many of the prompt's last
+    tokens.
     """
 
     temperature: float = 1.0
@@ -172,6 +204,12 @@ class SamplingParams:
     n: int = 1
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -186,13 +224,17 @@ class SamplingParams:
         if self.constraint is not None:
             self.constraint.validate()
 
+    @property
+    def needs_doors(self) -> bool:
+        """Whether it has a parameter that only nodes with the feature `DOORS` know."""
+        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in DOORS_PARAMS)
+
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:
             if len(getattr(self, name)) > bound:
                 raise errors.invalid(f"sampling.{name}", f"must have at most {bound} entries", len(getattr(self, name)))
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise errors.invalid("sampling.stop", f"each string must have 1 to {MAX_STOP_CHARS} characters", len(text))
+        for name, most in (("stop", MAX_STOP_CHARS), ("bad_words", MAX_BAD_WORD_CHARS)):
+            _check_texts(f"sampling.{name}", getattr(self, name), most)
         for _, bias in self.logit_bias:
             if not -100 <= bias <= 100:
                 raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
@@ -200,6 +242,21 @@ class SamplingParams:
             raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
 
 
+def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    for text in texts:
+        if not 1 <= len(text) <= most:
+            raise errors.invalid(field, f"each string must have 1 to {most} characters", len(text))
+
+
+DOORS_PARAMS = (
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+)
+_DEFAULTS = SamplingParams()
 _UINT32 = 2**32 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
@@ -214,11 +271,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, _UINT32),
     ("logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("truncate_prompt_tokens", 1, _UINT32),
 )
 _LENGTHS = (
     ("stop", MAX_STOP_STRINGS),
     ("stop_token_ids", MAX_STOP_TOKEN_IDS),
     ("logit_bias", MAX_LOGIT_BIAS),
+    ("bad_words", MAX_BAD_WORDS),
+    ("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
 )
 
 
@@ -262,7 +323,8 @@ class GenerationRequest:
     W3C trace context or empty. `last_node` answered the session's previous turn, according to the
     session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
     when a client sends the request again. `detached`: the generation runs to its end even without a
-    reader.
+    reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
+    is how the face that took it shows the answer: the faces alone know what it means.
     """
 
     model: str
@@ -278,6 +340,14 @@ class GenerationRequest:
     last_node: str = ""
     key: RequestKey | None = None
     detached: bool = False
+    created: int = 0
+    shown_as: str = ""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that a node needs to run it: a node without one would ignore a part of it."""
+        plain = not isinstance(self.prompt, ChatPrompt) or self.prompt.template == PLAIN_TEMPLATE
+        return frozenset() if plain and not self.sampling.needs_doors else frozenset({DOORS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +439,24 @@ class Started:
     model: str
     node_id: str
     prompt_tokens: int
+    created: int = 0
+    shown_as: str = ""
+
+
+class PromptToken(NamedTuple):
+    """One token of a prompt. `logprob` is None for the first, which nothing precedes."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+
+
+class PromptScores(NamedTuple):
+    """Tokens of the prompt with their log probabilities: first_index, first_index + 1, ..."""
+
+    first_index: int
+    tokens: Sequence[PromptToken]
 
 
 class Delta(NamedTuple):
@@ -393,4 +481,4 @@ class Finished:
     usage: Usage
 
 
-GenerationEvent = Started | Delta | Finished
+GenerationEvent = Started | PromptScores | Delta | Finished

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation import (
+    DOORS_PARAMS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOOL_CALLS,
+    PLAIN_TEMPLATE,
     ChatPrompt,
     GenerationRequest,
     Message,
     Prompt,
     Role,
     SamplingParams,
+    TemplateOptions,
     TextPrompt,
     TokenPrompt,
     ToolCall,
@@ -34,9 +39,9 @@ _ROLES = {
     inference.ROLE_TOOL: Role.TOOL,
 }
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
-_OPTIONAL_PARAMS = tuple(
-    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias", "constraint")
-)
+_LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "constraint")
+_OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in _LISTS)
+_DEFAULTS = SamplingParams()
 
 
 def message_from_wire(message: inference.Message, field: str) -> Message:
@@ -97,6 +102,8 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
     _at_most(MAX_STOP_STRINGS, wire.stop, "sampling.stop")
     _at_most(MAX_STOP_TOKEN_IDS, wire.stop_token_ids, "sampling.stop_token_ids")
     _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
+    _at_most(MAX_BAD_WORDS, wire.bad_words, "sampling.bad_words")
+    _at_most(MAX_ALLOWED_TOKEN_IDS, wire.allowed_token_ids, "sampling.allowed_token_ids")
     given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
     if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
         bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
@@ -109,20 +116,52 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=tuple(sorted(wire.logit_bias.items())),
         constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
+        bad_words=tuple(wire.bad_words),
+        allowed_token_ids=tuple(wire.allowed_token_ids),
     )
     params.validate()
     return params
 
 
 def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
-    wire = inference.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, logit_bias=dict(params.logit_bias))
+    wire = inference.SamplingParams(
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        logit_bias=dict(params.logit_bias),
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids,
+    )
     for name in _OPTIONAL_PARAMS:
         value = getattr(params, name)
-        if value is not None and not (name == "top_k" and value == 0):
+        if value is not None and not (name == "top_k" and value == 0) and not _unsaid(name, value):
             setattr(wire, name, value)
     if params.constraint is not None:
         wire.constraint.CopyFrom(constraint_to_wire(params.constraint))
     return wire
+
+
+def _unsaid(name: str, value: object) -> bool:
+    """Returns whether a parameter that earlier versions do not know asks for nothing, and is left out."""
+    return name in DOORS_PARAMS and value == getattr(_DEFAULTS, name)
+
+
+def template_from_wire(wire: inference.TemplateOptions) -> TemplateOptions:
+    """Returns validated options."""
+    adds = wire.add_generation_prompt if wire.HasField("add_generation_prompt") else not wire.continue_final_message
+    options = TemplateOptions(wire.variables, adds, wire.continue_final_message)
+    options.validate()
+    return options
+
+
+def template_to_wire(options: TemplateOptions) -> inference.TemplateOptions | None:
+    """Returns the options; None for the defaults, which older nodes know."""
+    if options == PLAIN_TEMPLATE:
+        return None
+    return inference.TemplateOptions(
+        variables=options.variables,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continues,
+    )
 
 
 def name_from_wire(value: str, field: str) -> str:
@@ -137,7 +176,7 @@ def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> Gener
         raise errors.invalid("messages", "must have at least one message")
     return GenerationRequest(
         model=name_from_wire(chat.model, "model"),
-        prompt=ChatPrompt(messages_from_wire(chat.messages, most)),
+        prompt=ChatPrompt(messages_from_wire(chat.messages, most), template=template_from_wire(chat.template_options)),
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),

@@ -217,6 +217,7 @@ class LocalCore:
             model=self._model(request.model),
             sampling=replace(request.sampling, seed=seed),
             deadline=self._deadline(request),
+            created=int(clock.unix_s()),
         )
 
     def _deadline(self, request: GenerationRequest) -> float:

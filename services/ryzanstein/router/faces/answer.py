@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from ryzanstein import errors
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, Started, Token, Usage
+from ryzanstein.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    Usage,
+)
 
 
 @dataclass(slots=True)
@@ -15,7 +25,7 @@ class Answer:
     """The events of a generation, collected.
 
     `node_id` is the node of the last token. `tokens` and `reasons` have an entry per choice.
-    `usage` counts all choices.
+    `usage` counts all choices. `prompt` has log probabilities where they were asked for.
     """
 
     started: Started
@@ -23,6 +33,7 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
     tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    prompt: list[PromptToken] = field(default_factory=list)
 
     @classmethod
     async def read(cls, events: AsyncIterator[GenerationEvent]) -> Answer:
@@ -35,6 +46,8 @@ class Answer:
 
     def _add(self, event: GenerationEvent) -> None:
         match event:
+            case PromptScores():
+                self.prompt += event.tokens
             case Delta():
                 self.tokens[event.choice].extend(event.tokens)
                 self.node_id = event.node_id

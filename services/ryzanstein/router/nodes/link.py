@@ -87,6 +87,8 @@ class NodeLink:
         self.model = model
         self.node_id = ""
         self.beat = Beat()
+        self.features: frozenset[str] = frozenset()
+        """What the node understands beyond the first version of the protocol."""
         self.clock_skew_s = 0.0
         self.departed = False
         self.takes_constraints = False
@@ -207,6 +209,7 @@ class NodeLink:
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self.takes_constraints = hello.takes_constraints
+        self.features = frozenset(hello.features)
         self._connection = connection
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()

@@ -16,7 +16,7 @@ from typing import TypeVar
 from ryzanstein import clock, errors
 from ryzanstein.generation import Attempt, ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.text.choice import ChoiceText, resumed
+from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
@@ -25,13 +25,17 @@ from ryzanstein.worker.text.tokenizer import TextModel
 _Text = TypeVar("_Text")
 
 
-async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
-    """Returns the prompt's token ids.
+async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer, keep: int | None = None) -> list[int]:
+    """Returns the prompt's token ids; with `keep` only so many of the last ones.
 
     A long text is tokenized in a thread, so that the loop goes on. Raises INVALID_ARGUMENT for a
     prompt that the model cannot read or that is empty.
     """
+    if isinstance(prompt, TokenPrompt) and keep is not None:
+        prompt = TokenPrompt(prompt.token_ids[-keep:])
     prompt_ids = await _encoded(prompt, model, templates)
+    if keep is not None:
+        prompt_ids = prompt_ids[-keep:]
     if not prompt_ids:
         raise errors.invalid("prompt", "must have at least one token")
     return prompt_ids
@@ -58,8 +62,15 @@ async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: i
 
 async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
     """Returns the choices' texts so far. The text of a finished choice is not needed."""
-    stop = attempt.request.sampling.stop
-    return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
+    sampling = attempt.request.sampling
+    ends = _stop_ids(sampling, model)
+    special = not sampling.skip_special_tokens
+    options = TextOptions(sampling.stop, sampling.include_stop_str_in_output, special, frozenset(ends))
+    return [await resumed(model, options, () if each.finished else each.token_ids) for each in attempt.generated]
+
+
+def _stop_ids(sampling: SamplingParams, model: TextModel) -> set[int]:
+    return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(model.eos_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +107,17 @@ def group_of(
     sampling = request.sampling
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
+    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)
     for choice in attempt.generated:
         _check_ids("generated", choice.token_ids, model.vocab_size)
     if all(choice.finished for choice in attempt.generated):
         raise errors.invalid("generated", "must leave at least one choice unfinished")
-    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else model.eos_token_ids)
     return SubmitGroup(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
         max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
-        stop_token_ids=sorted(stops),
+        stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
         deadline=_monotonic(request.deadline),
@@ -115,6 +126,7 @@ def group_of(
         accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
         grammar_bytes=0 if judged is None else judged.verdict.grammar_bytes,
+        bad_sequences=model.bad_sequences(sampling.bad_words),
     )
 
 

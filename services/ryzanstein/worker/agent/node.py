@@ -321,7 +321,8 @@ class NodeAgent:
         """Hands the attempt to the engine; returns False when the version that serves has changed."""
         version = self.version
         text = self._admit(version, attempt)
-        prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates)
+        keep = attempt.request.sampling.truncate_prompt_tokens
+        prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)

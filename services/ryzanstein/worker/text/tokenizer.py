@@ -130,6 +130,10 @@ class TextModel:
         """
         return self._vocabulary.text(token_id)
 
+    def vocabulary(self, *, with_special: bool = False) -> Vocabulary:
+        """Returns what tokens stand for in a text; special ones for their names or for nothing."""
+        return self._vocabulary.spelled if with_special else self._vocabulary
+
     def text_bytes(self, token_id: int, *, first: bool) -> bytes:
         """Returns what the token adds to a text; `first`: it is the first in the text.
 
@@ -148,6 +152,17 @@ class TextModel:
     def detokenizer(self) -> Detokenizer:
         """Returns a new detokenizer for one choice."""
         return self._vocabulary.detokenizer()
+
+    def bad_sequences(self, words: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each word, at the beginning of a text and, where it differs, after a space."""
+        found: list[list[int]] = []
+        for word in words:
+            begin, after_space = (token_ids(self._tokenizer, prefix + word.lstrip(" ")) for prefix in ("", " "))
+            found += [begin] if begin else []
+            # Where the space is a token of its own, the word's other tokens are those at the beginning.
+            if len(after_space) == len(begin) and after_space[:1] != begin[:1]:
+                found.append(after_space)
+        return found
 
     def _check_chars(self, field: str, num_chars: int) -> None:
         """Checks the length before any work: a text that cannot fit must not occupy the node."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.wire.events import token_logprobs_to_wire, usage_to_wire
+from ryzanstein.wire.events import prompt_token_to_wire, token_logprobs_to_wire, usage_to_wire
 
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 
@@ -19,6 +19,7 @@ def whole_response(kind: type[_Response], answer: Answer) -> _Response:
         node_id=answer.node_id,
         choices=[_choice(answer, number) for number in sorted(answer.reasons)],
         usage=usage_to_wire(answer.usage),
+        prompt=map(prompt_token_to_wire, answer.prompt),
     )
 
 
