@@ -65,8 +65,7 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens)
-    if output.prompt_parts:
-        _deliver_scores(output, sinks)
+    _deliver_scores(output, sinks)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for preempted in output.preempted:
         if (sink := sinks.get(preempted.handle)) is not None:

@@ -32,6 +32,7 @@ from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"
+CREATED = 1_700_000_000
 
 
 @dataclass
@@ -98,7 +99,8 @@ class EchoCore:
             if generation.error is not None and not any(generation.tokens):
                 raise generation.error
             prompt_tokens = len(_words(generation.request.prompt))
-            yield Started(generation_id, MODEL, "node-0", prompt_tokens)
+            _check_position(generation, dict(from_index or {}))
+            yield Started(generation_id, MODEL, "node-0", prompt_tokens, CREATED, generation.request.shown_as)
             async for event in self._events(generation, dict(from_index or {}), prompt_tokens):
                 yield event
         finally:
@@ -173,6 +175,12 @@ class EchoCore:
                 generation.reasons.setdefault(choice, reason)
                 await _notify(generation)
         await _notify(generation)
+
+
+def _check_position(generation: Generation, at: dict[int, int]) -> None:
+    for choice, index in at.items():
+        if choice >= len(generation.tokens) or index > len(generation.tokens[choice]):
+            raise errors.invalid("from_index", "no such index", index)
 
 
 async def _notify(generation: Generation) -> None:

@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions, /v1/completions      the OpenAI API, with and without streaming
     GET  /v1/generations/{id}/events                the rest of a stream, after Last-Event-ID
+    DELETE /v1/generations/{id}                     cancels it
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /healthz, /readyz                          the process is alive; it has a ready node
 
@@ -24,8 +25,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
     HttpFailure,
@@ -38,6 +38,7 @@ from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.prompts import chat_request, completion_request
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -69,7 +70,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: 
             http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
         )
         if body.stream:
-            return await generations.stream(http, request, ChatDialect(), _wants_usage(body))
+            return await generations.stream(http, request, _shown(body, ChatDialect()))
         return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
@@ -79,7 +80,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: 
             http, completion_decoder, lambda body: completion_request(body, http.headers, request_id)
         )
         if body.stream:
-            return await generations.stream(http, request, CompletionDialect(), _wants_usage(body))
+            return await generations.stream(http, request, _shown(body, CompletionDialect()))
         return await generations.answer(http, request, CompletionDialect())
 
     @app.get("/v1/generations/{response_id}/events")
@@ -87,9 +88,13 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: 
         response_id: str,
         http: Request,
         last_event_id: Annotated[str, Header()] = "",
-        include_usage: bool = False,
+        include_usage: bool | None = None,
     ) -> Response:
-        return await generations.attach(http, response_id, Cursor.parse(last_event_id), include_usage)
+        return await generations.attach(http, response_id, last_event_id, include_usage)
+
+    @app.delete("/v1/generations/{response_id}")
+    async def cancel(response_id: str) -> Response:
+        return await generations.cancel(response_id)
 
 
 def _add_model_routes(app: FastAPI, core: Core) -> None:
@@ -142,8 +147,11 @@ def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-def _wants_usage(body: GenerationOptions) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def _shown(body: GenerationOptions, dialect: Dialect) -> Shown:
+    options = body.stream_options
+    if options is None:
+        return Shown(dialect)
+    return Shown(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))
 
 
 def _model(model: ServedModel) -> dict[str, Any]:

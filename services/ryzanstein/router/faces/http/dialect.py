@@ -24,6 +24,7 @@ class Dialect(Protocol):
     `rows` are the log probabilities, if the client requested any.
     """
 
+    kind: str
     id_prefix: str
     object: str
     chunk_object: str
@@ -44,6 +45,7 @@ class Dialect(Protocol):
 class ChatDialect:
     """The chat format: chat.completion and chat.completion.chunk."""
 
+    kind = "chat"
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -69,6 +71,7 @@ class ChatDialect:
 class CompletionDialect:
     """The completion format: text_completion, for answers and chunks."""
 
+    kind = "completion"
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Token
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started, Token
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
@@ -27,7 +29,9 @@ from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 
 NODE = "X-Ryzanstein-Node"
@@ -51,39 +55,62 @@ class GenerationRoutes:
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
-    async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
-        """Returns the answer as events. Raises an error that comes before the first event."""
+    async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
+        """Returns the answer as events. Raises an error that comes before the first event.
+
+        A request with a `Last-Event-ID` that names a generation goes on in that one.
+        """
+        position = http.headers.get(LAST_EVENT_ID, "")
+        if generation_id := generation_of(position):
+            return await self.attach(http, generation_id, position, kind=shown.dialect.kind)
         disconnect = on_disconnect(http.headers)
-        request = replace(request, detached=disconnect is OnDisconnect.DETACH)
+        request = replace(request, detached=disconnect is OnDisconnect.DETACH, shown_as=shown.written)
         ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         async with self._cancelled_if_left(request, generation_id):
-            response = await self._open(http, generation_id, dialect, Cursor(), include_usage)
+            response = await self._open(http, generation_id, "", Cursor(), None)
         if ends_with_stream:
             response.on_left = partial(leave, self._core, generation_id)
         return response
 
-    async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
-        """Returns the rest of a stream.
+    async def attach(
+        self, http: Request, response_id: str, position: str, include_usage: bool | None = None, kind: str = ""
+    ) -> Response:
+        """Returns the rest of a stream, from `position`, a `Last-Event-ID`, on.
 
-        Raises NOT_FOUND when the generation is unknown or its re-attach window is over.
+        It is shown as the request asked for. `include_usage` None: also what is said of usage.
+
+        Raises NOT_FOUND when the generation is unknown or its re-attach window is over, and
+        INVALID_ARGUMENT for a position that it does not have, or an answer of another `kind`.
         """
-        dialect: Dialect = ChatDialect()
-        if response_id.startswith(CompletionDialect.id_prefix):
-            dialect = CompletionDialect()
-        return await self._open(http, response_id.removeprefix(dialect.id_prefix), dialect, cursor, include_usage)
+        generation_id = bare_id(response_id)
+        cursor = cursor_of(position, generation_id)
+        return await self._open(http, generation_id, response_id, cursor, include_usage, kind)
+
+    async def cancel(self, response_id: str) -> Response:
+        """Cancels a generation. Raises NOT_FOUND when it does not run."""
+        await self._core.cancel(bare_id(response_id))
+        return JSONResponse({"id": response_id, "object": "generation", "status": "cancelled"})
 
     async def _open(
-        self, http: Request, generation_id: str, dialect: Dialect, cursor: Cursor, include_usage: bool
+        self,
+        http: Request,
+        generation_id: str,
+        response_id: str,
+        cursor: Cursor,
+        include_usage: bool | None,
+        kind: str = "",
     ) -> EventStreamResponse:
-        wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
-        events: Events = self._core.follow(generation_id, wanted)
-        try:
-            started = await while_connected(http.receive, read_start(events))
-        except BaseException:
-            await events.aclose()
-            raise
-        writer = ChunkWriter(started, dialect, cursor, include_usage)
+        with _naming_the_position():
+            wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+            events: Events = self._core.follow(generation_id, wanted)
+            try:
+                started = await while_connected(http.receive, read_start(events))
+                shown = _shown(started, response_id, include_usage, kind)
+            except BaseException:
+                await events.aclose()
+                raise
+        writer = ChunkWriter(started, shown, cursor)
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
 
@@ -110,6 +137,8 @@ class GenerationRoutes:
         seen = cursor.from_index
         if not any(seen.values()):
             return seen
+        async with aclosing(self._core.follow(generation_id, seen)) as events:
+            await read_start(events)  # checks the position
         async with aclosing(self._core.follow(generation_id, {})) as events:
             async for event in events:
                 if isinstance(event, Delta):
@@ -117,11 +146,36 @@ class GenerationRoutes:
         return seen
 
 
+def bare_id(response_id: str) -> str:
+    """Returns the generation's id of the id that an answer had."""
+    for dialect in (ChatDialect, CompletionDialect):
+        response_id = response_id.removeprefix(dialect.id_prefix)
+    return response_id
+
+
+def _shown(started: Started, response_id: str, include_usage: bool | None, kind: str) -> Shown:
+    shown = Shown.read(started.shown_as, response_id)
+    if kind and shown.dialect.kind != kind:
+        raise errors.invalid(LAST_EVENT_ID, f"must be of a {kind} request's event, not of a {shown.dialect.kind}'s")
+    return shown if include_usage is None else replace(shown, usage=include_usage)
+
+
+@contextmanager
+def _naming_the_position() -> Iterator[None]:
+    """Names the header, not the core's own argument, in the error for a position."""
+    try:
+        yield
+    except RyzansteinError as error:
+        if error.violations and error.violations[0].field == "from_index":
+            raise errors.invalid(LAST_EVENT_ID, error.violations[0].description) from None
+        raise
+
+
 def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
     return {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,
-        "created": int(time.time()),
+        "created": answer.started.created or int(time.time()),
         "model": answer.started.model,
         "system_fingerprint": None,
         "choices": [

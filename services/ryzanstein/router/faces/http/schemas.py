@@ -59,6 +59,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StreamOptions(Body, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Raw = _ABSENT
 
 

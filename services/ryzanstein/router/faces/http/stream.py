@@ -23,10 +23,11 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import GenerationEvent, Started
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import Dialect
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
 from ryzanstein.router.faces.http.gate import HttpCall
+from ryzanstein.router.faces.http.position import event_id
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.shown import Shown
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +37,9 @@ DONE = b"data: [DONE]\n\n"
 class ChunkWriter:
     """Frames chunks as server-sent events. Each reader has its own."""
 
-    def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
-        self._chunks = Chunks(started, dialect, cursor, include_usage)
+    def __init__(self, started: Started, shown: Shown, cursor: Cursor) -> None:
+        self._generation_id = started.generation_id
+        self._chunks = Chunks(started, shown.dialect, cursor, shown.usage, continuous=shown.continuous)
 
     def write(self, event: GenerationEvent) -> bytes:
         """Returns the bytes of an event; empty for tokens whose text is not certain yet."""
@@ -49,12 +51,12 @@ class ChunkWriter:
 
     def _framed(self, chunks: Iterator[Chunk]) -> bytes:
         # Chunk by chunk, because the id is the cursor as it stands after each of them.
-        return b"".join(_event(str(self._chunks.cursor), chunk) for chunk in chunks)
+        return b"".join(_event(event_id(self._generation_id, self._chunks.cursor), chunk) for chunk in chunks)
 
 
-def _event(event_id: str, chunk: Chunk) -> bytes:
+def _event(position: str, chunk: Chunk) -> bytes:
     data = json.dumps(chunk, separators=(",", ":"))
-    return f"id: {event_id}\ndata: {data}\n\n".encode()
+    return f"id: {position}\ndata: {data}\n\n".encode()
 
 
 def error_event(failure: HttpFailure) -> bytes:
