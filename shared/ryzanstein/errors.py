@@ -104,7 +104,10 @@ def too_many_records(bound: int, field_name: str) -> RyzansteinError:
 def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -> RyzansteinError:
     """Returns the error for prompt and answer that do not fit; the message has both numbers."""
     return RyzansteinError(
-        f"prompt of {prompt_tokens} tokens and max_tokens {max_tokens} exceed the model's context of {context_length} tokens",
+        # The beginning is what clients look for, to shorten the conversation and ask again.
+        f"This model's maximum context length is {context_length} tokens. However, you requested "
+        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in the completion). "
+        "Reduce the length of the prompt or of the completion.",
         Code.INVALID_ARGUMENT,
         CONTEXT_TOO_LONG,
         {

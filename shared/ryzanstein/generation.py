@@ -7,11 +7,12 @@ separately, seed, parameters), so that any node can continue it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
@@ -136,11 +137,34 @@ class TemplateOptions:
         """Raises INVALID_ARGUMENT, which names the field."""
         if len(self.variables.encode()) > MAX_TEMPLATE_VARIABLES_BYTES:
             raise errors.invalid("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_VARIABLES_BYTES} bytes of JSON")
+        if self.variables:
+            template_variables(self.variables)
         if self.continues and self.add_generation_prompt:
             raise errors.invalid("continue_final_message", "requires add_generation_prompt: false", True)
 
 
 PLAIN_TEMPLATE = TemplateOptions()
+_TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+def template_variables(text: str) -> dict[str, Any]:
+    """Returns the variables of a chat template. Raises INVALID_ARGUMENT for anything but their JSON."""
+    field = "chat_template_kwargs"
+    try:
+        variables = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        raise errors.invalid(field, "must be a JSON object") from None
+    if not isinstance(variables, dict):
+        raise errors.invalid(field, "must be a JSON object")
+    for name in variables:
+        if not name.isidentifier() or name in _TEMPLATES_OWN:
+            raise errors.invalid(f"{field}.{name[:64]}", "is not a variable that a request may set")
+    return variables
+
+
+def with_variable(text: str, name: str, value: str) -> str:
+    """Returns the variables with one more. Raises as `template_variables`."""
+    return json.dumps(template_variables(text) | {name: value}, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

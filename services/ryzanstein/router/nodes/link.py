@@ -171,6 +171,13 @@ class NodeLink:
         """Forgets an attempt that has ended on the node."""
         self._sinks.pop(handle, None)
 
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel to the node, for calls beside the stream. Raises UNAVAILABLE when the link is down."""
+        if self._connection is None:
+            raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
+        return self._connection.channel
+
     async def count_tokens(self, request: worker.CountPromptTokensRequest, timeout_s: float) -> int:
         """Returns the node's token count of a prompt. Raises the node's own error."""
         if self._connection is None:

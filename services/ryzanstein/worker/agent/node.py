@@ -229,10 +229,14 @@ class NodeAgent:
 
         Raises NOT_FOUND for a model that is not loaded.
         """
+        return len(await intake.tokenize(prompt, self.text_of(model), self._templates))
+
+    def text_of(self, model: str) -> TextModel:
+        """Returns the text side of the model. Raises NOT_FOUND for one that is not loaded."""
         text = self.host.text
         if text is None or model not in ("", text.name):
             raise errors.not_found("model", model)
-        return len(await intake.tokenize(prompt, text, self._templates))
+        return text
 
     def beat(self) -> Beat:
         """Returns the current state of the model as a new beat."""

@@ -80,7 +80,7 @@ class TextModel:
             case TextPrompt(text):
                 return self.encode(text)
             case TokenPrompt(token_ids):
-                return self._checked_ids(token_ids)
+                return self.checked_ids(token_ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens of a conversation as the model's template writes it.
@@ -105,6 +105,8 @@ class TextModel:
         if (num_messages := len(prompt.messages)) > self.context_length:
             raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
         self._check_chars("messages", prompt.num_chars)
+        if "reasoning_effort" in prompt.template.variables and "reasoning_effort" not in self.template.source:
+            raise errors.invalid("reasoning_effort", f"the chat template of model {self.name} does not have it")
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
@@ -118,6 +120,15 @@ class TextModel:
         """Returns a text's tokens, with the special tokens that tokenizer.json puts around it."""
         self._check_chars("text", len(text))
         return token_ids(self._tokenizer, text, special=True)
+
+    def encode_bare(self, text: str) -> list[int]:
+        """Returns a text's tokens, without special tokens around it."""
+        self._check_chars("text", len(text))
+        return token_ids(self._tokenizer, text)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """Returns the whole text of tokens, special ones by name."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the whole text of tokens, without special ones."""
@@ -169,7 +180,8 @@ class TextModel:
         if num_chars > self.max_prompt_chars:
             raise errors.invalid(field, f"must have at most {self.max_prompt_chars} characters for this model", num_chars)
 
-    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+    def checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns the ids. Raises CONTEXT_TOO_LONG, or INVALID_ARGUMENT for one outside the vocabulary."""
         if len(token_ids) >= self.context_length:
             raise errors.context_too_long(len(token_ids), 1, self.context_length)
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)

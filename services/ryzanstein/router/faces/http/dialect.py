@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
-from ryzanstein.generation import FinishReason, Usage
+from ryzanstein.generation import FinishReason, PromptToken, TopLogprob, Usage
 from ryzanstein.router.faces.http.alignment import LogprobRow
 
 # OpenAI uses this for a token that is almost impossible; JSON has no infinity.
@@ -94,6 +95,37 @@ class CompletionDialect:
         return {**self.delta(choice, "", rows), "finish_reason": _FINISH[reason]}
 
 
+def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    """Returns the log probabilities of a prompt's tokens and of the answer that follows its `num_chars` characters."""
+    ends = list(accumulate((len(token.text) for token in prompt), initial=0))
+    answer = _completion_logprobs(rows) or {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    of_prompt: dict[str, list[Any]] = {
+        "tokens": [token.text for token in prompt],
+        "token_logprobs": [None if token.logprob is None else max(token.logprob, _LOWEST_LOGPROB) for token in prompt],
+        "top_logprobs": [None if token.logprob is None else _tops(token.top) for token in prompt],
+        "text_offset": ends[:-1],
+    }
+    answer["text_offset"] = [num_chars + offset for offset in answer["text_offset"]]
+    return {name: of_prompt[name] + answer[name] for name in of_prompt}
+
+
+def prompt_logprobs_body(prompt: Sequence[PromptToken]) -> list[dict[str, Any] | None]:
+    """Returns a prompt's log probabilities as vLLM shows them, by token id. The first token has none."""
+    return [None if token.logprob is None else _ranked(token) for token in prompt]
+
+
+def _ranked(token: PromptToken) -> dict[str, Any]:
+    own = {"logprob": max(token.logprob or 0.0, _LOWEST_LOGPROB), "rank": None, "decoded_token": token.text}
+    return {str(token.token_id): own} | {
+        str(top.token_id): {"logprob": max(top.logprob, _LOWEST_LOGPROB), "rank": rank, "decoded_token": top.text}
+        for rank, top in enumerate(token.top, 1)
+    }
+
+
+def _tops(tops: Sequence[TopLogprob]) -> dict[str, float]:
+    return {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in tops}
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -129,6 +161,6 @@ def _completion_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     return {
         "tokens": [row.text for row in rows],
         "token_logprobs": [max(row.logprobs.logprob, _LOWEST_LOGPROB) for row in rows],
-        "top_logprobs": [{top.text: max(top.logprob, _LOWEST_LOGPROB) for top in row.logprobs.top} for row in rows],
+        "top_logprobs": [_tops(row.logprobs.top) for row in rows],
         "text_offset": [row.offset for row in rows],
     }

@@ -8,9 +8,10 @@ X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,16 +22,18 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started, Token
+from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
+from ryzanstein.router.faces.http.alignment import aligned
+from ryzanstein.router.faces.http.completions import completion_body, echoed_texts
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, prompt_logprobs_body, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.prompts import Completions
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 
@@ -55,6 +58,24 @@ class GenerationRoutes:
         content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
+    async def complete(self, http: Request, asked: Completions) -> Response:
+        """Returns the answers to all prompts as JSON. Raises as `answer` does."""
+        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        echoed = await echoed_texts(self._core, asked)
+        running: dict[str, GenerationRequest] = {}
+        try:
+            for request in asked.requests:
+                generation_id = await self._core.submit(replace(request, detached=detached), resumable=detached)
+                running[generation_id] = request
+            answers = await while_connected(http.receive, self._read_all(list(running)))
+        except BaseException:
+            for generation_id, request in running.items():
+                if request.key is None and not detached:
+                    await leave(self._core, generation_id)
+            raise
+        content = completion_body(asked, answers, echoed)
+        return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
+
     async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
         """Returns the answer as events. Raises an error that comes before the first event.
 
@@ -68,7 +89,7 @@ class GenerationRoutes:
         ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         async with self._cancelled_if_left(request, generation_id):
-            response = await self._open(http, generation_id, "", Cursor(), None)
+            response = await self._open(http, generation_id, Cursor(), lambda _: shown)
         if ends_with_stream:
             response.on_left = partial(leave, self._core, generation_id)
         return response
@@ -85,7 +106,7 @@ class GenerationRoutes:
         """
         generation_id = bare_id(response_id)
         cursor = cursor_of(position, generation_id)
-        return await self._open(http, generation_id, response_id, cursor, include_usage, kind)
+        return await self._open(http, generation_id, cursor, partial(_shown, response_id, include_usage, kind))
 
     async def cancel(self, response_id: str) -> Response:
         """Cancels a generation. Raises NOT_FOUND when it does not run."""
@@ -96,23 +117,31 @@ class GenerationRoutes:
         self,
         http: Request,
         generation_id: str,
-        response_id: str,
         cursor: Cursor,
-        include_usage: bool | None,
-        kind: str = "",
+        shown_to: Callable[[Started], Shown],
     ) -> EventStreamResponse:
         with _naming_the_position():
             wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
             events: Events = self._core.follow(generation_id, wanted)
             try:
                 started = await while_connected(http.receive, read_start(events))
-                shown = _shown(started, response_id, include_usage, kind)
+                shown = shown_to(started)
             except BaseException:
                 await events.aclose()
                 raise
         writer = ChunkWriter(started, shown, cursor)
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
+
+    async def _read_all(self, generation_ids: list[str]) -> list[Answer]:
+        """Returns all answers. When one fails the others are read no more."""
+        reading = [asyncio.create_task(self._read(generation_id)) for generation_id in generation_ids]
+        try:
+            return await asyncio.gather(*reading)
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
 
     async def _read(self, generation_id: str) -> Answer:
         async with aclosing(self._core.follow(generation_id, whole=True)) as events:
@@ -153,7 +182,7 @@ def bare_id(response_id: str) -> str:
     return response_id
 
 
-def _shown(started: Started, response_id: str, include_usage: bool | None, kind: str) -> Shown:
+def _shown(response_id: str, include_usage: bool | None, kind: str, started: Started) -> Shown:
     shown = Shown.read(started.shown_as, response_id)
     if kind and shown.dialect.kind != kind:
         raise errors.invalid(LAST_EVENT_ID, f"must be of a {kind} request's event, not of a {shown.dialect.kind}'s")
@@ -179,15 +208,7 @@ def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
         "model": answer.started.model,
         "system_fingerprint": None,
         "choices": [
-            dialect.answer(choice, *_aligned(answer.tokens[choice]), reason)
-            for choice, reason in sorted(answer.reasons.items())
+            dialect.answer(choice, *aligned(answer.tokens[choice]), reason) for choice, reason in sorted(answer.reasons.items())
         ],
         "usage": usage_body(answer.usage),
-    }
-
-
-def _aligned(tokens: list[Token]) -> tuple[str, list[LogprobRow]]:
-    """Returns the text of a choice, and the log probabilities that belong to it."""
-    alignment = Alignment()
-    rows = [row for token in tokens for row in alignment.push(token)]
-    return "".join(token.text for token in tokens), [*rows, *alignment.end()]
+    } | ({"prompt_logprobs": prompt_logprobs_body(answer.prompt)} if answer.prompt else {})
