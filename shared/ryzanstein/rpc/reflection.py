@@ -39,7 +39,8 @@ def _describe_v1() -> None:
     file.name, file.package = file.name.replace("v1alpha", "v1"), V1
     for message in file.message_type:
         for field in message.field:
-            field.type_name = field.type_name.replace(ALPHA, V1)
+            if field.type_name:
+                field.type_name = field.type_name.replace(ALPHA, V1)
     for service in file.service:
         for method in service.method:
             method.input_type = method.input_type.replace(ALPHA, V1)

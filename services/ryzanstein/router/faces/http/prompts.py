@@ -121,7 +121,7 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
         raise errors.invalid("suffix", "is not supported: the model has no tokens to fill in the middle")
     max_tokens = whole("max_tokens", body.max_tokens)
     silent = bool(body.echo) and max_tokens == 0
-    max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max(max_tokens, silent)
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens or int(silent)
     logprobs = whole("logprobs", body.logprobs)
     sampling = sampling_params(body, max_tokens, logprobs)
     num_shown, best_of = sampling.n, whole("best_of", body.best_of)
