@@ -150,7 +150,11 @@ class NodePlacement:
         if lost is None and self._never_able():
             constrained = self._generation.request.sampling.constraint is not None
             self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if constrained else "nodes_too_old").inc()
-            raise errors.constraints_unsupported(self._model) if constrained else errors.nodes_too_old(self._model, self._features)
+            raise (
+                errors.constraints_unsupported(self._model)
+                if constrained
+                else errors.nodes_too_old(self._model, self._features)
+            )
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)

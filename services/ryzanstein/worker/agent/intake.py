@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import Attempt, ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.generation import MAX_PROMPT_SCORES, Attempt, ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
@@ -105,6 +105,9 @@ def group_of(
     """
     request = attempt.request
     sampling = request.sampling
+    if sampling.prompt_logprobs is not None and len(prompt_ids) * (1 + sampling.prompt_logprobs) > MAX_PROMPT_SCORES:
+        bound = f"the prompt's tokens times one more than this must be at most {MAX_PROMPT_SCORES}"
+        raise errors.invalid("sampling.prompt_logprobs", bound, sampling.prompt_logprobs)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
     _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)
