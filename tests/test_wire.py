@@ -20,9 +20,12 @@ from ryzanstein.generation import (
     FinishReason,
     GenerationRequest,
     Message,
+    PromptScores,
+    PromptToken,
     Role,
     SamplingParams,
     Started,
+    TemplateOptions,
     TextPrompt,
     Token,
     TokenLogprobs,
@@ -35,7 +38,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
-from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
+from ryzanstein.wire.events import event_from_wire, event_to_wire, logprobs_from_wire
 from ryzanstein.wire.membership import (
     beat_from_wire,
     beat_to_wire,
@@ -48,7 +51,7 @@ from ryzanstein.wire.membership import (
     node_report_from_wire,
     node_to_wire,
 )
-from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire, sampling_to_wire
 
 uint32 = st.integers(0, 2**32 - 1)
 halves = st.integers(-4, 4).map(lambda n: n / 2)
@@ -325,3 +328,29 @@ def test_a_message_that_cannot_be_is_refused_by_name(message: inference.Message,
     with pytest.raises(RyzansteinError) as failure:
         chat_from_wire(inference.ChatRequest(messages=[message]))
     assert failure.value.violations[0].field == field
+
+
+def test_what_came_with_the_doors_goes_over_the_wire_and_back() -> None:
+    params = SamplingParams(
+        seed=1,
+        bad_words=("no", "never"),
+        allowed_token_ids=(3, 1),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        prompt_logprobs=0,
+        truncate_prompt_tokens=9,
+    )
+    assert sampling_from_wire(sampling_to_wire(params)) == params
+    for template in (
+        TemplateOptions(),
+        TemplateOptions('{"a":1}'),
+        TemplateOptions(add_generation_prompt=False),
+        TemplateOptions("", False, True),
+    ):
+        request = GenerationRequest("m", ChatPrompt((Message(Role.USER, "a"),), template=template), SamplingParams(seed=1))
+        attempt = Attempt("g", 0, request, (ChoiceProgress(),))
+        assert attempt_from_wire(attempt_to_wire(attempt, 1)).request.prompt == request.prompt
+    started = Started("g", "m", "n", 5, 1_700_000_000, "chat,usage")
+    scores = PromptScores(3, [PromptToken(1, "a", None), PromptToken(2, "b", -0.5, (TopLogprob(7, "c", -0.25),))])
+    assert event_from_wire(event_to_wire(started)) == started
+    assert event_from_wire(event_to_wire(scores)) == scores
