@@ -167,7 +167,7 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
     return Asked(body, request, said, TemplateOptions(with_effort("", effort)))
 
 
-def _response_format(text: TextOptions | None) -> Raw | None:
+def _response_format(text: TextOptions | None) -> Any:
     """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
     if text is None:
         return None
