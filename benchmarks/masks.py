@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/masks.py --model DIR_OR_GGUF [--batch 32] [--steps 30] [--threads 2] [--json FILE]
 
 One rank decodes a batch. Steps with and without constraints alternate, in one process, on the same sequences: the ratio of
-their medians is the cost, and what the machine does meanwhile touches both alike. Every sequence has a schema of its own, and is
-in the middle of an object whose strings the model chooses.
+their medians is the cost, and what the machine does meanwhile touches both alike. Every sequence has a schema of its own and
+is in the middle of an object whose strings the model chooses.
 """
 
 from __future__ import annotations
