@@ -39,8 +39,8 @@ async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) ->
 
 async def _encoded(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
     match prompt:
-        case ChatPrompt(messages):
-            rendered = await templates.render(model.checked_chat(messages), messages)
+        case ChatPrompt():
+            rendered = await templates.render(model.checked_chat(prompt), prompt)
             return await _aside(model.encode_rendered, rendered, len(rendered.text))
         case TextPrompt(text):
             return await _aside(model.encode, text, len(text))

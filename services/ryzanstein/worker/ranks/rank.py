@@ -90,8 +90,8 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
         loops.Follower(runner, board, recorder).run(plans[0])
     masks = loops.new_masks(start.spec, runner.vocab_size)
     executor = loops.RankExecutor(runner, board, plans, recorder, masks)
-    engine = Engine(loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks), executor)
-    loops.Lead(agent, engine, executor, loops.new_constrained(start.spec, masks)).run()
+    settings = loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks, ready.windows)
+    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
 
 
 if __name__ == "__main__":

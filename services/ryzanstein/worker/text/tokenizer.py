@@ -75,8 +75,8 @@ class TextModel:
         process: an agent uses `checked_chat` and `encode_rendered` instead.
         """
         match prompt:
-            case ChatPrompt(messages):
-                return self.encode_chat(messages)
+            case ChatPrompt():
+                return self._encode_chat(prompt)
             case TextPrompt(text):
                 return self.encode(text)
             case TokenPrompt(token_ids):
@@ -87,9 +87,12 @@ class TextModel:
 
         They end where the assistant speaks.
         """
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(messages), messages))
+        return self._encode_chat(ChatPrompt(tuple(messages)))
 
-    def checked_chat(self, messages: Sequence[Message]) -> TemplateSource:
+    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        return self.encode_rendered(self._renderer.render_now(self.checked_chat(prompt), prompt))
+
+    def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.
 
         Raises FAILED_PRECONDITION when there is no template, INVALID_ARGUMENT when the messages
@@ -99,9 +102,9 @@ class TextModel:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: use text completion instead"
             )
-        if len(messages) > self.context_length:
-            raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", len(messages))
-        self._check_chars("messages", sum(len(message.content) for message in messages))
+        if (num_messages := len(prompt.messages)) > self.context_length:
+            raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
+        self._check_chars("messages", prompt.num_chars)
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:

@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 
 from ryzanstein import errors
 from ryzanstein.constraints import MAX_ALTERNATIVES
-from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOOL_CALLS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
@@ -43,7 +43,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Fields that a client sends back when it repeats a message that it received.
 _MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"annotations": ([],), "audio": (), "function_call": (), "name": (), "refusal": (), "tool_call_id": (), "tool_calls": ([],)}
+    {"annotations": ([],), "audio": (), "function_call": (), "refusal": ()}
 )
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
 # No value that requests nothing is longer than this, white space included.
@@ -131,16 +131,30 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, frozen=True):
+    """A call that an assistant's message repeats. Fields of other types of calls are skipped."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction | None = None
+
+
 class ChatMessage(Body, frozen=True):
     role: str
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     annotations: Raw = _ABSENT
     audio: Raw = _ABSENT
     function_call: Raw = _ABSENT
-    name: Raw = _ABSENT
     refusal: Raw = _ABSENT
-    tool_call_id: Raw = _ABSENT
-    tool_calls: Raw = _ABSENT
 
 
 class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):
