@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from grpc.aio import ServicerContext
-from ryzanstein.v1.text_pb2_grpc import TextServiceServicer
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, TextPrompt
 from ryzanstein.v1 import text_pb2 as pb
+from ryzanstein.v1.text_pb2_grpc import TextServiceServicer
 from ryzanstein.wire.requests import conversation_from_wire, name_from_wire, template_from_wire
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.models import NodeModels
@@ -36,9 +36,9 @@ class TextServicer(TextServiceServicer):
                 chat = conversation_from_wire(request.conversation)
                 prompt = ChatPrompt(chat.messages)
                 prompt = replace(prompt, template=template_from_wire(request.template_options))
-                token_ids = await intake.tokenize(prompt, model, self._templates)
+                token_ids = (await intake.tokenize(prompt, model, self._templates)).token_ids
             case "text" if special:
-                token_ids = await intake.tokenize(TextPrompt(request.text), model, self._templates)
+                token_ids = (await intake.tokenize(TextPrompt(request.text), model, self._templates)).token_ids
             case "text":
                 token_ids = await asyncio.to_thread(model.encode_bare, request.text)
             case _:
