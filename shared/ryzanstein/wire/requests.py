@@ -102,9 +102,12 @@ def tools_from_wire(wire: inference.ChatRequest | inference.Conversation) -> Too
     _at_most(MAX_TOOLS, wire.tools, "tools", "tools")
     if not wire.tools and not wire.HasField("tool_choice") and not wire.HasField("parallel_tool_calls"):
         return NO_TOOLS
+    mode = _MODES.get(wire.tool_choice.mode, ToolMode.AUTO)
+    if wire.HasField("tool_choice") and wire.tool_choice.mode not in _MODES:
+        raise errors.invalid("tool_choice.mode", "must be one of ToolMode but TOOL_MODE_UNSPECIFIED", wire.tool_choice.mode)
     tools = Tools(
         tuple(Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in wire.tools),
-        _MODES.get(wire.tool_choice.mode, ToolMode.AUTO),
+        mode,
         wire.tool_choice.name,
         wire.parallel_tool_calls if wire.HasField("parallel_tool_calls") else True,
     )

@@ -34,7 +34,7 @@ Whole = int | float
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
-        "function_call": (),
+        "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
