@@ -27,7 +27,7 @@ class ResponseEvents:
     def __init__(self, started: Started, body: ResponsesRequest) -> None:
         self.response = shapes.begun(started, body)
         self._generation_id = started.generation_id
-        self._pieces = Pieces(Cursor())
+        self._pieces = Pieces(Cursor(), started)
         self._parts: list[str] = []
         self._reason: FinishReason | None = None
         self._number = 0
@@ -53,11 +53,16 @@ class ResponseEvents:
                     item = shapes.message(self._generation_id, None, "in_progress")
                     yield self._event("response.output_item.added", output_index=0, item=item)
                     yield self._of_part("response.content_part.added", part=shapes.part(""))
-                case Speech(_, text, _):
-                    self._parts.append(text)
-                    yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
-                case Ending(_, reason, _):
+                case Speech(_, said, _):
+                    yield from self._spoken(said.content)
+                case Ending(_, reason, _, said):
+                    yield from self._spoken(said.content)
                     self._reason = reason
+
+    def _spoken(self, text: str) -> Iterator[Shape]:
+        if text:
+            self._parts.append(text)
+            yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
 
     def end(self) -> Iterator[Shape]:
         """Yields what follows the last text. The response is then as it is stored."""
