@@ -51,7 +51,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         accepted_before=attempt.accepted_before,
         backup=_place_to_wire(attempt.backup),
         previous=_place_to_wire(attempt.previous),
-        conversation=attempt.conversation,
+        conversation_key=attempt.conversation,
     )
     match request.prompt:
         case ChatPrompt() as chat if not chat.is_plain:
@@ -127,9 +127,11 @@ def _place_from_wire(place: worker.NodePlace, field: str) -> NodePlace | None:
 
 
 def _conversation(submit: worker.Submit) -> bytes:
-    if len(submit.conversation) > _MAX_CONVERSATION_BYTES:
-        raise errors.invalid("conversation", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation))
-    return submit.conversation
+    if len(submit.conversation_key) > _MAX_CONVERSATION_BYTES:
+        raise errors.invalid(
+            "conversation_key", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation_key)
+        )
+    return submit.conversation_key
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:

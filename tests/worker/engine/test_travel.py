@@ -66,19 +66,19 @@ def test_a_paused_sequence_reports_no_page_twice(run, group) -> None:
 
 
 def test_pages_that_arrive_are_evictable_and_never_more_than_their_share(run, group, answer) -> None:
-    source, target = engine(run), engine(run, num_blocks=20)
+    source, target = engine(run), engine(run, num_blocks=15)
     prompt = list(range(60))
     source.engine.submit(group(1, prompt, max_tokens=1))
     source.drain()
     keys = keys_of(prompt)
     admitted = moved(source, target, keys)
     stats = target.engine.stats()
-    assert stats.blocks_cached == len(admitted) == 20 * ARRIVED_SHARE < len(keys), "the beginning, not the end"
+    assert stats.blocks_cached == len(admitted) == int(15 * ARRIVED_SHARE) < len(keys), "the beginning, not the end"
     assert stats.blocks_held == 0
     source.engine.submit(group(2, [7] * 60, max_tokens=1))
     source.drain()
     assert len(moved(source, target, keys_of([7] * 60))) == len(admitted), "an older chain makes way"
-    assert target.engine.stats().blocks_cached == 20 * ARRIVED_SHARE
+    assert target.engine.stats().blocks_cached == int(15 * ARRIVED_SHARE)
     messages = [group(i, [i] * 12, max_tokens=20) for i in range(5)]
     for message in messages:
         target.engine.submit(message)
@@ -122,3 +122,24 @@ def test_a_page_in_use_is_not_dropped_for_another() -> None:
     assert (b"a", 0) in pool
     assert pool.is_held(block)
     assert pages.missing([b"a\0", b"x\0", b"d\0"]) == [1]
+
+
+def test_groups_with_a_window_send_what_a_sequence_resumes_with_and_the_others_everything(run, group, answer) -> None:
+    windows = (None, 10)
+    given = {"num_blocks": 400, "windows": windows, "token_budget": 32}
+    one, two = engine(run, **given), engine(run, **given)
+    prompt = [(5 * i) % 90 for i in range(200)]
+    one.engine.submit(group(1, prompt, max_tokens=12, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [name for _, names in one.step().sealed for name in names]
+    whole = prompt + one.tokens[1, 0]
+    chain = chain_keys(whole[:-1], SIZE)
+    assert [name[:-1] for name in sealed if name[-1] == 0] == chain
+    assert 0 < sum(name[-1] for name in sealed) < 12, "the window at the prompt's end, and the answer"
+    moved(one, two, sealed)
+    failed_over = group(7, prompt, max_tokens=20, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][12:]
+    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
