@@ -9,8 +9,8 @@ SIGKILL. The silence is the longest time between two tokens from then on, the re
 other node computed. Once without replication, once with it.
 
 `overhead`: two nodes and eight clients in sessions of their own, which send a new prompt of 200 tokens in each turn and read 64
-tokens. Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A, A, B and so
-on. The overhead is one minus the ratio of tokens per second. Both nodes, sender and receiver, share this machine's cores.
+tokens. Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A and so on.
+The overhead is one minus the ratio of tokens per second. Both nodes, sender and receiver, share this machine's cores.
 
 `disk`: one node with a disk tier. The first token of a conversation's second turn: computed again by a node without a tier,
 and read from the disk by a node that was killed and started again.
