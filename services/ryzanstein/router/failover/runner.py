@@ -238,7 +238,7 @@ class Runner:
             generation.log.progress,
             accepted_before,
             self._placing.backup(node_id),
-            self._placing.previous(node_id),
+            self._placing.previous(node_id) if reroute is None else None,
             self._placing.conversation,
         )
         run.placement = self._links.start(node_id, attempt, run)
