@@ -75,15 +75,18 @@ class ModelPages:
         """Begins with new ranks, as soon as the digest of the weights is known."""
         lead = ranks[0]
         if self.on and lead.page_bytes:
-            self.mover = PageMover(group, len(ranks), lead.page_bytes)
+            self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes), None
             self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
-            self._telemetry.background.once("weights_digest", self._identify(model))
+            self._telemetry.background.once("weights_digest", self._identify(self.mover, model))
 
-    async def _identify(self, model: Path) -> None:
+    async def _identify(self, mover: PageMover, model: Path) -> None:
         try:
-            self._weights = await asyncio.to_thread(weights_digest, model)
+            digest = await asyncio.to_thread(weights_digest, model)
         except OSError as error:
             log.warning("no pages are moved, the weights cannot be read", model=str(model), error=str(error))
+            return
+        if self.mover is mover:
+            self._weights = digest
 
     def on_gone(self) -> None:
         """Ends with the ranks."""
@@ -110,7 +113,7 @@ class ModelPages:
         Raises FAILED_PRECONDITION for foreign pages, or when this node moves none, and UNAVAILABLE
         while it cannot yet.
         """
-        if not self.on:
+        if self._settings.kv_replication == "none":
             raise errors.failed_precondition("PAGES_OFF", "this node moves no pages (kv_replication none)")
         scope = self.scope(model, tenant)
         if scope is None or self.mover is None:
@@ -145,7 +148,16 @@ class ModelPages:
         return known and bool(attempt.conversation) and bool(self._tiers or attempt.previous)
 
     async def restore(self, attempt: Attempt, prompt_ids: Sequence[int], model: str) -> None:
-        """Brings back pages of an attempt's prompt, from the tiers or another node, before it is submitted."""
+        """Brings back pages of an attempt's prompt, from the tiers or another node, before it is submitted.
+
+        Whatever goes wrong, the attempt runs without them.
+        """
+        try:
+            await self._restore(attempt, prompt_ids, model)
+        except Exception:
+            log.exception("pages not restored", model=model)
+
+    async def _restore(self, attempt: Attempt, prompt_ids: Sequence[int], model: str) -> None:
         scope = self.scope(model, attempt.request.tenant)
         if scope is None or self.mover is None or not self.may_restore(attempt):
             return
@@ -200,8 +212,3 @@ class ModelPages:
             if self.mover is not None and chain.keys:
                 self._add(outbox, self.mover, chain.scope, b"", chain.keys)
             await outbox.empty.wait()
-
-    async def close(self) -> None:
-        """Closes the connections to other nodes."""
-        for address in list(self._outboxes):
-            await self._outboxes.pop(address).store.close()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
@@ -84,6 +85,9 @@ def _failures() -> Iterator[None]:
                 raise StoreFailed("unavailable", _SHORT_REST_S) from None
             case _:
                 raise StoreFailed("failed", _SHORT_REST_S) from None
+    except (RyzansteinError, grpc.aio.UsageError):
+        # It sent what is no page, or the connection was closed here.
+        raise StoreFailed("failed", _SHORT_REST_S) from None
 
 
 def _wire(scope: Scope) -> pb.PageScope:
