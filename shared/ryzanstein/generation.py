@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ryzanstein import errors
+from ryzanstein.constraints import Constraint
 from ryzanstein.open_enum import OpenEnum
 
 MAX_STOP_STRINGS = 16
@@ -170,6 +171,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -181,6 +183,8 @@ class SamplingParams:
             if getattr(self, name) <= 0:
                 raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
         self._validate_lists()
+        if self.constraint is not None:
+            self.constraint.validate()
 
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:

@@ -14,6 +14,10 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from ryzanstein.v1 import pages_pb2
+from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
+from ryzanstein.v1.worker_pb2 import DESCRIPTOR
+from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
@@ -24,10 +28,6 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
-from ryzanstein.v1 import pages_pb2
-from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
-from ryzanstein.v1.worker_pb2 import DESCRIPTOR
-from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.member import Member
@@ -44,12 +44,14 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
+from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
 TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
+GRAMMARS_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -64,6 +66,7 @@ async def serve(settings: WorkerSettings) -> None:
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
+        grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
         traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
@@ -80,11 +83,13 @@ async def serve(settings: WorkerSettings) -> None:
                 new_rank_server=servers.lease,
                 lending=lending,
                 traffic=traffic,
+                constraints=grammars,
             )
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
+        telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
         await _serve_rpc(settings, models, telemetry.first, metrics.port)
 
 

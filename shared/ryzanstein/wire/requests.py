@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
+from ryzanstein.v1 import inference_pb2 as inference
+
 from ryzanstein import errors
 from ryzanstein.generation import (
     MAX_LOGIT_BIAS,
@@ -24,7 +26,7 @@ from ryzanstein.generation import (
     ToolCall,
     valid_priority,
 )
-from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
 _ROLES = {
     inference.ROLE_SYSTEM: Role.SYSTEM,
@@ -34,7 +36,7 @@ _ROLES = {
 }
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _OPTIONAL_PARAMS = tuple(
-    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias")
+    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias", "constraint")
 )
 
 
@@ -107,6 +109,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=tuple(sorted(wire.logit_bias.items())),
+        constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
     )
     params.validate()
     return params
@@ -118,6 +121,8 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         value = getattr(params, name)
         if value is not None and not (name == "top_k" and value == 0):
             setattr(wire, name, value)
+    if params.constraint is not None:
+        wire.constraint.CopyFrom(constraint_to_wire(params.constraint))
     return wire
 
 

@@ -84,8 +84,8 @@ def run(tp: TensorParallel, model_dir: Path, options: dict[str, Any], plans: lis
         return {"refused": str(refusal)}
     runner.warm_up()
     answers: list[Any] = []
-    for plan in plans:
-        plan = msgspec.structs.replace(plan, block_tables=grouped(plan.block_tables, len(runner.extents.windows)))
+    for given in plans:
+        plan = msgspec.structs.replace(given, block_tables=grouped(given.block_tables, len(runner.extents.windows)))
         if plan.full_logits:
             answers.append(runner.hidden_logits(plan))
         else:

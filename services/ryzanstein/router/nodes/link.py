@@ -14,6 +14,7 @@ from typing import Protocol
 
 import grpc
 import structlog
+from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
@@ -24,7 +25,6 @@ from ryzanstein.router.nodes.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
 from ryzanstein.router.nodes.suspicion import Level, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
-from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.wire.membership import beat_from_wire
 
@@ -89,6 +89,7 @@ class NodeLink:
         self.beat = Beat()
         self.clock_skew_s = 0.0
         self.departed = False
+        self.takes_constraints = False
         self.newest_begun: dict[tuple[str, int], int] = {}
         """By tenant and priority: the handle of the last submitted attempt with output."""
         self._incarnation = ""
@@ -205,6 +206,7 @@ class NodeLink:
         hello = connection.hello
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
+        self.takes_constraints = hello.takes_constraints
         self._connection = connection
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()

@@ -33,6 +33,16 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
     reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
+    grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
+
+
+class SetTokens(msgspec.Struct, tag=True, frozen=True):
+    """What the model's tokens stand for, packed (`constraints.table.TokenTable`).
+
+    Sent to new ranks before their first group with a constraint.
+    """
+
+    table: bytes
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):
@@ -124,6 +134,19 @@ class ClassStats(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int = 0
 
 
+class ConstraintStats(msgspec.Struct, frozen=True, array_like=True):
+    """Constraints since the start of the ranks: compiled grammars, and the masks of steps.
+
+    `wait_s` is the part of the masks' time that steps waited for.
+    """
+
+    grammar_hits: int = 0
+    grammar_misses: int = 0
+    grammar_evictions: int = 0
+    mask_s: float = 0.0
+    wait_s: float = 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's load after a step.
 
@@ -149,6 +172,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     block_limit: int = 0  # blocks that have memory: the limit, or more while blocks are given back; 0: unknown
     blocks_wanted: int = 0  # that waiting sequences lack, about
     takebacks: int = 0  # how often blocks in use had to be given back
+    constraints: ConstraintStats = ConstraintStats()
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

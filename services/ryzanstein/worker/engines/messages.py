@@ -11,6 +11,7 @@ from ryzanstein.worker.engine.messages import (
     FinishChoice,
     ImportPages,
     SetBlockLimit,
+    SetTokens,
     SubmitGroup,
 )
 
@@ -89,4 +90,4 @@ class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 PageRequest = FindPages | ExportPages | ImportPages
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | PageRequest
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest

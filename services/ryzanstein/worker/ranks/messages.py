@@ -54,6 +54,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     node_id: str = ""
     lends_blocks: bool = False
     borrow_bytes: int = 0
+    grammar_cache_bytes: int = 64 * 2**20
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):

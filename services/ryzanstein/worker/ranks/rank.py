@@ -91,9 +91,10 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     agent.send(ready)
     if start.rank > 0:
         loops.Follower(runner, board, recorder, slab).run(plans[0])
-    executor = loops.RankExecutor(runner, board, plans, recorder, slab)
+    masks = loops.new_masks(start.spec, runner.vocab_size)
+    executor = loops.RankExecutor(runner, board, plans, recorder, slab, masks=masks)
     settings = loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks, ready.windows)
-    loops.Lead(agent, Engine(settings, executor), executor).run()
+    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
 
 
 if __name__ == "__main__":

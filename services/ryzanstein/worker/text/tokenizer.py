@@ -33,13 +33,14 @@ _TEMPLATE_OVERHEAD = 2
 class TextModel:
     """The text side of one model on a node.
 
-    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
+    `path` is where its files are. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `template` is the chat template, which is not run here; None: it
     has none.
     """
 
     def __init__(self, files: ModelFiles, name: str) -> None:
         self.name = name
+        self.path = str(files.directory)
         self.context_length = files.context_length
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
@@ -139,6 +140,10 @@ class TextModel:
     def is_skipped(self, token_id: int) -> bool:
         """Returns whether it adds nothing to a text: special tokens, padding of the vocabulary."""
         return self._vocabulary.is_skipped(token_id)
+
+    def is_control(self, token_id: int) -> bool:
+        """Returns whether only templates may write it, see `ControlTokens`."""
+        return self._control.has(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """Returns a new detokenizer for one choice."""

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ryzanstein import errors
+from ryzanstein.constraints import MAX_ALTERNATIVES
 from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOOL_CALLS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -31,7 +32,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "moderation": (),
         "prediction": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "suffix": ("",),
@@ -89,6 +89,13 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    # Constraints, see `response_format`.
+    response_format: Raw = _ABSENT
+    structured_outputs: Raw = _ABSENT
+    guided_json: Raw = _ABSENT
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(max_length=MAX_ALTERNATIVES)] | None = None
+    guided_grammar: str | None = None
     # Refused unless they request nothing.
     audio: Raw = _ABSENT
     best_of: Raw = _ABSENT
@@ -99,7 +106,6 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     moderation: Raw = _ABSENT
     prediction: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
-    response_format: Raw = _ABSENT
     service_tier: Raw = _ABSENT
     store: Raw = _ABSENT
     suffix: Raw = _ABSENT
