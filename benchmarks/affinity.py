@@ -17,12 +17,12 @@ import time
 from collections import Counter
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.router.choose import ranked
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 TURNS = 10
 CONVERSATIONS = 8

@@ -25,11 +25,11 @@ from datetime import datetime
 from pathlib import Path
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 NUM_STREAMS = 4
 MAX_TOKENS = 120

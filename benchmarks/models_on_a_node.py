@@ -24,10 +24,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
-
-from ryzanstein.rpc.client import open_channel
 
 START_S = 90
 

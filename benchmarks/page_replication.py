@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 WORDS = ["river", "stone", "moon", "house", "tree", "night", "cloud", "bread", "light", "water"]
 

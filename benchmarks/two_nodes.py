@@ -37,12 +37,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 from ryzanstein.cli.host import Host
 from ryzanstein.cli.processes import ORCHESTRATOR, ClusterSpec, LocalCluster
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 TARGET = 1.8
 WARM_UP_TOKENS = 8

@@ -23,6 +23,7 @@ import grpc
 import psutil
 from rich.console import Console
 from rich.table import Table
+
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 

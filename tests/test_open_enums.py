@@ -22,7 +22,6 @@ from google.rpc import status_pb2
 from grpc.aio import AioRpcError, Metadata
 from hypothesis import given
 from hypothesis import strategies as st
-from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 
 from ryzanstein import wire
 from ryzanstein.cli import survey
@@ -35,6 +34,7 @@ from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
 from ryzanstein.router.nodes.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
+from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
 from ryzanstein.wire.events import event_from_wire, event_to_wire
 from ryzanstein.wire.membership import beat_from_wire, beat_to_wire, node_from_wire, node_to_wire

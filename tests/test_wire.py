@@ -7,9 +7,6 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein import clock
 from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
@@ -35,6 +32,9 @@ from ryzanstein.generation import (
     TopLogprob,
     Usage,
 )
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
 from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
 from ryzanstein.wire.membership import (

@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein import errors
 from ryzanstein.cli.answers import MAX_REATTACHES, ChatAnswer, ask
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
 
 TOKENS = tuple(range(100, 112))
 

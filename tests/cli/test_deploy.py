@@ -19,13 +19,13 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import Result
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 from typer.testing import CliRunner
 
 from ryzanstein.cli.main import build
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text()
 COMMAND_S = 60.0

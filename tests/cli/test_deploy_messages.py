@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ryzanstein.v1 import orchestrator_pb2
 from typer.testing import CliRunner
 
 from ryzanstein.cli.main import build
 from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
+from ryzanstein.v1 import orchestrator_pb2
 
 OLD = ModelReport("new", "/models/old", 1, NodeState.READY)
 

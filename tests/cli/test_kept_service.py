@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein.backoff import Backoff
 from ryzanstein.cli.kept_service import KeptService
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import ServiceProcess
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc
 
 pytestmark = pytest.mark.cluster
 

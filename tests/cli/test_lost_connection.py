@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from ryzanstein.v1 import inference_pb2 as pb
 
 from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 

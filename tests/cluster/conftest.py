@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
-
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.demo import MODEL_DIR
 
 CALL_S = 60.0
 

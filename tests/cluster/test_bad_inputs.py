@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code
 from ryzanstein.rpc import status
+from ryzanstein.v1 import inference_pb2 as inference
 
 USER = inference.Message(role=inference.ROLE_USER, content="Hello!")
 

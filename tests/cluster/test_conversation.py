@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
+
 from ryzanstein.v1 import inference_pb2 as inference
 
 MODEL = "demo"

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+
 from ryzanstein.v1 import inference_pb2 as inference
 
 GREEDY: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "logprobs": 2}
@@ -167,6 +168,7 @@ def test_a_router_that_restarts_still_remembers_the_session_and_its_node(pair: A
 
 def test_a_drained_node_finishes_its_work_and_takes_no_more(pair: Any, holds: Any) -> None:
     import grpc
+
     from ryzanstein.v1 import orchestrator_pb2 as orchestrator
     from ryzanstein.v1 import orchestrator_pb2_grpc as orchestrator_grpc
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from ryzanstein.v1 import inference_pb2 as inference
 
 # Long enough for any machine that still strikes after STRIKE_S; the client leaves when it has seen enough behind the strike.

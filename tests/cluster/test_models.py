@@ -13,14 +13,14 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 LONG = 600

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 PROMPT = "Count from 1 to 40."
 ASKED = {"ignore_eos": True, "max_tokens": 200}

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 QUESTION = "Count from 1 to 60."
 GREEDY: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "logprobs": 2}

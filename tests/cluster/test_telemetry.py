@@ -13,10 +13,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_SPAN = "b7ad6b7169203331"

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
 
 Holds = Callable[[Callable[[], bool], float], bool]
 LONG = 1500

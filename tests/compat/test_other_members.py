@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.compat.conftest import WAIT_S, Line, Peer, Processes
+
+from ryzanstein.cli.service_process import ServiceProcess
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
-from tests.compat.conftest import WAIT_S, Line, Peer, Processes
-
-from ryzanstein.cli.service_process import ServiceProcess
 
 BEAT = {"sequence": 1, "state": "NODE_STATE_READY", "model": "demo", "context_length": 2048, "load": {"capacity": 8}}
 

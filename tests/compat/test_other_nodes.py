@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.compat.conftest import Processes, Token
 from tokenizers import Tokenizer
 
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 QUESTION = "Count from 1 to 60."
 ANSWER: list[Token] = [(100 + index, f"{index} ") for index in range(1500)]

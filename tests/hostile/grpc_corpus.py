@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+
 from ryzanstein.v1 import inference_pb2, orchestrator_pb2, router_pb2, worker_pb2
 
 EVERYWHERE = (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)

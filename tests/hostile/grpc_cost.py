@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ryzanstein.v1 import inference_pb2 as inference
-
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.rpc.reading import RequestReading, readable
+from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.attempts import attempt_to_wire
 from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire
 

@@ -6,11 +6,11 @@ One that is a number is the pace of its answer, within bounds.
 from __future__ import annotations
 
 import uvloop
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein import log as logs
 from ryzanstein.lab.bench.router import scripted_node
 from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 class AnyPromptLink(ScriptedLink):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from ryzanstein.v1 import worker_pb2 as worker
 from tests.hostile.grpc_calls import BROKEN, all_outcomes, outcome
 from tests.hostile.grpc_corpus import FILES, methods, named, random_messages
 from tests.hostile.vitals import bad_lines, vitals
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import worker_pb2 as worker
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

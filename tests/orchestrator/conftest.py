@@ -8,8 +8,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
 
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
@@ -21,6 +19,8 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.orchestrator.watch import ClusterDelta, Snapshot, Update
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
 
 
 class Clock:

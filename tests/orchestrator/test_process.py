@@ -14,10 +14,10 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
 
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
 
 pytestmark = pytest.mark.cluster
 

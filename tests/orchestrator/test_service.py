@@ -8,12 +8,12 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
-from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
-from ryzanstein.v1 import worker_pb2
 
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
+from ryzanstein.v1 import worker_pb2
 
 READY = worker_pb2.NODE_STATE_READY
 

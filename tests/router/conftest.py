@@ -14,15 +14,15 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from ryzanstein.wire.attempts import attempt_from_wire
 
 MODEL = "demo"

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 

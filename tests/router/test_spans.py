@@ -9,6 +9,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
+
 from ryzanstein.v1 import inference_pb2 as inference
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

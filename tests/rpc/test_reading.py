@@ -11,14 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc import status
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1 import worker_pb2 as worker
 
 SERVICE = "test.Kinds"
 GOOD = inference.CancelGenerationRequest(generation_id="g").SerializeToString()

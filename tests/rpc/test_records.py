@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.rpc.records import MAX_RECORDS, MalformedError, TooManyRecordsError, check_records, shape_of
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 CHAT = shape_of(inference.ChatRequest.DESCRIPTOR)
 COMPLETE = shape_of(inference.CompleteRequest.DESCRIPTOR)

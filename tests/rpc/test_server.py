@@ -11,13 +11,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 from ryzanstein import errors
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import READINESS, STARTUP, RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 SERVICE = "ryzanstein.v1.InferenceService"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 from ryzanstein.generation import Attempt, ChatPrompt, ChoiceProgress, GenerationRequest, Message, Role, SamplingParams
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.attempts import attempt_to_wire
 from ryzanstein.worker.text.tokenizer import TextModel
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
-
 from ryzanstein import errors
 from ryzanstein.cluster import Instruction
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
 from ryzanstein.wire.membership import instruction_to_wire
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import grpc
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_to_wire
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator_pb
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from tests.worker.small_orchestrator import SmallOrchestrator
 
 from ryzanstein.cluster import Deployment
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator_pb
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 pytestmark = pytest.mark.cluster
 

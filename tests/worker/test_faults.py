@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
 from ryzanstein.errors import Code
+from ryzanstein.v1 import worker_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 

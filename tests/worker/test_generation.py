@@ -4,10 +4,10 @@ import asyncio
 import time
 
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
 from ryzanstein.errors import Code
 from ryzanstein.generation import ChoiceProgress, FinishReason, TextPrompt, TokenPrompt
+from ryzanstein.v1 import worker_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 

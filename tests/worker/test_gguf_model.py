@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TextPrompt
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.sizing import need_of
 from ryzanstein.worker.text.tokenizer import TextModel

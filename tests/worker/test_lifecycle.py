@@ -9,13 +9,13 @@ import sys
 
 import grpc
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.inference_pb2 import Messages
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 from ryzanstein.generation import TokenPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.inference_pb2 import Messages
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 pytestmark = pytest.mark.cluster
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import grpc
 from grpc.aio import insecure_channel
+
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 

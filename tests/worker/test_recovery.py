@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from google.protobuf.duration_pb2 import Duration
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from safetensors.torch import load_file, save_file
 
 from ryzanstein.errors import Code
 from ryzanstein.generation import TokenPrompt
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.attempts import attempt_to_wire
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize

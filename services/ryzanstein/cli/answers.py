@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
 from ryzanstein.wire.enum_names import enum_name
 
 MAX_REATTACHES = 5

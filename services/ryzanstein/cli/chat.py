@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
-from ryzanstein.v1 import inference_pb2 as pb
 
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer, ask
@@ -18,6 +17,7 @@ from ryzanstein.cli.defaults import ROUTER_ADDRESS
 from ryzanstein.cli.options import Router, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein.cli import scrape
 from ryzanstein.cli.answers import ChatAnswer, ask
@@ -19,6 +17,8 @@ from ryzanstein.cli.fault import Failover, MidAnswerKill
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.story import Story, StoryTurn
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
 
 SESSION_ID = "demo"
 ANSWER_TIMEOUT_S = 20.0

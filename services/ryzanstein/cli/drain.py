@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 from google.protobuf.duration_pb2 import Duration
-from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from ryzanstein.cli import display
 from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
@@ -22,6 +21,7 @@ from ryzanstein.cli.options import Orchestrator, address_value, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 _TIMEOUT_S = 10.0
 

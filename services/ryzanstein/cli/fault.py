@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ryzanstein.v1 import inference_pb2 as pb
-
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.processes import LocalCluster
+from ryzanstein.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
-
 from ryzanstein.cli.ready_models import ready_models
 from ryzanstein.cluster import Node
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import node_from_wire
 
 _TIMEOUT_S = 2.0

@@ -20,13 +20,13 @@ from typing import Self
 
 import grpc
 import psutil
-from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.model_paths import model_name
 from ryzanstein.private_files import private_folder
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3

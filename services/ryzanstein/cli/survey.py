@@ -13,17 +13,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from ryzanstein.v1 import (
-    inference_pb2,
-    inference_pb2_grpc,
-    orchestrator_pb2,
-    orchestrator_pb2_grpc,
-    router_pb2,
-    router_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
-
 from ryzanstein.cli.cluster_view import (
     ClusterStatus,
     LinkLossView,
@@ -39,6 +28,16 @@ from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    orchestrator_pb2,
+    orchestrator_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from ryzanstein.wire.enum_names import enum_name
 from ryzanstein.wire.membership import beat_from_wire, node_from_wire
 

@@ -12,8 +12,6 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
-from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.background import STOP
@@ -26,6 +24,8 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
+from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
+from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from grpc.aio import ServicerContext
-from ryzanstein.v1 import orchestrator_pb2 as pb
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
 
 from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.validation import check_deployment, check_node, check_node_id, check_report
 from ryzanstein.orchestrator.watch import Snapshot, Update
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
 from ryzanstein.wire.membership import (
     deployment_from_wire,
     deployment_to_wire,

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import router_pb2 as operators
-from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
-from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
-from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
@@ -49,6 +44,11 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import router_pb2 as operators
+from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
+from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
+from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein import clock, errors
 from ryzanstein.generation import (
     Attempt,
@@ -16,6 +14,7 @@ from ryzanstein.generation import (
     TokenPrompt,
     valid_priority,
 )
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
     conversation_from_wire,
     conversation_to_wire,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ryzanstein.v1 import inference_pb2 as inference
-
 from ryzanstein import errors
 from ryzanstein.constraints import FIELD, MAX_ALTERNATIVES, Constraint, ConstraintKind
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 def constraint_from_wire(wire: inference.Constraint) -> Constraint:

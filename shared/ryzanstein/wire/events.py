@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ryzanstein.v1 import inference_pb2 as inference
-
 from ryzanstein import errors
 from ryzanstein.generation import (
     Delta,
@@ -18,6 +16,7 @@ from ryzanstein.generation import (
     TopLogprob,
     Usage,
 )
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 def usage_to_wire(usage: Usage) -> inference.Usage:

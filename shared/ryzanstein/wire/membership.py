@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
-
-from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
-from ryzanstein.v1 import inference_pb2 as inference
-
 from ryzanstein import errors
 from ryzanstein.generation import (
     MAX_LOGIT_BIAS,
@@ -26,6 +24,7 @@ from ryzanstein.generation import (
     ToolCall,
     valid_priority,
 )
+from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
 _ROLES = {

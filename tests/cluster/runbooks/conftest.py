@@ -29,16 +29,16 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.chaos.plan import INJECTION_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
 SECTIONS = ("Symptom", "What fires", "Look", "Do", "Over")

@@ -17,12 +17,12 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.scrape import total
 from ryzanstein.lab.chaos.clocks import Clocks
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 pytestmark = [pytest.mark.timeout(240)]
 

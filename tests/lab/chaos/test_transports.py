@@ -10,8 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -23,6 +21,8 @@ from ryzanstein.lab.chaos.questions import QUESTIONS
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.transport import Request, RouterAddress, Transport
 from ryzanstein.rpc.status import abort
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
 
 NUM_TOKENS = 10
 REQUEST = Request(QUESTIONS[0], 0, "", "user")

@@ -10,13 +10,13 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.admission import Admission, Limits, Place
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import chat_from_wire
 
 BOUND = 8

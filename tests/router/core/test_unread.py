@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 LONG = 4000
 GRACE_S = 0.3

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.router.failover.hedges import HedgeBudget, HedgePolicy
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 TOKENS = 60
 

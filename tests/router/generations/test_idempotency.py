@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, UnsharedKeys
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 STORES = pytest.mark.parametrize("store", ["memory", "sqlite"])
 

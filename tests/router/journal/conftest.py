@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
 
 from ryzanstein.cli.ports import free_ports
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
 
 START_S = 30.0
 

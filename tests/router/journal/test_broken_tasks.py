@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import journal_pb2 as pb
 
 from ryzanstein.router.journal.encoding import BatchWriter
 from ryzanstein.router.journal.journal import JournalUnavailableError, Owner
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import journal_pb2 as pb
 
 TOKENS = 200
 NEVER_THOUGHT_OF = [ValueError("not of this world"), sqlite3.ProgrammingError("closed"), KeyError("k"), MemoryError()]

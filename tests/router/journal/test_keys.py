@@ -12,7 +12,6 @@ import grpc
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import RequestKey
@@ -26,6 +25,7 @@ from ryzanstein.router.journal.stores.sqlite import SqliteJournal
 from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 60
 ONE = Owner("one/1", "127.0.0.1:1")

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 class Wire:

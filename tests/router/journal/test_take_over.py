@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 60
 FIRST_OF_EPOCH_1 = 1 << 16

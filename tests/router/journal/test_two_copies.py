@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.generation import FinishReason, Token
 from ryzanstein.router.journal.journal import JournalUnavailableError
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 class Client:

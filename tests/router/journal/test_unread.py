@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 LONG = 4000
 

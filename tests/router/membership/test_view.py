@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
 
 from ryzanstein.cluster import NO_MODEL, ModelReport, Node, NodeState
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ChangeMissedError, ClusterView, View
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
 from ryzanstein.wire.membership import node_to_wire
 
 Message = orchestrator.WatchClusterResponse

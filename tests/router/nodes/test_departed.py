@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL, STOPS
 from ryzanstein.router.nodes.departed import DepartedModels
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 
 def models(router: Any) -> set[str]:

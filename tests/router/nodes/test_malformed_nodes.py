@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from ryzanstein.v1 import worker_pb2 as worker
 
 GARBAGE = b"\x12\x05ab"

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein.cluster import NO_MODEL
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.roster import MAX_FURTHER_MODELS
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 TOKENS = 60
 

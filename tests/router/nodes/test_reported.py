@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.router.nodes import breaker as breakers
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 24
 WHOLE = [1000 + index for index in range(TOKENS)]

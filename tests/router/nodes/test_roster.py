@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.router.nodes.connection import WORKING_BEAT_S
+from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 80
 

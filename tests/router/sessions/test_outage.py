@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
@@ -30,6 +29,7 @@ from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 ANSWER = "0.0 0.1 "
 _LOCK = """

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
 
 USER, ASSISTANT = inference.ROLE_USER, inference.ROLE_ASSISTANT
 

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.worker.agent.inbox import ReadAhead
 
 

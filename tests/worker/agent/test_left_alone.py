@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

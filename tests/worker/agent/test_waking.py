@@ -7,12 +7,12 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from ryzanstein.v1 import worker_pb2 as pb
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.worker.agent.inbox import ReadAhead
 from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import grpc
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 _ROUTER_ID = "chaos-listener"
 

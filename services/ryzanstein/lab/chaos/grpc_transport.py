@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.chaos.questions import LoadQuestion
@@ -15,6 +13,8 @@ from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc
 
 _Call = (
     grpc.aio.UnaryStreamCall[pb.StreamChatRequest, pb.StreamChatResponse]

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
@@ -30,6 +28,8 @@ from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, QUESTIONS, LoadQuesti
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 RECOVERY_WIDTH = 2
 _POLL_S = 0.1

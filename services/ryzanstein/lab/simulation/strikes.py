@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation.checks import Checks
@@ -20,6 +16,10 @@ from ryzanstein.lab.simulation.plan import PlannedFault
 from ryzanstein.lab.simulation.process import DISK_S
 from ryzanstein.lab.simulation.ranks import SimulatedRanks
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 STORE = "store"
 JOURNAL = "journal"

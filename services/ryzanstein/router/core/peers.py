@@ -17,10 +17,6 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 from grpc_status import rpc_status
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import peer_pb2 as peer
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
-from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -29,6 +25,10 @@ from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableE
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import peer_pb2 as peer
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 from ryzanstein.wire.events import event_from_wire
 
 log = structlog.get_logger(__name__)

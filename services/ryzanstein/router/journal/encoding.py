@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from google.rpc import status_pb2
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import journal_pb2 as pb
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
@@ -15,6 +13,8 @@ from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, Requ
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import journal_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
 from ryzanstein.wire.events import logprobs_from_wire, token_logprobs_to_wire
 

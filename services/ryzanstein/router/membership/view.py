@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 from ryzanstein.cluster import NO_MODEL, Node, NodeState
 from ryzanstein.generation import MAX_NAME_CHARS
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import node_from_wire
 
 log = structlog.get_logger(__name__)

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 log = structlog.get_logger(__name__)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_from_wire
 
 

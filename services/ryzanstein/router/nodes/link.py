@@ -14,7 +14,6 @@ from typing import Protocol
 
 import grpc
 import structlog
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
@@ -25,6 +24,7 @@ from ryzanstein.router.nodes.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
 from ryzanstein.router.nodes.suspicion import Level, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.wire.membership import beat_from_wire
 

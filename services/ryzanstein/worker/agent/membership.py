@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from ryzanstein.v1 import orchestrator_pb2 as orchestrator
-from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 from ryzanstein.cluster import Instruction, Node, NodeReport
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
+from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
 from ryzanstein.worker.telemetry import WorkerTelemetry
 

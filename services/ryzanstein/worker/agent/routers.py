@@ -12,11 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import FinishReason, Token
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire
 from ryzanstein.wire.membership import beat_to_wire
 

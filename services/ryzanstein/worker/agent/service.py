@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from grpc.aio import ServicerContext
-from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration, timestamp

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from ryzanstein.v1 import worker_pb2 as pb
-
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt
+from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
 from ryzanstein.worker.agent.inbox import MAX_BYTES, ReadAhead
 from ryzanstein.worker.agent.node import NodeAgent

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.lab.bench.router.answer_stream import AnswerStream
 from ryzanstein.lab.bench.router.script import WORD, Script, age_s, stamp
+from ryzanstein.v1 import inference_pb2 as inference
 
 
 def framed(**event: object) -> bytes:

@@ -7,11 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import (
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.router.load import StreamLoad, answer_once, connections, ready
@@ -19,6 +14,11 @@ from ryzanstein.lab.bench.router.script import WORD, Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted_node import ScriptedChat
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import (
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
 
 
 class LosesToken(ScriptedChat):  # type: ignore[misc]

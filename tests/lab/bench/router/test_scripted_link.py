@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein.lab.bench.router.script import Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
+from ryzanstein.v1 import worker_pb2 as worker
 
 
 async def submits(*frames: worker.ConnectRequest) -> AsyncIterator[worker.ConnectRequest]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import chat_from_wire
 
 NO_NODE = "127.0.0.1:9"

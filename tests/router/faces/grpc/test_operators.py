@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+
+from ryzanstein.router.telemetry import FAILOVER_CAUSES, LINK_LOSS_CAUSES, SUSPICION_CAUSES
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.router_pb2_grpc import RouterServiceStub
-
-from ryzanstein.router.telemetry import FAILOVER_CAUSES, LINK_LOSS_CAUSES, SUSPICION_CAUSES
 
 
 def ask(client: Any, tokens: int = 200) -> Any:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
-from ryzanstein.v1 import inference_pb2 as inference
 
 from ryzanstein.lab.bench.router.script import WORD, Script, age_s, stamp
+from ryzanstein.v1 import inference_pb2 as inference
 
 _PREFIX_BYTES = 5
 

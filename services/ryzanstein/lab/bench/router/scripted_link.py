@@ -10,11 +10,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
-
 from ryzanstein.lab.bench.router.script import MODEL, WORD, Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 
 _WORKING_BEAT_S = 0.05
 _IDLE_BEAT_S = 0.5

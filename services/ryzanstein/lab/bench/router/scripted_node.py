@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.lab.bench.router.script import MODEL, WORD, Script
 from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 
 _PROMPT_TOKENS = 1
 

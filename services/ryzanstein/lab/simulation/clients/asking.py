@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.simulation.answers import SeenAnswer
@@ -22,6 +20,8 @@ from ryzanstein.lab.simulation.plan import ClientPlan
 from ryzanstein.lab.simulation.strikes import JOURNAL, STORE
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0

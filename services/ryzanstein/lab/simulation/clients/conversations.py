@@ -7,8 +7,6 @@ import random
 from dataclasses import replace
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1.inference_pb2_grpc import SessionServiceStub
 
 from ryzanstein.generation import FinishReason, Message
 from ryzanstein.lab.simulation import services
@@ -21,6 +19,8 @@ from ryzanstein.lab.simulation.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel, demo_text
 from ryzanstein.lab.simulation.strikes import STORE
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1.inference_pb2_grpc import SessionServiceStub
 from ryzanstein.wire.requests import messages_from_wire
 
 _SPEAKS_S = 120  # how long a client checks whether its last answer still runs

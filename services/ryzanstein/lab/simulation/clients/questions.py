@@ -9,12 +9,11 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from ryzanstein.v1 import inference_pb2 as pb
-
 from ryzanstein.generation import ChatPrompt, Message, Role, SamplingParams
 from ryzanstein.lab.simulation.answers import SeenAnswer
 from ryzanstein.lab.simulation.plan import FIRST_MODEL, ClientPlan, SimulationPlan
 from ryzanstein.lab.simulation.scripted_model import demo_text
+from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.wire.requests import message_to_wire, sampling_to_wire
 
 _LONGEST_PROMPT = 2048

@@ -15,8 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Prompt, TextPrompt
@@ -26,6 +24,8 @@ from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
 from ryzanstein.router.faces.grpc.responses import whole_response
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire.events import event_to_wire
 from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, messages_from_wire, name_from_wire
 

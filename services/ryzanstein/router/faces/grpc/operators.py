@@ -6,13 +6,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from ryzanstein.v1 import router_pb2 as pb
-from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.router_pb2_grpc import RouterServiceServicer
 
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
 from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.v1 import router_pb2 as pb
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.router_pb2_grpc import RouterServiceServicer
 from ryzanstein.wire.timestamps import timestamp
 
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import peer_pb2 as pb
-from ryzanstein.v1.peer_pb2_grpc import PeerServiceServicer
 
 from ryzanstein.router.core.clustered import ClusteredCore
 from ryzanstein.router.faces.grpc.call import Calls
+from ryzanstein.v1 import peer_pb2 as pb
+from ryzanstein.v1.peer_pb2_grpc import PeerServiceServicer
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ryzanstein.v1 import inference_pb2 as inference
-
 from ryzanstein.router.faces.answer import Answer
+from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.events import token_logprobs_to_wire, usage_to_wire
 
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)

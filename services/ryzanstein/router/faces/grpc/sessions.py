@@ -6,11 +6,11 @@ import uuid
 from typing import Any
 
 import grpc
-from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
 
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.sessions.store import Session, SessionStore
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
 from ryzanstein.wire.requests import MostParts, message_to_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import timestamp
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ryzanstein.v1 import pages_pb2 as pb
-
 from ryzanstein import errors
+from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page
 from ryzanstein.worker.engine.travel import NAME_BYTES
 
