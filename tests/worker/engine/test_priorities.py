@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.pages import KVPages
+from ryzanstein.worker.engine.kv_pages import KVPages
 
 
 def answers(it) -> dict:

@@ -12,9 +12,9 @@ from collections import Counter
 from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.pages import KVPages
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
 from ryzanstein.worker.engine.queue import WaitingLine
