@@ -72,7 +72,7 @@ class WorkerSettings(ServiceSettings):
     pin: bool = Field(False, description="bind each rank to its own cores")
 
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
-    num_blocks: int = Field(0, ge=0, description="blocks of the KV cache; 0: as many as fit in kv_bytes")
+    num_blocks: int = Field(0, ge=0, description="pages of the KV cache, for all layers; 0: as many as fit in kv_bytes")
     kv_bytes: int = Field(0, ge=0, description="size of each rank's KV cache; 0: enough for max_sequences, at most 1 GiB")
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"

@@ -20,11 +20,13 @@ from ryzanstein import errors
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, default_blocks, slot_width
+from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, default_blocks, extents_of, slot_width
 from ryzanstein.worker.model.gguf.description import GgufDescription
 from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
@@ -205,14 +207,18 @@ class _Need:
         settings, spec, tp = self.settings, self.spec, self._tp
         item_bytes = 2 if settings.kv_dtype == "float16" else self._item_bytes
         per_block = bytes_of_block(spec, tp, settings.block_size, item_bytes)
-        num_blocks = settings.num_blocks or (
+        num_blocks = settings.num_blocks * len(self._extents.windows) or (
             blocks_in(settings.kv_bytes, per_block)
             if settings.kv_bytes
-            else default_blocks(spec.context_length, settings.block_size, settings.max_sequences, per_block)
+            else default_blocks(self._extents, spec.context_length, settings.max_sequences, per_block)
         )
-        padding = spec.num_layers * slot_width(spec, tp) * item_bytes
-        staging = 0 if self.on_gpu else min(num_blocks * per_block, BUDGET_BYTES)
+        padding = layer_groups(spec).num_planes * slot_width(spec, tp) * item_bytes
+        staging = 0 if self.on_gpu or self._extents.windows != (None,) else min(num_blocks * per_block, BUDGET_BYTES)
         return settings.tp * (num_blocks * per_block + padding + staging)
+
+    @property
+    def _extents(self) -> Extents:
+        return extents_of(self.spec, self.settings.block_size, self.settings.max_tokens_per_step)
 
     def _step_bytes(self) -> int:
         """Returns what the largest steps take beside weights and cache."""

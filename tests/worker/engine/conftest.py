@@ -52,7 +52,8 @@ class FakeRanks:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.cache: list[list[int | None]] = [
+        self.windows = settings.windows
+        self.cache: list[list[tuple[int, int] | None]] = [
             [None] * settings.block_size for _ in range(settings.num_blocks + settings.borrowable_blocks)
         ]
         self.plans: list[StepPlan] = []
@@ -69,17 +70,20 @@ class FakeRanks:
         assert 0 < len(plan.num_new) <= self.settings.max_sequences
         assert plan.full_logits == any(map(needs_full_logits, rows))
         size = self.settings.block_size
-        position = 0
+        assert len(plan.block_tables) == len(self.windows) * len(plan.num_new)
         written: set[tuple[int, int]] = set()
-        for num_new, num_context, table in zip(plan.num_new, plan.num_context, plan.block_tables, strict=True):
-            assert num_new > 0
-            assert len(set(table)) == len(table)
-            for p in range(num_context, num_context + num_new):
-                slot = (table[p // size], p % size)
-                assert slot not in written, "two sequences write one slot"
-                written.add(slot)
-                self.cache[slot[0]][slot[1]] = plan.token_ids[position]
-                position += 1
+        for group in range(len(self.windows)):
+            position = 0
+            for s, (num_new, num_context) in enumerate(zip(plan.num_new, plan.num_context, strict=True)):
+                assert num_new > 0
+                table = self._table(plan, group, s)
+                assert len(set(table.values())) == len(table)
+                for p in range(num_context, num_context + num_new):
+                    slot = (table[p // size], p % size)
+                    assert slot not in written, "two sequences write one slot"
+                    written.add(slot)
+                    self.cache[slot[0]][slot[1]] = (group, plan.token_ids[position])
+                    position += 1
         if self.short(plan):
             raise OutOfMemory("rank 1: no memory for the step")
         bad = {i: "logits are not numbers" for i, row in enumerate(rows) if self.failing(row)}
@@ -96,13 +100,22 @@ class FakeRanks:
             self.cache[block] = [None] * self.settings.block_size
         self.released_from = change.num_blocks
 
+    def _table(self, plan: StepPlan, group: int, s: int) -> dict[int, int]:
+        """The block of each page that the plan names."""
+        i = group * len(plan.num_new) + s
+        return dict(enumerate(plan.block_tables[i], plan.first_pages[i] if plan.first_pages else 0))
+
     def _sample(self, plan: StepPlan, s: int, row: SampleRow) -> SampledToken:
         size = self.settings.block_size
         num_tokens = plan.num_context[s] + plan.num_new[s]
-        seen = [self.cache[plan.block_tables[s][p // size]][p % size] for p in range(num_tokens)]
-        assert seen == [*row.prompt_ids, *row.generated_ids], "the cache holds other tokens than the sequence"
+        tokens = [*row.prompt_ids, *row.generated_ids]
+        for group, window in enumerate(self.windows):
+            table = self._table(plan, group, s)
+            begin = 0 if window is None else max(0, plan.num_context[s] + 1 - window)
+            seen = [self.cache[table[p // size]][p % size] for p in range(begin, num_tokens)]
+            assert seen == [(group, token) for token in tokens[begin:]], "the cache holds other tokens than the sequence"
         assert row.index == len(row.generated_ids)
-        token = next_token(seen, row.choice, row.banned_ids)
+        token = next_token(tokens, row.choice, row.banned_ids)
         if row.sampling.logprobs is None:
             return SampledToken(token)
         return SampledToken(token, -0.5, tuple((token, -0.5) for _ in range(row.sampling.logprobs)))

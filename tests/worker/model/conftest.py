@@ -15,10 +15,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Read when torch is loaded. Threads that spin take the cores from each other where tests use more threads than there are cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import msgspec
 import pytest
 import torch
 
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, grouped
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
@@ -162,9 +163,35 @@ def threads() -> Callable[[int], AbstractContextManager[None]]:
     return use
 
 
+class PlainTables(ModelRunner):
+    """A runner whose plans name pages in one table, as if all layers kept all of them.
+
+    Its layers get them group by group, without what a window has left.
+    """
+
+    forgets = True
+
+    def hidden_logits(self, plan: StepPlan) -> torch.Tensor | None:
+        return super().hidden_logits(self._in_groups(plan))
+
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        return super().execute(self._in_groups(plan), rows)
+
+    def _in_groups(self, plan: StepPlan) -> StepPlan:
+        windows = self.extents.windows
+        if len(plan.block_tables) != len(plan.num_new):
+            return plan
+        tables = grouped(plan.block_tables, len(windows))
+        firsts = [self.extents.first_seen(window, start) for window in windows for start in plan.num_context]
+        if not (self.forgets and any(firsts)):
+            return msgspec.structs.replace(plan, block_tables=tables)
+        kept = [table[first:] for table, first in zip(tables, firsts, strict=True)]
+        return msgspec.structs.replace(plan, block_tables=kept, first_pages=firsts)
+
+
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:
     tp = tp or TensorParallel(0, 1, LocalCollectives())
-    return ModelRunner.load(model_dir, tp, RunnerOptions(**{"num_blocks": 64, "block_size": 4, "num_threads": 1, **options}))
+    return PlainTables.load(model_dir, tp, RunnerOptions(**{"num_blocks": 64, "block_size": 4, "num_threads": 1, **options}))
 
 
 @pytest.fixture(scope="session")

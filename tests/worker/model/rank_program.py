@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan, grouped
 from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
 from ryzanstein.worker.model.collectives.waiting import WaitPolicy
@@ -84,6 +85,7 @@ def run(tp: TensorParallel, model_dir: Path, options: dict[str, Any], plans: lis
     runner.warm_up()
     answers: list[Any] = []
     for plan in plans:
+        plan = msgspec.structs.replace(plan, block_tables=grouped(plan.block_tables, len(runner.extents.windows)))
         if plan.full_logits:
             answers.append(runner.hidden_logits(plan))
         else:

@@ -109,10 +109,10 @@ def test_blocks_that_are_all_written_take_no_more_than_the_budget(size: int) -> 
     assert cache.nbytes == budget
     assert resident_bytes() - before < MIB  # untouched memory is only a promise
     for index in range(num_layers):
-        cache.layer(index)[: cache.num_slots].fill_(1.0)
+        cache.plane(index)[: cache.num_slots].fill_(1.0)
     grown = resident_bytes() - before
     assert 0.95 * budget < grown < budget + num_layers * 2 * LARGE_PAGE  # where one reaches over an end of a layer's blocks
-    assert float(cache.layer(1)[cache.num_slots].abs().sum()) == 0.0
+    assert float(cache.plane(1)[cache.num_slots].abs().sum()) == 0.0
 
 
 def resident_bytes() -> int:
@@ -126,11 +126,11 @@ def small_cache(num_blocks: int) -> KVCache:
 def test_moved_blocks_have_the_same_bits_in_every_layer() -> None:
     cache = small_cache(8)
     for index in range(3):
-        cache.layer(index)[: cache.num_slots] = torch.randn(cache.num_slots, 24)
-    before = [cache.layer(index).clone() for index in range(3)]
+        cache.plane(index)[: cache.num_slots] = torch.randn(cache.num_slots, 24)
+    before = [cache.plane(index).clone() for index in range(3)]
     cache.move([(7, 1), (6, 0)])
     for index in range(3):
-        slots = cache.layer(index)
+        slots = cache.plane(index)
         assert torch.equal(slots[:BLOCK_SIZE], before[index][6 * BLOCK_SIZE : 7 * BLOCK_SIZE])
         assert torch.equal(slots[BLOCK_SIZE : 2 * BLOCK_SIZE], before[index][7 * BLOCK_SIZE : 8 * BLOCK_SIZE])
         assert torch.equal(slots[2 * BLOCK_SIZE :], before[index][2 * BLOCK_SIZE :])
@@ -141,10 +141,10 @@ def test_released_blocks_leave_the_others_and_the_zero_slot_as_they_are(kept: in
     """The sizes are no multiples of a page."""
     cache = small_cache(100)
     for index in range(3):
-        cache.layer(index)[: cache.num_slots] = 1.0
+        cache.plane(index)[: cache.num_slots] = 1.0
     cache.release(kept)
     for index in range(3):
-        slots = cache.layer(index)
+        slots = cache.plane(index)
         assert (slots[: kept * BLOCK_SIZE] == 1.0).all()
         assert not slots[cache.num_slots].any()
         assert (slots[kept * BLOCK_SIZE : cache.num_slots].sum() < 2 * 4096 / 4) or kept > 90
@@ -154,10 +154,10 @@ def test_released_blocks_return_their_memory_and_can_be_written_again() -> None:
     num_layers, num_blocks = 2, 1024
     cache = KVCache(num_layers, num_blocks, BLOCK_SIZE, 512, dtype=torch.float32, device=torch.device("cpu"))
     for index in range(num_layers):
-        cache.layer(index)[: cache.num_slots] = 1.0
+        cache.plane(index)[: cache.num_slots] = 1.0
     full = resident_bytes()
     cache.release(num_blocks // 4)
     freed = full - resident_bytes()
     assert abs(freed - 0.75 * cache.nbytes) < num_layers * LARGE_PAGE
-    cache.layer(1)[: cache.num_slots] = 2.0
-    assert (cache.layer(1)[: cache.num_slots] == 2.0).all()
+    cache.plane(1)[: cache.num_slots] = 2.0
+    assert (cache.plane(1)[: cache.num_slots] == 2.0).all()

@@ -157,7 +157,7 @@ def test_warming_up_fits_any_cache_and_changes_no_answer(model_dir: Path, runner
 def test_a_model_whose_numbers_broke_fails_its_rows_only(model_dir: Path, runner: Callable[..., Any]) -> None:
     """Keys that are not numbers, as a broken cache would have: the sequence that reads them fails, its neighbour does not."""
     loaded = runner(model_dir)
-    loaded._cache.layer(0)[:4].fill_(torch.nan)
+    loaded._cache.plane(0)[:4].fill_(torch.nan)
     tables = [[0, 1], [2, 3]]
     with pytest.raises(SequencesFailed) as caught:
         loaded.execute(StepPlan(1, [1, 1], [1, 1], [4, 4], tables, [0, 1]), [GREEDY, GREEDY])
@@ -172,8 +172,8 @@ def test_what_a_block_held_before_never_reaches_its_next_sequence(model_dir: Pat
     clean, dirty = runner(model_dir), runner(model_dir)
     zero_slot = dirty._cache.num_slots
     for layer in (0, 1):
-        dirty._cache.layer(layer)[:zero_slot].fill_(torch.nan)
-        dirty._cache.layer(layer)[zero_slot + 1 :].fill_(torch.nan)
+        dirty._cache.plane(layer)[:zero_slot].fill_(torch.nan)
+        dirty._cache.plane(layer)[zero_slot + 1 :].fill_(torch.nan)
     tables = [[3, 1], [0, 2, 5, 7], [8, 9]]
     for loaded in (clean, dirty):
         loaded.hidden_logits(StepPlan(1, prompt(4 + 13 + 5), [4, 13, 5], [0, 0, 0], tables, [0]))

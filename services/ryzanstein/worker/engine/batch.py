@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.engine.sequence import Sequence
 
@@ -23,7 +25,6 @@ class Batch:
         self._token_ids: list[int] = []
         self._num_new: list[int] = []
         self._num_context: list[int] = []
-        self._block_tables: list[list[int]] = []
         self._sampled: list[int] = []
 
     def __len__(self) -> int:
@@ -65,14 +66,17 @@ class Batch:
         The plan shares the sequences' block tables: it is valid until the step's update changes
         them.
         """
+        tables = list(chain(*zip(*(sequence.tables for sequence, _ in self.members), strict=True)))
+        first_pages = [table.first for table in tables]
         return StepPlan(
             step,
             self._token_ids,
             self._num_new,
             self._num_context,
-            self._block_tables,
+            [table.blocks for table in tables],
             self._sampled,
             any(needs_full_logits(row) for row in self.rows),
+            first_pages if any(first_pages) else [],
         )
 
     def _add(self, sequence: Sequence, num: int) -> None:
@@ -84,4 +88,3 @@ class Batch:
         self.members.append((sequence, num))
         self._num_new.append(num)
         self._num_context.append(sequence.num_computed)
-        self._block_tables.append(sequence.blocks)

@@ -7,7 +7,7 @@ tokens, sequences or tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 
 class BlockPool:
@@ -29,8 +29,8 @@ class BlockPool:
         """No block from this number on is in use: the limit, or more while there are strays."""
         self._strays: set[int] = set()
         self._references = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
-        self._by_key: dict[bytes, int] = {}
+        self._keys: list[Hashable | None] = [None] * num_blocks
+        self._by_key: dict[Hashable, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         # One byte per block, 0 is free: bytearray.find finds a run of free blocks at the speed of
         # memory.
@@ -82,17 +82,20 @@ class BlockPool:
             del self._idle[block]
         self._references[block] += 1
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int], *, soon: bool = False) -> None:
         """Releases one reference to each block.
 
-        The last block becomes idle first, so that a prefix outlives its tails.
+        The last block becomes idle first, so that a prefix outlives its tails. `soon`: they are
+        evicted before all that is idle now.
         """
-        for block in reversed(blocks):
+        for block in blocks if soon else reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._release(block)
+                if soon and block in self._idle:
+                    self._idle.move_to_end(block, last=False)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: Hashable) -> None:
         """Makes a held block's contents findable.
 
         The first block under a key stays; a later one with the same key remains private.
@@ -101,7 +104,15 @@ class BlockPool:
             self._by_key[key] = block
             self._keys[block] = key
 
-    def find(self, keys: Iterable[bytes]) -> list[int]:
+    def __contains__(self, key: Hashable) -> bool:
+        """Returns whether a block's contents can be found under the key."""
+        return key in self._by_key
+
+    def block_of(self, key: Hashable) -> int | None:
+        """Returns the block under the key. Takes no reference."""
+        return self._by_key.get(key)
+
+    def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Returns the blocks under the keys, up to the first missing key. Takes no reference."""
         found = []
         for key in keys:

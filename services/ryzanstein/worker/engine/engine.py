@@ -187,7 +187,8 @@ class Engine:
         Ranks that fail at another prompt as well are lost, see `Probe`.
         """
         self._step += 1
-        self._probe.require_sound(self._step, batch.sampled[next(iter(failure.rows))].blocks)
+        tables = batch.sampled[next(iter(failure.rows))].tables
+        self._probe.require_sound(self._step, [table.blocks[-1] for table in tables])
         for row, message in failure.rows.items():
             self._groups.fail(batch.sampled[row].group.id, errors.logits_not_finite(message))
 

@@ -179,7 +179,7 @@ class Groups:
 
         How long it ran helps to predict how long others will run.
         """
-        if sequence.blocks:
+        if sequence.tables:
             self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
         self._scheduler.remove(sequence)
 
@@ -218,7 +218,7 @@ class Groups:
 
         The last token of an answer needs no place: it is never fed.
         """
-        num_tokens = self._settings.num_blocks * self._settings.block_size
+        num_tokens = self._settings.extents.tokens_in(self._settings.num_blocks)
         if num_prompt + max_tokens - 1 > num_tokens:
             raise errors.context_too_long(num_prompt, max_tokens, num_tokens)
 

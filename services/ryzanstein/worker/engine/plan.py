@@ -2,7 +2,8 @@
 
 This is the interface between deciding and computing. A plan consists of flat lists, so that it
 packs in microseconds and becomes tensors without a loop. Legend: S sequences in the step, T new
-tokens of all of them together, B blocks of one sequence.
+tokens of all of them together, G groups of layers (see `extents`), B blocks of one sequence in one
+group.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """A step for all ranks.
 
     Sequence s feeds `num_new[s]` tokens whose positions are `num_context[s]`, `num_context[s] + 1`,
-    ...: `num_context[s]` of its tokens are already in the KV cache. The token at position p is
-    stored in block `block_tables[s][p // block_size]` at offset `p % block_size`. `sampled` are the
+    ...: `num_context[s]` of its tokens are already in the KV cache. In group g its table is
+    `block_tables[g * S + s]`, which begins with page `first_pages[g * S + s]`: the token at
+    position p is stored in block `table[p // block_size - first]` at offset `p % block_size`.
+    `first_pages` is empty if all of them are 0. `sampled` are the
     indices s for which the logits of the last new token are needed; a sequence in the middle of its
     prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0
     never see the rows, and all of them must take part in the same collective.
@@ -31,9 +34,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]  # [T]
     num_new: list[int]  # [S], sum is T
     num_context: list[int]  # [S]
-    block_tables: list[list[int]]  # [S][B]
+    block_tables: list[list[int]]  # [G x S][B]
     sampled: list[int]  # indices into S, ascending
     full_logits: bool = False
+    first_pages: list[int] = []  # [G x S]
+
+
+def grouped(tables: Sequence[Sequence[int]], num_groups: int) -> list[list[int]]:
+    """Returns block tables for all groups of a plan that no scheduler made.
+
+    Number b in `tables` [S][B] stands for blocks b x G to b x G + G - 1, one for each group.
+    """
+    return [[block * num_groups + group for block in table] for group in range(num_groups) for table in tables]
 
 
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):

@@ -1,59 +1,114 @@
 """Prefix reuse: which blocks already hold the keys and values of a sequence's first tokens.
 
-A block's contents depend on its tokens and on all tokens before it, so its key is a hash over its
+A page's contents depend on its tokens and on all tokens before it, so its key is a hash over its
 own tokens and the key of its parent (a Merkle chain, as in vLLM's automatic prefix caching). Keys
 are 128-bit BLAKE2b: a client that could build two prompts with the same key would read another
-client's cache. The scheduler looks blocks up at admission and publishes them after each step.
+client's cache. Each group of layers has a block of its own for a page, found under (key, group).
+
+A sequence resumes after page m - 1 if its next token finds all that it sees: every page in groups
+that read all tokens, the last ones in groups with a window. The pages before them need not exist.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 
 from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.sequence import Sequence
+from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 
 KEY_BYTES = 16
 _ROOT = b""
+PageKey = tuple[bytes, int]
+"""Under which a block is found: the key of its page, and the number of its group."""
 
 
 def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:
-    """Returns the key of a block with these tokens after the block with key `parent`.
+    """Returns the key of a page with these tokens after the page with key `parent`.
 
-    `parent` is empty for the first block.
+    `parent` is empty for the first page.
     """
     return blake2b(array("q", token_ids).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest prefix after which a sequence can resume: `num_pages`, and a table for each group.
+
+    The groups that read all tokens know `num_known` pages, maybe more than can be resumed.
+    """
+
+    num_pages: int
+    tables: list[BlockTable]
+    num_known: int
+
+    @property
+    def blocks(self) -> list[int]:
+        """All blocks of the prefix."""
+        return [block for table in self.tables for block in table.blocks]
+
+
 class PrefixCache:
-    """An index of the full blocks of sequences in a pool."""
+    """An index of the full pages of sequences in a pool."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, extents: Extents) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._extents = extents
+        self._whole = [group for group, window in enumerate(extents.windows) if window is None]
+        self._windowed = [(group, window) for group, window in enumerate(extents.windows) if window is not None]
 
-    def match(self, sequence: Sequence) -> list[int]:
-        """Returns the blocks of the longest cached prefix. Takes no reference.
+    def match(self, sequence: Sequence) -> Match:
+        """Returns the longest cached prefix. Takes no reference.
 
         The last token is never part of it: it must be computed to get its logits.
         """
-        num_full = (sequence.num_tokens - 1) // self._block_size
-        self._extend_keys(sequence, num_full)
-        return self._pool.find(sequence.keys[:num_full])
+        num_known = (sequence.num_tokens - 1) // self._extents.block_size
+        self._extend_keys(sequence, num_known)
+        for group in self._whole:
+            num_known = len(self._pool.find((key, group) for key in islice(sequence.keys, num_known)))
+        num_pages = self._resumable(sequence.keys, num_known)
+        tables = [self._table(sequence.keys, num_pages, group) for group in range(len(self._extents.windows))]
+        return Match(num_pages, tables, num_known)
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks that the last step filled findable."""
-        num_full = sequence.num_computed // self._block_size
+        """Makes the pages that the last step filled findable."""
+        num_full = sequence.num_computed // self._extents.block_size
         self._extend_keys(sequence, num_full)
-        for i in range(sequence.num_published, num_full):
-            self._pool.publish(sequence.blocks[i], sequence.keys[i])
+        for group, table in enumerate(sequence.tables):
+            for page in range(max(sequence.num_published, table.first), num_full):
+                self._pool.publish(table.blocks[page - table.first], (sequence.keys[page], group))
         sequence.num_published = num_full
+
+    def _table(self, keys: SequenceOf[bytes], num_pages: int, group: int) -> BlockTable:
+        first = self._first_seen(group, num_pages)
+        return BlockTable(first, self._pool.find((key, group) for key in islice(keys, first, num_pages)))
+
+    def _first_seen(self, group: int, num_pages: int) -> int:
+        """Returns the first page that the token after so many pages sees."""
+        return self._extents.first_seen(self._extents.windows[group], num_pages * self._extents.block_size)
+
+    def _resumable(self, keys: SequenceOf[bytes], num_pages: int) -> int:
+        """Returns the most pages, at most so many, of which each window group has all that is seen.
+
+        One pass from the last page to the first: a missing page ends the prefix before it, and the
+        pages behind it are no longer needed.
+        """
+        firsts = [self._first_seen(group, num_pages) for group, _ in self._windowed]
+        page = num_pages
+        while (page := page - 1) >= min(firsts, default=num_pages):
+            needed = (group for (group, _), first in zip(self._windowed, firsts, strict=True) if page >= first)
+            if not all((keys[page], group) in self._pool for group in needed):
+                num_pages = page
+                firsts = [self._first_seen(group, num_pages) for group, _ in self._windowed]
+        return num_pages
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:
         keys = sequence.keys
-        size = self._block_size
+        size = self._extents.block_size
         while len(keys) < num_full:
             start = len(keys) * size
             keys.append(chain_key(keys[-1] if keys else _ROOT, sequence.tokens(start, start + size)))

@@ -32,12 +32,12 @@ class Probe:
     def require_sound(self, step: int, blocks: Sequence[int]) -> None:
         """Raises RanksUnsound if the ranks compute no finite logits for any probe token.
 
-        `blocks` are those of a sequence that has failed; the probe writes to the last one, which is
-        not shared.
+        `blocks` are the last ones, in each group of layers, of a sequence that has failed; the probe
+        writes to them, because they are not shared.
         """
         failure = ""
         for token_id in _TOKENS:
-            plan = StepPlan(step, [token_id], [1], [0], [[blocks[-1]]], [0])
+            plan = StepPlan(step, [token_id], [1], [0], [[block] for block in blocks], [0])
             try:
                 self._executor.execute(plan, [SampleRow(_GREEDY, 0, 0, [token_id], [])])
             except SequencesFailed as failed:

@@ -14,8 +14,9 @@ from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.pages import KVPages
 from ryzanstein.worker.engine.plan import Rearrangement
-from ryzanstein.worker.engine.prefix import PrefixCache
+from ryzanstein.worker.engine.prefix import Match
 from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -25,9 +26,9 @@ from ryzanstein.worker.engine.yielding import first_to_yield
 class Scheduler:
     """A scheduler that sequences join with `add` and leave with `remove`, between any two steps.
 
-    From its admission on, a running sequence holds the blocks of all its tokens so far, so a
-    prefill never stops half-way for lack of blocks. Decoding takes one more block every
-    `block_size` tokens. When no block is left, or a sequence of higher priority needs the place, a
+    From its admission on, a running sequence holds the blocks that its tokens so far need, so a
+    prefill does not stop half-way for lack of blocks. Decoding takes one more block in each group
+    of layers every `block_size` tokens. When no block is left, or a sequence of higher priority needs the place, a
     sequence is paused: it gives all of its blocks back and waits again. Its tokens are kept and
     computed again later, mostly from the prefix cache.
     """
@@ -35,8 +36,7 @@ class Scheduler:
     def __init__(self, settings: EngineSettings, pace: StepPace) -> None:
         self._settings = settings
         self._pace = pace
-        self.pool = BlockPool(settings.num_blocks + settings.borrowable_blocks, settings.num_blocks)
-        self._prefix = PrefixCache(self.pool, settings.block_size)
+        self._pages = KVPages(settings)
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(settings.max_idle_tenants)
         self.num_places = settings.max_sequences
@@ -56,6 +56,11 @@ class Scheduler:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
 
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of all sequences and of the prefix cache."""
+        return self._pages.pool
+
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence. It must fit the pool when it is alone."""
         self.waiting.insert(sequence)
@@ -66,7 +71,7 @@ class Scheduler:
             self.running.remove(sequence)
             # Charged in advance and not computed.
             sequence.group.account.counter -= PREFILL_WEIGHT * max(0, sequence.num_charged - sequence.num_computed)
-            self._release(sequence)
+            self._pages.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -93,7 +98,7 @@ class Scheduler:
             before = sequence.num_computed
             sequence.num_computed = before + num
             if before // size != (before + num) // size:
-                self._prefix.publish(sequence)
+                self._pages.advance(sequence)
         for sequence, num in batch.members[batch.num_decodes :]:
             self.num_prefilled[sequence.group.priority] += num
 
@@ -114,17 +119,11 @@ class Scheduler:
         return self._returning
 
     def give_back(self) -> Rearrangement:
-        """Gives back some blocks above the limit; returns what the ranks must do before a step.
-
-        One call moves no more tokens than a step may compute, so that a step takes little longer.
-        """
+        """Gives back some blocks above the limit; returns what the ranks must do before a step."""
         self._yield_blocks()
-        moves = self.pool.gather(max(1, self._settings.token_budget // self._settings.block_size))
-        if moves:
-            for sequence in self.running:
-                sequence.blocks = [moves.get(block, block) for block in sequence.blocks]
+        change = self._pages.gather(list(self.running))
         self._returning = self.pool.ceiling > self.pool.limit
-        return Rearrangement(list(moves.items()), self.pool.ceiling)
+        return change
 
     @property
     def num_wanted(self) -> int:
@@ -133,8 +132,9 @@ class Scheduler:
         if not self._lacks_blocks or not num_waiting:
             return 0
         num_placed = min(num_waiting, max(1, self._settings.max_sequences - len(self.running)))
-        blocks = self._settings.blocks_for(self.waiting.num_tokens * num_placed // num_waiting) + num_placed
-        return max(1, blocks + len(self.running) - max(0, self.pool.num_available))
+        each = self._pages.extents.blocks_for(self.waiting.num_tokens // num_waiting) + self._pages.num_groups
+        reserved = len(self.running) * self._pages.num_groups
+        return max(1, each * num_placed + reserved - max(0, self.pool.num_available))
 
     def num_uncached(self, sequence: Sequence) -> int:
         """Returns the tokens that a waiting sequence must compute before its first new token.
@@ -142,7 +142,7 @@ class Scheduler:
         The value reflects the prefix cache at the first call.
         """
         if sequence.num_uncached is None:
-            sequence.num_uncached = sequence.num_tokens - len(self._prefix.match(sequence)) * self._settings.block_size
+            sequence.num_uncached = sequence.num_tokens - self._pages.match(sequence).num_pages * self._settings.block_size
         return sequence.num_uncached
 
     def take_paused(self) -> list[Sequence]:
@@ -178,13 +178,13 @@ class Scheduler:
         self.num_places = self._settings.max_sequences
         self._lacks_blocks = False
         while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
-            matched = self._prefix.match(sequence)
-            if not self._make_way(sequence, matched):
+            match = self._pages.match(sequence)
+            if not self._make_way(sequence, match):
                 self.num_places = max(1, len(self.running))
                 self._lacks_blocks = len(self.running) < self._settings.max_sequences
                 return
             self.waiting.remove(sequence)
-            self._start(sequence, matched)
+            self._start(sequence, match)
             self.running.insert(sequence)
 
     def _has_budget(self, sequence: Sequence) -> bool:
@@ -195,38 +195,32 @@ class Scheduler:
         ahead = (other.num_pending for other in self.running if other.num_pending == 1 or other.rank < sequence.rank)
         return sum(ahead) < self._limit
 
-    def _make_way(self, sequence: Sequence, matched: list[int]) -> bool:
+    def _make_way(self, sequence: Sequence, match: Match) -> bool:
         """Pauses sequences of lower priority until this one fits; returns whether it does.
 
         Pauses none if pausing all of them would not be enough.
         """
         lower = [other for other in self.running if other.group.priority < sequence.group.priority]
-        reclaimable = sum(len(other.blocks) for other in lower)
-        if not self._fits(sequence, matched, reclaimable, len(self.running) - len(lower)):
+        reclaimable = sum(other.num_blocks for other in lower)
+        if not self._fits(sequence, match, reclaimable, len(self.running) - len(lower)):
             return False
-        while not self._fits(sequence, matched, 0, len(self.running)):
+        while not self._fits(sequence, match, 0, len(self.running)):
             if not self.running or (victim := first_to_yield(self.running)).group.priority >= sequence.group.priority:
                 return False  # they shared blocks, which were counted more than once
             self._pause(victim, "priority")
         return True
 
-    def _fits(self, sequence: Sequence, matched: list[int], reclaimable: int, num_running: int) -> bool:
+    def _fits(self, sequence: Sequence, match: Match, reclaimable: int, num_running: int) -> bool:
         """Returns whether the sequence can join so many running ones.
 
-        One block is reserved for each of them, so that an admitted sequence is not paused in the
-        same step. A matched block costs nothing only while another sequence holds it.
+        One block in each group is reserved for each of them, so that an admitted sequence is not
+        paused in the same step.
         """
-        needed = self._settings.blocks_for(sequence.num_tokens) - sum(map(self.pool.is_held, matched))
-        has_room = self.pool.num_available + reclaimable >= needed + num_running
-        return has_room and num_running < self._settings.max_sequences
+        needed = self._pages.num_needed(sequence, match) + num_running * self._pages.num_groups
+        return self.pool.num_available + reclaimable >= needed and num_running < self._settings.max_sequences
 
-    def _start(self, sequence: Sequence, matched: list[int]) -> None:
-        for block in matched:
-            self.pool.share(block)
-        num_new = self._settings.blocks_for(sequence.num_tokens) - len(matched)
-        sequence.blocks = matched + self.pool.allocate(num_new, matched[-1] if matched else None)
-        sequence.num_computed = len(matched) * self._settings.block_size
-        sequence.num_published = len(matched)
+    def _start(self, sequence: Sequence, match: Match) -> None:
+        self._pages.start(sequence, match)
         if sequence.cached_tokens is not None:
             self.num_resumed += 1
             return
@@ -252,8 +246,7 @@ class Scheduler:
         self._make_room()
         for sequence in self.running:
             if sequence.num_pending == 1:
-                if self._is_full(sequence):
-                    sequence.blocks += self.pool.allocate(1, sequence.blocks[-1])
+                self._pages.reach(sequence, 1)
                 batch.decode(sequence)
 
     def _yield_blocks(self) -> None:
@@ -262,13 +255,14 @@ class Scheduler:
             self._pause(first_to_yield(self.running), "takeback")
 
     def _make_room(self) -> None:
-        """Pauses sequences until there is a block for each decode that needs one."""
-        while sum(map(self._is_full, self.running)) > self.pool.num_available:
+        """Pauses sequences until there are blocks for all decodes and for the first prefill."""
+        while self._num_lacking() > self.pool.num_available:
             self._pause(first_to_yield(self.running), "memory")
 
-    def _is_full(self, sequence: Sequence) -> bool:
-        """Returns whether its next token needs a block that it does not have."""
-        return sequence.num_computed == len(sequence.blocks) * self._settings.block_size
+    def _num_lacking(self) -> int:
+        first = next((sequence for sequence in self.running if sequence.num_pending > 1), None)
+        needy = (sequence for sequence in self.running if sequence.num_pending == 1 or sequence is first)
+        return sum(map(self._pages.num_lacking, needy))
 
     def _take_prefills(self, batch: Batch) -> None:
         """Adds prefills, in order, up to the budget that the decodes left."""
@@ -277,20 +271,15 @@ class Scheduler:
             if budget == 0:
                 return
             if sequence.num_pending > 1:
-                num = min(sequence.num_pending, budget)
-                batch.prefill(sequence, num)
-                budget -= num
+                num = self._pages.reach(sequence, min(sequence.num_pending, budget))
+                if num > 0:
+                    batch.prefill(sequence, num)
+                    budget -= num
 
     def _pause(self, victim: Sequence, cause: str) -> None:
         self.running.remove(victim)
-        self._release(victim)
+        self._pages.release(victim)
         victim.num_charged = 0
         self.waiting.insert(victim)
         self.num_paused[cause] += 1
         self._paused.append(victim)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.blocks)
-        sequence.blocks = []
-        sequence.num_computed = 0
-        sequence.num_published = 0

@@ -16,6 +16,21 @@ from ryzanstein.worker.engine.plan import SampleRow
 Order = tuple[int, int]
 
 
+class BlockTable:
+    """A sequence's blocks in one group of layers: `blocks[i]` holds page `first` + i."""
+
+    __slots__ = ("blocks", "first")
+
+    def __init__(self, first: int = 0, blocks: list[int] | None = None) -> None:
+        self.first = first
+        self.blocks: list[int] = [] if blocks is None else blocks
+
+    @property
+    def end(self) -> int:
+        """The page after the last one."""
+        return self.first + len(self.blocks)
+
+
 class Group:
     """A group: the choices of one prompt.
 
@@ -58,17 +73,18 @@ class Group:
 class Sequence:
     """A sequence: one choice of a group.
 
-    Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, in `blocks`.
+    Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, as far as layers
+    still read them, in `tables`: one for each group of layers, none while it does not run.
 
     `order` sorts a tenant's queue: arrival, then choice. `rank` sorts the running sequences:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
     of tokens charged to its account in advance, `num_uncached` the number that it is expected to
-    compute before its first token. `keys` are the prefix keys of full blocks known so far; the
-    first `num_published` of `blocks` can be found under them.
+    compute before its first token. `keys` are the prefix keys of full pages known so far; the
+    first `num_published` pages can be found under them. At its start, layers that read all tokens
+    knew its first `num_known` pages.
     """
 
     __slots__ = (
-        "blocks",
         "cached_tokens",
         "choice",
         "generated",
@@ -76,12 +92,14 @@ class Sequence:
         "keys",
         "num_charged",
         "num_computed",
+        "num_known",
         "num_published",
         "num_tokens",
         "num_uncached",
         "order",
         "rank",
         "row",
+        "tables",
     )
 
     def __init__(self, group: Group, choice: int) -> None:
@@ -96,11 +114,17 @@ class Sequence:
         self.num_tokens = group.num_prompt + len(self.generated)
         self.num_computed = 0
         self.num_published = 0
-        self.blocks: list[int] = []
+        self.num_known = 0
+        self.tables: list[BlockTable] = []
         self.keys: list[bytes] = []
         self.cached_tokens: int | None = None
         self.row = SampleRow(message.sampling, choice, len(self.generated), message.prompt_ids, self.generated)
         self._ban_stops()
+
+    @property
+    def num_blocks(self) -> int:
+        """Returns the number of blocks that it holds."""
+        return sum(len(table.blocks) for table in self.tables)
 
     @property
     def num_pending(self) -> int:

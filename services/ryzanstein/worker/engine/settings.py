@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.worker.engine.extents import Extents, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class EngineSettings:
     the sequences that wait. `fair`: tenants of one priority get equal shares; otherwise first come,
     first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
     `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
-    `max_idle_tenants` counters of idle tenants are kept.
+    `max_idle_tenants` counters of idle tenants are kept. `windows`: see `Extents`.
     """
 
     num_blocks: int
@@ -29,11 +30,14 @@ class EngineSettings:
     tpot_objective_s: float = 0.0
     max_idle_tenants: int = 4096
     borrowable_blocks: int = 0
+    windows: Windows = (None,)
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes with which a sequence could starve."""
         if min(self.num_blocks, self.block_size, self.max_sequences) < 1:
             raise ValueError(f"num_blocks, block_size and max_sequences must be at least 1: {self}")
+        if self.num_blocks < len(self.windows):
+            raise ValueError(f"num_blocks {self.num_blocks} must be at least {len(self.windows)}: one for each group of layers")
         if self.borrowable_blocks < 0:
             raise ValueError(f"borrowable_blocks must be at least 0: {self.borrowable_blocks}")
         if self.token_budget < self.max_sequences:
@@ -44,6 +48,7 @@ class EngineSettings:
         if self.max_waiting < MAX_CHOICES:
             raise ValueError(f"max_waiting {self.max_waiting} must be at least {MAX_CHOICES}, the choices of one request")
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Returns the number of blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
+    @property
+    def extents(self) -> Extents:
+        """How many blocks sequences hold."""
+        return Extents(self.windows, self.block_size, self.token_budget)

@@ -43,7 +43,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     until the agent sets another limit, of at most `max_blocks`; 0: no more. `block_bytes` is the
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
-    of it rests on, in nats for each token; None if it was set.
+    of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
+    groups of layers, see `Extents`.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     without_lending: str = ""
     quantization: str = "none"
     divergence: float | None = None
+    windows: tuple[int | None, ...] = (None,)
 
 
 EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile

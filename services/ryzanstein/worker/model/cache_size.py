@@ -5,7 +5,9 @@ Ranks allocate by it, and the agent knows the size before it starts them.
 
 from __future__ import annotations
 
+from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 
@@ -19,11 +21,11 @@ def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
 
 
 def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int) -> int:
-    """Returns the size of one block over all layers on this rank.
+    """Returns the size of one block, over the layers of a group, on this rank.
 
     Every rank has the same number of heads, so all ranks get the same result.
     """
-    return spec.num_layers * block_size * slot_width(spec, tp) * item_bytes
+    return layer_groups(spec).num_planes * block_size * slot_width(spec, tp) * item_bytes
 
 
 def blocks_in(budget_bytes: int, bytes_per_block: int) -> int:
@@ -34,6 +36,11 @@ def blocks_in(budget_bytes: int, bytes_per_block: int) -> int:
     return num_blocks
 
 
-def default_blocks(context_length: int, block_size: int, max_sequences: int, bytes_per_block: int) -> int:
+def extents_of(spec: DecoderSpec, block_size: int, token_budget: int) -> Extents:
+    """Returns how many blocks the sequences of a decoder hold."""
+    return Extents(layer_groups(spec).windows, block_size, token_budget)
+
+
+def default_blocks(extents: Extents, context_length: int, max_sequences: int, bytes_per_block: int) -> int:
     """Returns the blocks with which every sequence can be as long as the context, up to 1 GiB."""
-    return min(max_sequences * -(-context_length // block_size), blocks_in(DEFAULT_KV_BYTES, bytes_per_block))
+    return min(max_sequences * extents.blocks_for(context_length), blocks_in(DEFAULT_KV_BYTES, bytes_per_block))

@@ -15,6 +15,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.inputs import StepInputs
 from ryzanstein.worker.model.kv_cache import KVCache
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
 from ryzanstein.worker.model.layers.latent_attention import attention_half
@@ -70,14 +71,15 @@ class Decoder:
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
+        self._planes = layer_groups(spec).planes
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
-        for index, layer in enumerate(self._layers):
-            x_TE = layer()(x_TE, inputs, angles, cache.layer(index))
+        for plane, layer in zip(self._planes, self._layers, strict=True):
+            x_TE = layer()(x_TE, inputs, angles, cache.plane(plane))
         return self._final_norm(x_TE[inputs.last_R])
 
 

@@ -1,6 +1,10 @@
 """A step's plan as tensors: token ids, positions, cache slots, and the keys that each token sees.
 
-The tensors are built once per step and used by every layer.
+The tensors are built once per step and used by every layer of a group.
+
+In a group with a window a table begins with the first page that is still kept. Everything that is
+read through a table counts positions from there: `begin_S`, `length_S`. Only a bias depends on a
+key's true position.
 
 Legend: T new tokens, S sequences, B blocks of the longest table, L keys of a sequence, P keys of
 the longest, n new tokens of one sequence, R sampled rows.
@@ -8,7 +12,8 @@ the longest, n new tokens of one sequence, R sampled rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,26 +36,53 @@ _VIEW_BYTES_THREADS = 384 * 2**10
 Integers = npt.NDArray[np.int64]
 
 
+# Positions are counted from a multiple of so many: our own kernel adds up in chunks that begin at
+# multiples of 64, and so gives the same bits as if they were counted from 0.
+_ALIGNED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """What the layers of a group read: where new keys and values go, and which ones are seen."""
+
+    slots_T: Tensor
+    segments: Sequence[Segment]
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """The tensors that the layers read.
 
-    `segments` are keyed by the layer's window. `last_R` are the rows of T whose logits are needed.
+    `groups` are those of the layers. `last_R` are the rows of T whose logits are needed.
     """
 
     ids_T: Tensor
     positions_T: Tensor
-    slots_T: Tensor
     last_R: Tensor
-    segments: Mapping[int | None, Sequence[Segment]]
+    groups: Sequence[GroupInputs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """The new tokens of a step: those of sequence s are rows from `first_S` on."""
+
+    num_new_S: Integers
+    context_S: Integers
+    first_S: Integers
+    sequence_T: Integers
+    position_T: Integers
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys that one kind of layer reads: positions `begin_S` to `length_S` of each sequence."""
+    """The keys that a group reads: positions `begin_S` to `length_S` of each sequence.
+
+    They are counted from `origin_S`.
+    """
 
     window: int | None
     table_SB: Integers
+    origin_S: Integers
     first_S: Integers  # row of T
     num_new_S: Integers
     begin_S: Integers
@@ -70,8 +102,8 @@ class InputBuilder:
     Masks are added to scores of that dtype. `view_keys`: a single new token with at least that many
     keys in adjacent slots is not batched, unless the batch can be staged. `kernels` read keys in
     their blocks; with them nothing is batched, staged or masked. `knows_causal`: scores have no
-    cap, so that a whole prompt needs no mask. `windows` are the windows of the model's layers, None
-    for all keys. `bias` is added to the scores of every layer.
+    cap, so that a whole prompt needs no mask. `windows` are the extents of the groups of layers.
+    `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
@@ -93,38 +125,43 @@ class InputBuilder:
     def build(self, plan: StepPlan) -> StepInputs:
         """Returns the inputs of a step. Raises ValueError if the plan is inconsistent."""
         num_new_S, context_S = np.array(plan.num_new, np.int64), np.array(plan.num_context, np.int64)
-        _check(plan, num_new_S, context_S, self.block_size)
+        _check(plan, num_new_S, context_S, self)
         first_S = np.cumsum(num_new_S) - num_new_S
-        table_SB = _table(plan.block_tables)
         sequence_T = np.repeat(np.arange(len(num_new_S)), num_new_S)
         position_T = np.arange(len(plan.token_ids)) - (first_S - context_S)[sequence_T]
+        fed = _Fed(num_new_S, context_S, first_S, sequence_T, position_T)
         return StepInputs(
             ids_T=self._tensor(np.array(plan.token_ids, np.int64)),
             positions_T=self._tensor(position_T),
-            slots_T=self._tensor(self._slots(table_SB, sequence_T, position_T)),
             last_R=self._tensor((first_S + num_new_S - 1)[np.array(plan.sampled, np.int64)]),
-            segments=self._by_window(table_SB, num_new_S, context_S, first_S),
+            groups=[self._group(plan, fed, group) for group in range(len(self.windows))],
         )
 
     def _slots(self, table_SB: Integers, sequence: Integers, position: Integers) -> Integers:
         """Returns the slots of positions in sequences. The arguments broadcast."""
         return np.asarray(table_SB[sequence, position // self.block_size] * self.block_size + position % self.block_size)
 
-    def _by_window(
-        self, table_SB: Integers, num_new_S: Integers, context_S: Integers, first_S: Integers
-    ) -> Mapping[int | None, Sequence[Segment]]:
-        length_S = context_S + num_new_S
-        adjacent_S = _adjacent(table_SB, -(-length_S // self.block_size))
-        segments: dict[int | None, Sequence[Segment]] = {}
-        for window in self.windows:
-            narrow = window if window is not None and window < length_S.max() else None
-            begin_S = np.zeros_like(context_S) if narrow is None else np.maximum(0, context_S + 1 - narrow)
-            if narrow is None and None in segments:
-                segments[window] = segments[None]
-                continue
-            keys = _Keys(narrow, table_SB, first_S, num_new_S, begin_S, length_S, adjacent_S)
-            segments[narrow] = segments[window] = self._segments(keys)
-        return segments
+    def _group(self, plan: StepPlan, fed: _Fed, group: int) -> GroupInputs:
+        num_sequences = len(fed.num_new_S)
+        own = slice(group * num_sequences, (group + 1) * num_sequences)
+        tables, firsts = plan.block_tables[own], plan.first_pages[own]
+        if any(firsts):
+            pages = math.lcm(_ALIGNED, self.block_size) // self.block_size
+            tables = [[0] * (first % pages) + table for first, table in zip(firsts, tables, strict=True)]
+            origin_S = np.array([first // pages * pages * self.block_size for first in firsts], np.int64)
+        else:
+            origin_S = np.zeros(num_sequences, np.int64)
+        keys = self._keys(_table(tables), origin_S, self.windows[group], fed)
+        slots_T = self._slots(keys.table_SB, fed.sequence_T, fed.position_T - origin_S[fed.sequence_T])
+        return GroupInputs(self._tensor(slots_T), self._segments(keys))
+
+    def _keys(self, table_SB: Integers, origin_S: Integers, window: int | None, fed: _Fed) -> _Keys:
+        whole_S = fed.context_S + fed.num_new_S
+        narrow = window if window is not None and window < whole_S.max() else None
+        begin_S = np.zeros_like(origin_S) if narrow is None else np.maximum(0, fed.context_S + 1 - narrow) - origin_S
+        length_S = whole_S - origin_S
+        adjacent_S = _adjacent(table_SB, begin_S // self.block_size, -(-length_S // self.block_size))
+        return _Keys(narrow, table_SB, origin_S, fed.first_S, fed.num_new_S, begin_S, length_S, adjacent_S)
 
     def _segments(self, keys: _Keys) -> list[Segment]:
         if self.kernels is not None:
@@ -151,6 +188,7 @@ class InputBuilder:
         found = (keys.first_S, keys.num_new_S, keys.table_SB, keys.length_S)
         rows_S, num_new_S, tables_SB, length_S = map(self._tensor, found)
         bias_HP = None if self.bias is None else self.bias.up_to(int(keys.length_S.max()))
+        assert self.bias is None or not keys.origin_S.any(), "no architecture has both windows and biases"
         return Paged(kernels, PagedKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window, bias_HP))
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
@@ -162,7 +200,8 @@ class InputBuilder:
     def _slots_of(self, keys: _Keys, s: int) -> slice | Tensor:
         begin, end = int(keys.begin_S[s]), int(keys.length_S[s])
         if keys.adjacent_S[s]:
-            first_slot = int(keys.table_SB[s, 0]) * self.block_size
+            block = begin // self.block_size
+            first_slot = (int(keys.table_SB[s, block]) - block) * self.block_size
             return slice(first_slot + begin, first_slot + end)
         return self._tensor(self._slots(keys.table_SB, np.array(s), np.arange(begin, end)))
 
@@ -170,7 +209,7 @@ class InputBuilder:
         causal_nL = self._causal(keys, s) if keys.num_new_S[s] > 1 else None
         if self.bias is None:
             return causal_nL
-        positions_L = torch.arange(int(keys.begin_S[s]), int(keys.length_S[s]), device=self.device)
+        positions_L = int(keys.origin_S[s]) + torch.arange(int(keys.begin_S[s]), int(keys.length_S[s]), device=self.device)
         bias_KGL = self.bias.at(positions_L)
         return bias_KGL[None] if causal_nL is None else bias_KGL.transpose(0, 1).unsqueeze(2) + causal_nL
 
@@ -192,13 +231,14 @@ class InputBuilder:
         absent_SP = position_SP >= length_S1
         mask_S11P = torch.zeros(absent_SP.shape, dtype=self.dtype, device=self.device)
         mask_S11P = mask_S11P.masked_fill_(self._tensor(absent_SP), -torch.inf)[:, None, None]
+        true_SP = position_SP + keys.origin_S[together, None]
         whole_step = len(together) == len(keys.table_SB)
         slots_N, staged = self._to_read(keys, together, position_SP, staging)
         return AttentionBatch(
             rows_S=None if whole_step else self._tensor(keys.first_S[together]),
             num_sequences=len(together),
             slots_N=self._tensor(slots_N),
-            mask=mask_S11P if self.bias is None else mask_S11P + self.bias.at(self._tensor(position_SP)),
+            mask=mask_S11P if self.bias is None else mask_S11P + self.bias.at(self._tensor(true_SP)),
             staged=staged,
         )
 
@@ -231,14 +271,21 @@ class InputBuilder:
         return torch.from_numpy(array).to(self.device)
 
 
-def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, block_size: int) -> None:
-    if not len(plan.num_new) == len(plan.num_context) == len(plan.block_tables):
-        raise ValueError(f"step {plan.step}: {len(plan.num_new)} sequences, {len(plan.block_tables)} block tables")
+def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, builder: InputBuilder) -> None:
+    num_sequences, num_tables = len(plan.num_new), len(plan.block_tables)
+    num_expected = num_sequences * len(builder.windows)
+    if len(plan.num_context) != num_sequences or num_tables != num_expected or len(plan.first_pages) not in (0, num_tables):
+        raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
     if num_new_S.sum() != len(plan.token_ids) or (num_new_S < 1).any():
         raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
-    for sequence, (table, num_keys) in enumerate(zip(plan.block_tables, num_new_S + context_S, strict=True)):
-        if len(table) * block_size < num_keys:
-            raise ValueError(f"step {plan.step}: sequence {sequence} has {len(table)} blocks for {num_keys} tokens")
+    for i, table in enumerate(plan.block_tables):
+        group, s = divmod(i, num_sequences)
+        first, window = plan.first_pages[i] if plan.first_pages else 0, builder.windows[group]
+        num_keys, num_blocks = int(num_new_S[s] + context_S[s]), first + len(table)
+        if num_blocks * builder.block_size < num_keys:
+            raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
+        if first and (window is None or first * builder.block_size > context_S[s] + 1 - window):
+            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in a group of window {window}")
 
 
 def _table(block_tables: list[list[int]]) -> Integers:
@@ -247,8 +294,9 @@ def _table(block_tables: list[list[int]]) -> Integers:
     return np.array([table + [0] * (width - len(table)) for table in block_tables], np.int64)
 
 
-def _adjacent(table_SB: Integers, num_blocks_S: Integers) -> npt.NDArray[np.bool_]:
+def _adjacent(table_SB: Integers, first_S: Integers, end_S: Integers) -> npt.NDArray[np.bool_]:
     """Returns, for each sequence, whether its blocks in use are adjacent."""
     follows_SB = table_SB[:, 1:] == table_SB[:, :-1] + 1
-    unused_SB = np.arange(1, table_SB.shape[1]) >= num_blocks_S[:, None]
+    block_B = np.arange(1, table_SB.shape[1])
+    unused_SB = (block_B <= first_S[:, None]) | (block_B >= end_S[:, None])
     return np.asarray((follows_SB | unused_SB).all(axis=1))

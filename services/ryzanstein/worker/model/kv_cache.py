@@ -1,10 +1,13 @@
 """The paged KV cache of one rank: its heads, all layers, as many blocks as every other rank.
 
+A block serves the layers of one group (see `layer_groups`): each has a plane of it. A plane of the
+cache thus belongs to one layer of every group, and a group's block table says which slots of it.
+
 A slot holds one token's keys, then its values, side by side: a step writes both with one call, and
 adjacent blocks are read as one long view. A latent (DeepSeek-V2) is both key and value and is
 stored once.
 
-Legend: L layers, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this
+Legend: P planes, N slots (blocks x block size), C columns of a slot (2 x key-value heads of this
 rank x head dimension).
 """
 
@@ -32,29 +35,37 @@ _MAP_NORESERVE = 0x4000  # of Linux: what may be borrowed exceeds what there is
 class KVCache:
     """The memory that the scheduler allocates by block number.
 
-    In each layer one slot after the blocks stays zero: padding refers to it. On CPUs the staging
-    area follows that slot.
+    In each plane one slot after the blocks stays zero: padding refers to it. The staging area of
+    the only group follows that slot, on CPUs and if it is `staged`.
     """
 
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, width: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        num_planes: int,
+        num_blocks: int,
+        block_size: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        staged: bool = True,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_slots = num_blocks * block_size
-        on_cpu = device.type == "cpu"
-        self.num_staging = staging_slots(num_layers, width * dtype.itemsize, self.num_slots) if on_cpu else 0
-        self._pages_LNC, self._memory = _zeros((num_layers, self.num_slots + 1 + self.num_staging, width), dtype, device)
+        stages = staged and device.type == "cpu"
+        self.num_staging = staging_slots(num_planes, width * dtype.itemsize, self.num_slots) if stages else 0
+        self._pages_PNC, self._memory = _zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
 
-    def layer(self, index: int) -> Tensor:
-        """Returns the layer's slots, [N, C]."""
-        return self._pages_LNC[index]
+    def plane(self, index: int) -> Tensor:
+        """Returns the slots of one layer of each group, [N, C]."""
+        return self._pages_PNC[index]
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, each from the first number to the second. No block is in both places."""
         size = self.block_size
         for source, target in moves:
-            blocks_LSC = self._pages_LNC[:, source * size : (source + 1) * size]
-            self._pages_LNC[:, target * size : (target + 1) * size].copy_(blocks_LSC)
+            blocks_PSC = self._pages_PNC[:, source * size : (source + 1) * size]
+            self._pages_PNC[:, target * size : (target + 1) * size].copy_(blocks_PSC)
 
     def release(self, num_blocks: int) -> None:
         """Returns the memory of the blocks from this number on to the system, in whole pages.
@@ -64,23 +75,23 @@ class KVCache:
         """
         if self._memory is None:
             return
-        for index in range(len(self._pages_LNC)):
-            layer = index * self._pages_LNC[0].nbytes
-            start = layer + num_blocks * self.block_size * self.slot_bytes
+        for index in range(len(self._pages_PNC)):
+            plane = index * self._pages_PNC[0].nbytes
+            start = plane + num_blocks * self.block_size * self.slot_bytes
             start += -start % mmap.PAGESIZE
-            end = (layer + self.num_slots * self.slot_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            end = (plane + self.num_slots * self.slot_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
                 self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     @property
     def slot_bytes(self) -> int:
         """The size of one token in one layer, in bytes."""
-        return self._pages_LNC[0, 0].nbytes
+        return self._pages_PNC[0, 0].nbytes
 
     @property
     def nbytes(self) -> int:
         """The size of the blocks, in bytes."""
-        return self._pages_LNC[:, : self.num_slots].nbytes
+        return self._pages_PNC[:, : self.num_slots].nbytes
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
@@ -98,5 +109,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def block_bytes(spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the size of one block over all layers on this rank, in bytes."""
+    """Returns the size of one block, over the layers of a group, on this rank, in bytes."""
     return bytes_of_block(spec, tp, block_size, dtype.itemsize)

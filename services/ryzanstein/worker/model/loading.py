@@ -12,13 +12,14 @@ from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
-from ryzanstein.worker.model.cache_size import blocks_in, default_blocks, slot_width
+from ryzanstein.worker.model.cache_size import blocks_in, default_blocks, extents_of, slot_width
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.kv_cache import KVCache, block_bytes
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -56,7 +57,7 @@ class LoadedModel:
             device,
             dtype,
             view_keys(cache.slot_bytes, torch.get_num_threads()),
-            spec.windows,
+            layer_groups(spec).windows,
             alibi_bias(spec, tp, dtype, device),
             Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
             self.kernels.native,
@@ -87,13 +88,15 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
+    groups = layer_groups(spec)
     cache = KVCache(
-        spec.num_layers,
+        groups.num_planes,
         checked.num_blocks + checked.borrowable_blocks,
         options.block_size,
         slot_width(spec, tp),
         dtype=options.kv_torch_dtype,
         device=device,
+        staged=groups.windows == (None,),
     )
     return LoadedModel(spec, decoder, cache, checked.kernels, checked.num_blocks, format_of(options))
 
@@ -170,10 +173,11 @@ def with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mappi
 
 def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int) -> int:
     if options.num_blocks is not None:
-        return options.num_blocks
+        return options.num_blocks * len(layer_groups(spec).windows)
     if options.kv_bytes is not None:
         return blocks_in(options.kv_bytes, bytes_per_block)
-    return default_blocks(spec.context_length, options.block_size, options.max_sequences, bytes_per_block)
+    extents = extents_of(spec, options.block_size, options.max_tokens_per_step)
+    return default_blocks(extents, spec.context_length, options.max_sequences, bytes_per_block)
 
 
 def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:

@@ -17,7 +17,8 @@ class RunnerOptions:
     """The options of a rank's model.
 
     `device` is torch's name of it. `dtype` auto is float32 on a CPU and bfloat16 on a GPU;
-    `kv_dtype` auto is the same as `dtype`. `num_blocks` fixes the size of the KV cache. Without it
+    `kv_dtype` auto is the same as `dtype`. `num_blocks` fixes the size of the KV cache: so many
+    times `block_size` tokens fit in every layer, whatever its window. Without it
     `kv_bytes` bounds the cache of each rank. Without both, the cache lets every sequence be as long
     as the context, up to 1 GiB per rank. `num_threads` None keeps torch's own choice.
     `quantization` is the format in which weights are stored for their products. `kernels` native

@@ -13,7 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import (
+    OutOfMemory,
+    Rearrangement,
+    SampledToken,
+    SampleRow,
+    StepPlan,
+    grouped,
+    needs_full_logits,
+)
+from ryzanstein.worker.model.cache_size import extents_of
 from ryzanstein.worker.model.choosing import load_chosen
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
@@ -36,6 +45,7 @@ class ModelRunner:
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.quantization, self.divergence = loaded.quantization, loaded.divergence
+        self.extents = extents_of(spec, options.block_size, options.max_tokens_per_step)
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -162,11 +172,13 @@ class ModelRunner:
 
         Both are limited to what the cache holds.
         """
-        block_size = self._options.block_size
-        length = min(self._options.max_tokens_per_step, self.num_blocks * block_size, self.context_length)
-        table = list(range(-(-length // block_size)))
-        batch = min(self._options.max_sequences, self.num_blocks)
-        prefill = StepPlan(0, [0] * length, [length], [0], [table], [0])
+        num_groups = len(self.extents.windows)
+        whole = self.num_blocks // num_groups * self._options.block_size
+        length = min(self._options.max_tokens_per_step, whole, self.context_length)
+        table = list(range(self.extents.pages(length)))
+        batch = min(self._options.max_sequences, self.num_blocks // num_groups)
+        prefill = StepPlan(0, [0] * length, [length], [0], grouped([table], num_groups), [0])
         some = [b * self.vocab_size // batch for b in range(batch)]
-        decode = StepPlan(0, some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
+        tables = grouped([[b] for b in range(batch)], num_groups)
+        decode = StepPlan(0, some, [1] * batch, [0] * batch, tables, list(range(batch)))
         return [prefill, decode]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Never
 import msgspec
 
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import Windows
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
 from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -185,7 +186,7 @@ class Follower:
         self._runner.rejoin()
 
 
-def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0) -> EngineSettings:
+def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0, windows: Windows = (None,)) -> EngineSettings:
     """Returns the settings of an engine with `num_blocks`; `max_blocks` 0: it may borrow none."""
     return EngineSettings(
         num_blocks,
@@ -197,4 +198,5 @@ def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0) -> Eng
         spec.ttft_objective_s,
         spec.tpot_objective_s,
         borrowable_blocks=max(0, max_blocks - num_blocks),
+        windows=windows,
     )

@@ -71,13 +71,13 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     board.enter(IDLE)
     # A sequence may fill the rank's own blocks but no more, whatever the model's context: with
     # borrowed ones it could wait forever when they are taken back.
-    context_length = min(runner.context_length, runner.num_blocks * spec.block_size)
+    context_length = min(runner.context_length, runner.extents.tokens_in(runner.num_blocks))
     numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, runner.extents.windows)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:

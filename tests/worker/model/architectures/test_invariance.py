@@ -133,7 +133,9 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 def check(runner: Any, num_schedules: int = NUM_SCHEDULES) -> None:
     ids = sequence_ids(7)
+    runner.forgets = False
     expected = run(runner, alone(ids))
+    runner.forgets = True
     assert all(row.isfinite().all() for row in expected.values())
     for seed in range(num_schedules):
         rows = run(runner, company(ids, random.Random(seed)), num_threads=1 if seed % 2 else 2 + seed // 2 % 2)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
@@ -34,7 +35,7 @@ class Attention:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
         self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
-        self._window, self._rotary, self._kernels = layer.window, layer.rotary, source.kernels
+        self._group, self._rotary, self._kernels = layer_groups(spec).groups[index], layer.rotary, source.kernels
         self._scoring = Scoring(layer.attention_scale, spec.score_cap)
         self._qkv = ColumnParallelLinear(
             source,
@@ -60,10 +61,11 @@ class Attention:
         qkv_T = self._qkv(x_TE)
         query_width = num_heads * self._head_dim
         self._prepare(qkv_T)
-        self._rotate_and_store(qkv_T, inputs, angles, pages_NC)
+        keys = inputs.groups[self._group]
+        self._rotate_and_store(qkv_T, keys.slots_T, angles, pages_NC)
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
-        attend(q_TKGD, pages_NC, inputs.segments[self._window], self._scoring, out_TKGD)
+        attend(q_TKGD, pages_NC, keys.segments, self._scoring, out_TKGD)
         return self._out(out_TKGD.view(num_tokens, query_width))
 
     def _prepare(self, qkv_T: Tensor) -> None:
@@ -74,15 +76,15 @@ class Attention:
             qk_THD = self._heads(qkv_T)
             self._qk_norm(qk_THD[:, : self._share.num_heads], qk_THD[:, self._share.num_heads :])
 
-    def _rotate_and_store(self, qkv_T: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> None:
+    def _rotate_and_store(self, qkv_T: Tensor, slots_T: Tensor, angles: Sequence[Angles], pages_NC: Tensor) -> None:
         """Rotates queries and keys in place, if the architecture does; stores keys and values."""
         kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
         if self._rotary is not None and self._kernels is not None:
-            self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, inputs.slots_T)
+            self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, slots_T)
             return
         if self._rotary is not None:
             rotate(self._heads(qkv_T), angles[self._rotary])
-        pages_NC.index_copy_(0, inputs.slots_T, kv_TC.to(pages_NC.dtype))
+        pages_NC.index_copy_(0, slots_T, kv_TC.to(pages_NC.dtype))
 
     def _heads(self, qkv_T: Tensor) -> Tensor:
         """Returns the heads of queries, then those of keys."""

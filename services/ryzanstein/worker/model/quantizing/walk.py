@@ -19,6 +19,7 @@ from ryzanstein.worker.model.checkpoint import WeightFiles
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import DecoderLayer
 from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
@@ -46,6 +47,7 @@ class Walk:
     def __init__(self, spec: DecoderSpec, length: int) -> None:
         self.spec, self.length = spec, length
         num_blocks = -(-length // _BLOCK)
+        windows = layer_groups(spec).windows
         device, dtype = torch.device("cpu"), torch.float32
         builder = InputBuilder(
             num_blocks,
@@ -53,11 +55,11 @@ class Walk:
             device,
             dtype,
             view_keys=0,
-            windows=spec.windows,
+            windows=windows,
             bias=alibi_bias(spec, ALONE, dtype, device),
             knows_causal=spec.score_cap is None,
         )
-        self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))], [0]))
+        self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
         self._pages_NC = torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE))

@@ -17,6 +17,7 @@ from ryzanstein.worker.model.cache_size import bytes_of_block
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.gguf_files import open_gguf
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.ranks.messages import RankSpec
@@ -89,4 +90,5 @@ def _cache_bytes(decoder: DecoderSpec, spec: RankSpec) -> int:
     """Returns the size of the KV caches of all ranks."""
     tp = TensorParallel(0, spec.tp, LocalCollectives())
     item_bytes = 2 if spec.kv_dtype == "float16" else 4
-    return spec.tp * spec.num_blocks * bytes_of_block(decoder, tp, spec.block_size, item_bytes)
+    num_blocks = spec.num_blocks * len(layer_groups(decoder).windows)
+    return spec.tp * num_blocks * bytes_of_block(decoder, tp, spec.block_size, item_bytes)
