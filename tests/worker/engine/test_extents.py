@@ -80,7 +80,7 @@ def test_answers_are_right_and_holdings_bounded_whatever_the_windows(
         for _ in range(rng.randint(0, 6)):
             it.step()
             for sequence in it.engine._scheduler.running:
-                assert sequence.num_blocks <= made.extents.blocks_for(sequence.num_tokens)
+                assert it.engine._scheduler.pages.num_held(sequence) <= made.extents.blocks_for(sequence.num_tokens)
         if rng.random() < 0.2:
             it.engine.cancel(rng.choice(messages[: message.group + 1]).group)
         if rng.random() < 0.2:

@@ -37,6 +37,8 @@ class BlockPool:
         self._taken = bytearray(num_blocks)
         self._taken[self.limit :] = b"\x01" * (num_blocks - self.limit)
         self._num_free = self.limit
+        self.num_evicted = 0
+        """Idle blocks whose contents were given up so far."""
 
     @property
     def num_available(self) -> int:
@@ -188,6 +190,7 @@ class BlockPool:
 
     def _evict_one(self) -> None:
         block, _none = self._idle.popitem(last=False)
+        self.num_evicted += 1
         key = self._keys[block]
         assert key is not None, "an idle block has a key"
         del self._by_key[key]
