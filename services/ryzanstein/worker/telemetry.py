@@ -11,14 +11,48 @@ from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
-from ryzanstein.worker.engine.messages import ClassStats, EngineStats
+from ryzanstein.worker.engine.messages import ClassStats, EngineStats, HotStats
 from ryzanstein.worker.engines.group import LossCause, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
+from ryzanstein.worker.quantization import KV_COMPRESSIONS
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "takebacks", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
+
+
+class KvPageMetrics:
+    """The metrics of pages of keys and values: how they are kept, what is sealed and evicted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "ryzanstein_worker_kv_"
+        self.evicted = Counter(
+            f"{name}blocks_evicted_total", "Idle KV blocks given up for others.", ("kind",), registry=registry
+        )
+        self.sealed = Counter(
+            f"{name}pages_sealed_total", "Pages that were full, and compressed if that is set.", registry=registry
+        )
+        self.hot_held = Gauge(f"{name}hot_pages_held", "Pages in full precision that sequences hold.", registry=registry)
+        self.hot_cached = Gauge(f"{name}hot_pages_cached", "Idle pages in full precision, to resume from.", registry=registry)
+        self.compression = Gauge(
+            f"{name}compression", "1 for how older keys and values are kept.", ("kind",), registry=registry
+        )
+
+    def set_compression(self, kept: str) -> None:
+        for kind in KV_COMPRESSIONS:
+            self.compression.labels(kind).set(kind == kept)
+
+    def show(self, hot: HotStats) -> None:
+        self.hot_held.set(hot.held)
+        self.hot_cached.set(hot.cached)
+
+    def count(self, stats: EngineStats, old: EngineStats) -> None:
+        """Adds what an engine counted since its `old` statistics."""
+        hot, before = stats.hot or HotStats(), old.hot or HotStats()
+        self.evicted.labels("block").inc(stats.blocks_evicted - old.blocks_evicted)
+        self.evicted.labels("hot").inc(hot.evicted - before.evicted)
+        self.sealed.inc(hot.sealed - before.sealed)
 
 
 class WorkerTelemetry:
@@ -42,6 +76,7 @@ class WorkerTelemetry:
         self.kv_blocks_limit = self._gauge(
             "kv_blocks_limit", "KV blocks that the engine may use, with what is lent and borrowed."
         )
+        self.pages = KvPageMetrics(self.registry)
         self.kv_bytes_borrowed = self._gauge("kv_bytes_borrowed", "KV memory that the model has from others of the node.")
         self.kv_bytes_lent = self._gauge("kv_bytes_lent", "KV memory of the model's own that others of the node have.")
         self.kv_takebacks = self._counter("kv_takebacks_total", "Times that KV blocks in use had to be given back.")
@@ -109,6 +144,7 @@ class WorkerTelemetry:
 
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
         self.kv_blocks.set(ranks[0].num_blocks)
+        self.pages.set_compression(ranks[0].kv_compression)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
@@ -132,6 +168,7 @@ class WorkerTelemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
         self.kv_blocks_limit.set(stats.block_limit)
+        self.pages.show(stats.hot or HotStats())
         for priority, now in stats.classes.items():
             self.class_waiting.labels(str(priority)).set(now.waiting)
 
@@ -149,6 +186,7 @@ class WorkerTelemetry:
         self._by_priority(stats, old)
         self.preemptions.inc(new["preemptions"])
         self.kv_takebacks.inc(new["takebacks"])
+        self.pages.count(stats, old)
         self.tokens.labels("prefill").inc(new["prefill_tokens"])
         self.tokens.labels("decode").inc(new["decode_tokens"])
         self.prefix_tokens.labels("hit").inc(new["prefix_hits"])

@@ -44,14 +44,6 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     hot_first: list[int] = []  # [S]
 
 
-def grouped(tables: Sequence[Sequence[int]], num_groups: int) -> list[list[int]]:
-    """Returns block tables for all groups of a plan that no scheduler made.
-
-    Number b in `tables` [S][B] stands for blocks b x G to b x G + G - 1, one for each group.
-    """
-    return [[block * num_groups + group for block in table] for group in range(num_groups) for table in tables]
-
-
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
     """A change of the KV cache on all ranks, between two steps.
 

@@ -45,7 +45,9 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
     of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
     groups of layers, see `Extents`. `context_bytes` is the size that a rank's KV cache would need for
-    one sequence as long as the model's context; 0 if it has that.
+    one sequence as long as the model's context; 0 if it has that. `kv_compression` is how older keys
+    and values are kept; with it, the newest `hot_tokens` of a sequence are in `hot_pages`.
+    `without_compression`: why it is not as set.
     """
 
     rank: int
@@ -66,6 +68,10 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     divergence: float | None = None
     windows: tuple[int | None, ...] = (None,)
     context_bytes: int = 0
+    kv_compression: str = "none"
+    hot_pages: int = 0
+    hot_tokens: int = 0
+    without_compression: str = ""
 
 
 EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile

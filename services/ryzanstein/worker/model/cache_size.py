@@ -50,6 +50,12 @@ class CacheSize:
     def hot_bytes(self) -> int:
         return self.hot_pages * self.hot_page_bytes
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Returns the size with room for one sequence of so many tokens."""
+        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
+        # Hot pages for what does not run grow with the budget.
+        return least_bytes + self.hot_bytes + int(_TAILS * least_bytes) * bool(self.hot_pages)
+
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_bytes + self.hot_bytes
@@ -61,9 +67,7 @@ def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
 
 
-def bytes_of_block(
-    spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None
-) -> int:
+def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
     """Returns the size of one block, over the layers of a group, on this rank."""
     plane_bytes = block_size * slot_width(spec, tp) * item_bytes if zones is None else zones.layout.block_bytes
     return layer_groups(spec).num_planes * plane_bytes

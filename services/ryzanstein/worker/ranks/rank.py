@@ -89,8 +89,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     if start.rank > 0:
         loops.Follower(runner, board, recorder).run(plans[0])
     executor = loops.RankExecutor(runner, board, plans, recorder)
-    settings = loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks, ready.windows)
-    loops.Lead(agent, Engine(settings, executor), executor).run()
+    loops.Lead(agent, Engine(loops.engine_settings(start.spec, ready), executor), executor).run()
 
 
 if __name__ == "__main__":
