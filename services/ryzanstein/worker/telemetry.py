@@ -26,18 +26,12 @@ class KvPageMetrics:
     """The metrics of pages of keys and values: how they are kept, what is sealed and evicted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        name = "ryzanstein_worker_kv_"
-        self.evicted = Counter(
-            f"{name}blocks_evicted_total", "Idle KV blocks given up for others.", ("kind",), registry=registry
-        )
-        self.sealed = Counter(
-            f"{name}pages_sealed_total", "Pages that were full, and compressed if that is set.", registry=registry
-        )
-        self.hot_held = Gauge(f"{name}hot_pages_held", "Pages in full precision that sequences hold.", registry=registry)
-        self.hot_cached = Gauge(f"{name}hot_pages_cached", "Idle pages in full precision, to resume from.", registry=registry)
-        self.compression = Gauge(
-            f"{name}compression", "1 for how older keys and values are kept.", ("kind",), registry=registry
-        )
+        name = "ryzanstein_worker_kv_{}".format
+        self.evicted = Counter(name("blocks_evicted_total"), "Idle KV blocks given up.", ("kind",), registry=registry)
+        self.sealed = Counter(name("pages_sealed_total"), "Pages of keys and values compressed.", registry=registry)
+        self.hot_held = Gauge(name("hot_pages_held"), "Pages in full precision that sequences hold.", registry=registry)
+        self.hot_cached = Gauge(name("hot_pages_cached"), "Idle pages in full precision, to resume from.", registry=registry)
+        self.compression = Gauge(name("compression"), "1 for how older keys and values are kept.", ("kind",), registry=registry)
 
     def set_compression(self, kept: str) -> None:
         for kind in KV_COMPRESSIONS:
