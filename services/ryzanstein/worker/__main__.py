@@ -40,12 +40,14 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
+from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
 TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
+GRAMMARS_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -60,6 +62,7 @@ async def serve(settings: WorkerSettings) -> None:
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
+        grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
         telemetry.first.background.supervise("kv_lending", lending.run)
         servers = RankServers()
@@ -68,12 +71,19 @@ async def serve(settings: WorkerSettings) -> None:
         def new_agent(model: str, place: int) -> NodeAgent:
             own = (settings.of_model(model), telemetry.add(model)) if model else (settings, telemetry.first)
             return NodeAgent(
-                *own, tracing, templates, ranks_before=place * settings.tp, new_rank_server=servers.lease, lending=lending
+                *own,
+                tracing,
+                templates,
+                ranks_before=place * settings.tp,
+                new_rank_server=servers.lease,
+                lending=lending,
+                constraints=grammars,
             )
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
+        telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
         await _serve_rpc(settings, models, telemetry.first, metrics.port)
 
 

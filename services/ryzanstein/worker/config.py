@@ -18,6 +18,7 @@ from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.text.grammars.process import GrammarBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
 MAX_FURTHER_MODELS = 31
@@ -98,6 +99,14 @@ class WorkerSettings(ServiceSettings):
     template_cpu_s: float = Field(1.0, gt=0, le=60, description="CPU time of a chat template for one conversation")
     template_memory_bytes: int = Field(
         512 * 2**20, ge=64 * 2**20, description="memory of a chat template, beyond that of its process at start"
+    )
+    grammar_cpu_s: float = Field(2.0, gt=0, le=60, description="CPU time to compile a constraint on answers")
+    grammar_memory_bytes: int = Field(
+        512 * 2**20, ge=64 * 2**20, description="memory to compile a constraint on answers, beyond that of the model's tokens"
+    )
+    grammar_waiting: int = Field(256, ge=1, description="constraints that wait to be compiled; more are refused")
+    grammar_cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="memory for the compiled constraints of each model, on its rank 0"
     )
     template_waiting: int = Field(1024, ge=1, description="conversations that wait for the chat template; more are refused")
 
@@ -201,6 +210,7 @@ class WorkerSettings(ServiceSettings):
             borrow_bytes=(self.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
             log_level=self.log_level,
             node_id=self.node_id,
+            grammar_cache_bytes=self.grammar_cache_bytes,
         )
 
     def group_bounds(self) -> GroupBounds:
@@ -212,6 +222,9 @@ class WorkerSettings(ServiceSettings):
             SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
             self.idle_check_s,
         )
+
+    def grammar_bounds(self) -> GrammarBounds:
+        return GrammarBounds(self.grammar_cpu_s, self.grammar_memory_bytes, self.grammar_waiting)
 
     def template_bounds(self) -> TemplateBounds:
         return TemplateBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)

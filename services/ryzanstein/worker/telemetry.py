@@ -11,11 +11,13 @@ from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
-from ryzanstein.worker.engine.messages import ClassStats, EngineStats, HotStats
+from ryzanstein.worker.constraints.refusal import Cause
+from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, EngineStats, HotStats
 from ryzanstein.worker.engines.group import LossCause, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.quantization import KV_COMPRESSIONS
+from ryzanstein.worker.text.grammars.process import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -47,6 +49,46 @@ class KvPageMetrics:
         self.evicted.labels("block").inc(stats.blocks_evicted - old.blocks_evicted)
         self.evicted.labels("hot").inc(hot.evicted - before.evicted)
         self.sealed.inc(hot.sealed - before.sealed)
+
+
+class ConstraintMetrics:
+    """The metrics of constraints on answers: how they are judged, compiled and turned into masks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"ryzanstein_worker_{name}", text, labels, registry=registry)
+
+        self.compile = Histogram(
+            "ryzanstein_worker_grammar_compile_seconds",
+            "CPU time to compile a constraint.",
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+            registry=registry,
+        )
+        self.refusals = counter("grammar_refusals_total", "Constraints refused, by cause.", "cause")
+        self.verdicts = counter("grammar_verdicts_total", "Constraints looked up before a compile.", "outcome")
+        self.grammars = counter("grammars_total", "Compiled constraints looked up on rank 0.", "outcome")
+        self.evictions = counter("grammar_evictions_total", "Compiled constraints dropped for lack of room.")
+        self.mask_time = counter("mask_seconds_total", "Time to compute token masks, beside the steps.")
+        self.mask_wait = counter("mask_wait_seconds_total", "Time that steps waited for token masks.")
+        for cause in Cause:
+            self.refusals.labels(cause.value)
+
+    @property
+    def observer(self) -> GrammarObserver:
+        """Counts what the grammar process does."""
+        return GrammarObserver(
+            self.compile.observe,
+            lambda cause: self.refusals.labels(cause.value).inc(),
+            lambda known: self.verdicts.labels("hit" if known else "miss").inc(),
+        )
+
+    def count(self, now: ConstraintStats, old: ConstraintStats) -> None:
+        """Adds what rank 0 counted since the `old` statistics."""
+        self.grammars.labels("hit").inc(now.grammar_hits - old.grammar_hits)
+        self.grammars.labels("miss").inc(now.grammar_misses - old.grammar_misses)
+        self.evictions.inc(now.grammar_evictions - old.grammar_evictions)
+        self.mask_time.inc(now.mask_s - old.mask_s)
+        self.mask_wait.inc(now.wait_s - old.wait_s)
 
 
 class WorkerTelemetry:
@@ -99,6 +141,7 @@ class WorkerTelemetry:
         self.template_limits = self._counter("template_limits_total", "Chats whose template exceeded a limit.", "limit")
         for limit in RenderLimit:
             self.template_limits.labels(limit.value)
+        self.constraints = ConstraintMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
         for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
@@ -178,6 +221,7 @@ class WorkerTelemetry:
         new = {name: getattr(stats, name) - getattr(old, name) for name in _COUNTED}
         self._by_cause(stats, old)
         self._by_priority(stats, old)
+        self.constraints.count(stats.constraints, old.constraints)
         self.preemptions.inc(new["preemptions"])
         self.kv_takebacks.inc(new["takebacks"])
         self.pages.count(stats, old)

@@ -15,6 +15,8 @@ from ryzanstein.generation import (
 )
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
+    conversation_from_wire,
+    conversation_to_wire,
     message_to_wire,
     messages_from_wire,
     name_from_wire,
@@ -45,6 +47,8 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         accepted_before=attempt.accepted_before,
     )
     match request.prompt:
+        case ChatPrompt() as chat if not chat.is_plain:
+            submit.conversation.CopyFrom(conversation_to_wire(chat))
         case ChatPrompt(messages):
             submit.messages.messages.extend(message_to_wire(message) for message in messages)
         case TextPrompt(text):
@@ -100,9 +104,11 @@ def _prompt_from_wire(submit: worker.Submit) -> Prompt:
     match submit.WhichOneof("prompt"):
         case "messages":
             return ChatPrompt(messages_from_wire(submit.messages.messages))
+        case "conversation":
+            return conversation_from_wire(submit.conversation)
         case "text":
             return TextPrompt(submit.text)
         case "token_ids":
             return TokenPrompt(tuple(submit.token_ids.ids))
         case _:
-            raise errors.invalid("prompt", "messages, text or token_ids must be given")
+            raise errors.invalid("prompt", "messages, text, token_ids or a conversation must be given")

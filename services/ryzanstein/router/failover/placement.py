@@ -125,7 +125,8 @@ class NodePlacement:
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
-        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred})
+        unable = self._unable()
+        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred, *unable})
         return self._ranking.node_ids
 
     async def _wait(self, lost: Lost | None) -> str:
@@ -145,6 +146,9 @@ class NodePlacement:
 
         A generation that has not begun need not wait for them.
         """
+        if lost is None and self._never_able():
+            self._telemetry.failed_over_in_vain.labels("constraints_unsupported").inc()
+            raise errors.constraints_unsupported(self._model)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
@@ -155,11 +159,20 @@ class NodePlacement:
         The time does not run while some node could serve the generation later.
         """
         now = self._links.awake.now()
-        if self._links.could_serve(self._model, self._barred):
+        if self._links.could_serve(self._model, {*self._barred, *self._unable()}):
             self._nobody_since = None
         elif self._nobody_since is None:
             self._nobody_since = now
         return self._policy.failover_wait_s - (0.0 if self._nobody_since is None else now - self._nobody_since)
+
+    def _unable(self) -> frozenset[str]:
+        """Returns the nodes that cannot do what the request asks for."""
+        return self._links.without_constraints() if self._generation.request.sampling.constraint is not None else frozenset()
+
+    def _never_able(self) -> bool:
+        """Returns whether no node that has the model can do it, also none that is away at the moment."""
+        unable = self._unable()
+        return bool(unable) and self._links.contexts(self._model).keys() <= unable and self._links.could_serve(self._model, ())
 
     def _readmit(self) -> None:
         now = time.monotonic()
@@ -181,7 +194,7 @@ class NodePlacement:
         They agree, so the cause is the request.
         """
         if lost.cause == REQUEST_FAULT and lost.error is not None:
-            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by})
+            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by, *self._unable()})
             if len(self._refused_by) > 1 or not others:
                 raise lost.error
 

@@ -243,6 +243,10 @@ class Roster:
         """
         return any(link.node_id not in excluded for link in self._serving(model))
 
+    def without_constraints(self) -> frozenset[str]:
+        """Returns the nodes that would ignore a constraint on answers: they are of an older version."""
+        return frozenset(node_id for node_id, link in self._nodes.items() if not link.takes_constraints)
+
     def drained(self, model: str) -> tuple[str, ...]:
         """Returns the nodes of the model when all of them drain until an operator takes that back.
 

@@ -30,6 +30,7 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.text.grammars.judge import ConstraintJudge, NoJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -76,6 +77,7 @@ class NodeAgent:
         ranks_before: int = 0,
         new_rank_server: NewRankServer = ForkServer,
         lending: KvLending | None = None,
+        constraints: ConstraintJudge | None = None,
     ) -> None:
         self.settings = settings
         self.incarnation = uuid.uuid4().hex
@@ -84,6 +86,7 @@ class NodeAgent:
         self.idle_unload_s = 0.0
         self.room: Room | None = None
         self._telemetry, self._tracing, self._templates = telemetry, tracing, templates
+        self.constraints: ConstraintJudge = constraints or NoJudge()
         self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
         self.lending = lending or KvLending(settings.beat_busy_s)
         self.version = self.new_version()
@@ -320,6 +323,7 @@ class NodeAgent:
         text = self._admit(version, attempt)
         prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates)
         texts = await intake.texts_of(attempt, text)
+        judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
         if version is not self.version:
             return False
@@ -329,9 +333,11 @@ class NodeAgent:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
         was_idle = self.num_running == 0
-        asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length)
+        asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length, judged=judged)
         submit = version.running.open(link, handle, attempt, asked, text, texts=texts)
         if submit is not None:
+            if judged is not None:
+                version.tell_tokens(judged.table)
             serving.group.send(submit)
         if was_idle:
             self.changed()

@@ -21,8 +21,8 @@ from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.profiling import Profiling
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents
-from ryzanstein.worker.engines.group import PROFILE, GroupEvents, RankProgress
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents
+from ryzanstein.worker.engines.group import PROFILE, EngineGroup, GroupEvents, RankProgress
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.source import NewRankServer
@@ -58,6 +58,7 @@ class ModelVersion:
         self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
         self.stats = self._counted = NO_STATS
         self.seen_bytes = 0
+        self._told: EngineGroup | None = None
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
@@ -119,6 +120,13 @@ class ModelVersion:
 
     def _not_ready(self) -> RyzansteinError:
         return errors.unavailable("NODE_NOT_READY", f"node {self._settings.node_id}: {self.host.reason}")
+
+    def tell_tokens(self, table: bytes) -> None:
+        """Sends new ranks the model's table of tokens, once."""
+        group = self.serving().group
+        if self._told is not group:
+            group.send(SetTokens(table))
+            self._told = group
 
     def count(self) -> None:
         """Adds to the metrics what the engine counted since the last call."""

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed
+from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed, TokenConstraint
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -69,12 +70,16 @@ class Engine:
         """
         return self._starves and self._outcome.empty and not self._scheduler.gives_back
 
-    def submit(self, message: SubmitGroup) -> None:
-        """Queues a group.
+    def submit(self, message: SubmitGroup, constraints: SequenceOf[TokenConstraint] = ()) -> None:
+        """Queues a group. `constraints`: one for each choice, or none.
 
         Refusals (queue full, never fits, malformed) are GroupFailed events of the next step.
         """
-        self._groups.submit(message, self._clock())
+        self._groups.submit(message, self._clock(), constraints)
+
+    def refuse(self, message: SubmitGroup, error: RyzansteinError) -> None:
+        """Reports a group as failed that cannot be queued."""
+        self._groups.refuse(message, error)
 
     def cancel(self, group: int) -> None:
         """Frees everything that a group holds, without an event. Unknown groups are ignored."""
@@ -198,12 +203,18 @@ class Engine:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
+        failures: dict[int, str] = {}
         for sequence, token in zip(batch.sampled, sampled, strict=True):
             sequence.group.account.counter += DECODE_WEIGHT
             self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
+            if sequence.failure:
+                failures[sequence.group.id] = sequence.failure
+                continue
             self._outcome.add_token(sequence, token)
             if sequence.group.followers:
                 self._groups.release_followers(sequence)
             if reason is not None:
                 self._groups.end(sequence, reason)
+        for group, failure in failures.items():
+            self._groups.fail(group, errors.constraint_failed(failure))

@@ -32,6 +32,16 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     tenant: str = ""
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
+    grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
+
+
+class SetTokens(msgspec.Struct, tag=True, frozen=True):
+    """What the model's tokens stand for, packed (`constraints.table.TokenTable`).
+
+    Sent to new ranks before their first group with a constraint.
+    """
+
+    table: bytes
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):
@@ -103,6 +113,19 @@ class HotStats(msgspec.Struct, frozen=True, array_like=True):
     evicted: int = 0
 
 
+class ConstraintStats(msgspec.Struct, frozen=True, array_like=True):
+    """Constraints since the start of the ranks: compiled grammars, and the masks of steps.
+
+    `wait_s` is the part of the masks' time that steps waited for.
+    """
+
+    grammar_hits: int = 0
+    grammar_misses: int = 0
+    grammar_evictions: int = 0
+    mask_s: float = 0.0
+    wait_s: float = 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's load after a step.
 
@@ -128,6 +151,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     block_limit: int = 0  # blocks that have memory: the limit, or more while blocks are given back; 0: unknown
     blocks_wanted: int = 0  # that waiting sequences lack, about
     takebacks: int = 0  # how often blocks in use had to be given back
+    constraints: ConstraintStats = ConstraintStats()
     blocks_evicted: int = 0  # of the prefix cache, for others
     hot: HotStats | None = None  # None: blocks are not compressed
 

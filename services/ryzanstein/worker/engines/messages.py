@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, SubmitGroup
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -74,4 +74,4 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     without_compression: str = ""
 
 
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import (
+    Masks,
     OutOfMemory,
     Rearrangement,
     SampledToken,
@@ -105,16 +106,17 @@ class ModelRunner:
         if logits_RV is not None and not logits_RV.amax(dim=1).isfinite().any():
             raise ModelRefused(f"the logits of {len(logits_RV)} tokens are not finite: the weights are broken")
 
-    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None = None) -> list[SampledToken]:
         """Computes the step.
 
-        `rows` and the result are parallel to `plan.sampled` on rank 0 and empty elsewhere. Raises
+        `rows` and the result are parallel to `plan.sampled` on rank 0 and empty elsewhere. `masks`
+        are waited for when the logits are there; None: every row may draw any token. Raises
         SequencesFailed, ValueError for an inconsistent plan, and CollectiveTimeout for a lost peer.
         After OutOfMemory (PeerGaveUp on the other ranks) every rank must call `rejoin`.
         """
         self._check_rows(plan, rows)
         try:
-            return self._execute(plan, rows)
+            return self._execute(plan, rows, masks)
         except Exception as error:
             self._inputs.forget()
             if not is_shortage(error):
@@ -139,11 +141,11 @@ class ModelRunner:
         self._tp.collectives.rejoin()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    def _execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
         hidden_RE = self._hidden(plan)
         if not plan.sampled:
             return []
-        return self._sample(hidden_RE, rows) if plan.full_logits else self._greedy(hidden_RE)
+        return self._sample(hidden_RE, rows, masks) if plan.full_logits else self._greedy(hidden_RE)
 
     @torch.inference_mode()
     def hidden_logits(self, plan: StepPlan) -> Tensor | None:
@@ -156,9 +158,13 @@ class ModelRunner:
     def _hidden(self, plan: StepPlan) -> Tensor:
         return self._decoder.hidden(self._inputs.build(plan), self._cache)
 
-    def _sample(self, hidden_RE: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    def _sample(self, hidden_RE: Tensor, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
         logits_RV = self._decoder.head.logits(hidden_RE)
-        return [] if logits_RV is None else sample(logits_RV, rows, self._kernels)
+        if logits_RV is None:
+            return []
+        flags_RV = None if masks is None else masks.wait()
+        allowed_RV = None if flags_RV is None else torch.from_numpy(flags_RV).to(logits_RV.device)
+        return sample(logits_RV, rows, self._kernels, allowed_RV)
 
     def _greedy(self, hidden_RE: Tensor) -> list[SampledToken]:
         best = self._decoder.head.greedy(hidden_RE)

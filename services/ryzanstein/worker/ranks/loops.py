@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Never
 
 import msgspec
 
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.constraints.cache import Grammars
+from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engines.group import IDLE
@@ -19,6 +22,7 @@ from ryzanstein.worker.engines.messages import RankReady, StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
+from ryzanstein.worker.ranks.constrained import ConstrainedGroups
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
 from ryzanstein.worker.ranks.recorder import StepRecorder
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner
 
 
+GRAMMAR_WAIT_S = 0.002  # how often rank 0 looks for a compiled grammar when it has nothing else to do
 STARVED_WAIT_S = 0.02  # how long rank 0 sleeps when no sequence fits its blocks; deadlines pass meanwhile
 
 
@@ -33,9 +38,15 @@ class RankExecutor:
     """Runs a step on every rank; the engine's `Executor`."""
 
     def __init__(
-        self, runner: ModelRunner, board: RankBoard, peers: Sequence[RankChannel[RankCommand]], recorder: StepRecorder
+        self,
+        runner: ModelRunner,
+        board: RankBoard,
+        peers: Sequence[RankChannel[RankCommand]],
+        recorder: StepRecorder,
+        masks: StepMasks,
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
+        self._masks = masks
         self._epoch = 0
 
     def profile(self, request: StartProfile) -> None:
@@ -62,8 +73,9 @@ class RankExecutor:
         """Runs a step. ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
         self._board.begin_step(plan.step, len(plan.token_ids))
         self._tell(RankCommand(plan, epoch=self._epoch))
+        self._masks.begin(rows)
         try:
-            return self._runner.execute(plan, rows)
+            return self._runner.execute(plan, rows, self._masks)
         except (OutOfMemory, PeerGaveUp) as error:
             shortage = str(error)
             self._give_up()
@@ -100,8 +112,10 @@ class RankExecutor:
 class Lead:
     """The loop of rank 0."""
 
-    def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
-        self._agent, self._engine, self._executor = agent, engine, executor
+    def __init__(
+        self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor, constrained: ConstrainedGroups
+    ) -> None:
+        self._agent, self._engine, self._executor, self._constrained = agent, engine, executor, constrained
         self._taken = 0
 
     def run(self) -> Never:
@@ -112,24 +126,45 @@ class Lead:
         while True:
             for message in self._messages():
                 self._take(message)
+            self._submit_prepared()
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
-            self._agent.send(msgspec.structs.replace(self._engine.step(), taken=self._taken))
+            self._agent.send(self._completed(self._engine.step()))
             self._executor.deliver_profile()
 
     def _messages(self) -> list[AgentMessage]:
         if not self._engine.has_work:
-            return self._agent.wait()
+            return self._wait_for_grammars() if self._constrained else self._agent.wait()
         if not self._engine.starves:
             return self._agent.drain()
         self._executor.starved()
         return self._agent.wait_for(STARVED_WAIT_S)
 
+    def _wait_for_grammars(self) -> list[AgentMessage]:
+        self._executor.starved()
+        return self._agent.wait_for(GRAMMAR_WAIT_S)
+
+    def _submit_prepared(self) -> None:
+        for message, prepared in self._constrained.ready():
+            if isinstance(prepared, RyzansteinError):
+                self._engine.refuse(message, prepared)
+            else:
+                self._engine.submit(message, prepared)
+
+    def _completed(self, events: StepEvents) -> StepEvents:
+        stats = msgspec.structs.replace(events.stats, constraints=self._constrained.stats())
+        return msgspec.structs.replace(events, taken=self._taken, stats=stats)
+
     def _take(self, message: AgentMessage) -> None:
         self._taken += 1
         match message:
+            case SubmitGroup() if message.sampling.constraint is not None:
+                self._constrained.take(message)
             case SubmitGroup():
                 self._engine.submit(message)
+            case SetTokens(table):
+                self._constrained.know(table)
             case CancelGroup(group):
+                self._constrained.cancel(group)
                 self._engine.cancel(group)
             case FinishChoice(group, choice):
                 self._engine.finish(group, choice)
@@ -201,3 +236,13 @@ def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
         hot_tokens=ready.hot_tokens,
         hot_pages=ready.hot_pages,
     )
+
+
+def new_masks(spec: RankSpec, vocab_size: int) -> StepMasks:
+    """Returns the masks of rank 0. They share its cores with the step that they are computed beside."""
+    return StepMasks(vocab_size, max(1, min(spec.threads, 4)))
+
+
+def new_constrained(spec: RankSpec, masks: StepMasks) -> ConstrainedGroups:
+    """Returns the constrained groups of rank 0, with an empty cache of grammars."""
+    return ConstrainedGroups(Grammars(spec.grammar_cache_bytes), masks)

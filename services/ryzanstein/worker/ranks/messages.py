@@ -55,6 +55,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     node_id: str = ""
     lends_blocks: bool = False
     borrow_bytes: int = 0
+    grammar_cache_bytes: int = 64 * 2**20
     kv_compression: KvCompression = "none"
     kv_hot_tokens: int = 16
 

@@ -88,8 +88,10 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     agent.send(ready)
     if start.rank > 0:
         loops.Follower(runner, board, recorder).run(plans[0])
-    executor = loops.RankExecutor(runner, board, plans, recorder)
-    loops.Lead(agent, Engine(loops.engine_settings(start.spec, ready), executor), executor).run()
+    masks = loops.new_masks(start.spec, runner.vocab_size)
+    executor = loops.RankExecutor(runner, board, plans, recorder, masks)
+    settings = loops.engine_settings(start.spec, ready)
+    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
 
 
 if __name__ == "__main__":
