@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_a_row_has_the_same_bits_in_any_company(
     assert loaded.kv_compression == compression
     assert loaded.hot_pages >= 32  # the plans of these tests put page n into hot page n
     invariance.check(loaded, num_schedules=2)
+
+
+@pytest.mark.distributed
+def test_two_ranks_compress_their_own_heads(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without a word between them: sums over ranks have their own order, which is always the same."""
+    ids = invariance.sequence_ids(7)
+    parts = [invariance.alone(ids), invariance.company(ids, random.Random(1))]
+    plans = [plan for steps in parts for plan, _ in steps]
+    cases = [("llama", "lazy-fp8"), ("gemma3_text", "lazy-fp8"), ("llama", "lazy-fp8-values"), ("llama", "none")]
+    jobs = [(model_dirs(name), {**OPTIONS, "kv_compression": kind, "num_threads": 1}, plans) for name, kind in cases]
+    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
+    invariance.architectures._run_ranks(tmp_path, 2)
+    found = []
+    for case, job in zip(cases, torch.load(tmp_path / "out0")["jobs"], strict=True):
+        answers = iter(job["answers"])
+        expected, together = (invariance.rows_of(steps, [next(answers) for _ in steps]) for steps in parts)
+        assert not invariance.differing(expected, together), case
+        found.append(torch.stack(list(expected.values())))
+    assert 0 < (found[0] - found[3]).abs().mean() < 0.1 * found[3].std()
 
 
 def run(loaded: Any) -> torch.Tensor:
@@ -134,7 +154,7 @@ def test_a_budget_covers_blocks_and_hot_pages(model_dirs: Callable[[str], Path],
     loaded = runner(model_dirs("llama"), **options, kv_compression="lazy-fp8")
     assert loaded.kv_bytes <= 2**21 < loaded.kv_bytes + loaded.block_bytes
     assert loaded.block_bytes < 0.5 * plain.block_bytes  # heads of so few numbers are padded
-    with pytest.raises(ModelRefused, match="bytes for hot pages"):
+    with pytest.raises(ModelRefused, match="beside [0-9]+ for hot pages"):
         runner(model_dirs("llama"), **{**options, "kv_bytes": 2**17}, kv_compression="lazy-fp8")
 
 
