@@ -289,11 +289,21 @@ class ChoiceProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node, and where it is reached: host:port."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt to run a generation on one node.
 
     `attempt` is a fencing number. `generated` has one entry per choice. `accepted_before`: an
-    earlier node had accepted the generation.
+    earlier node had accepted the generation. `backup`: where it goes next if the node fails.
+    `previous`: a node that may have pages of the conversation's earlier turns. `conversation` is the
+    same for all its turns; empty outside of one.
     """
 
     generation_id: str
@@ -301,6 +311,9 @@ class Attempt:
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
     accepted_before: bool = False
+    backup: NodePlace | None = None
+    previous: NodePlace | None = None
+    conversation: bytes = b""
 
 
 class FinishReason(OpenEnum):

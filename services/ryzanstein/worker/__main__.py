@@ -14,6 +14,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
@@ -24,6 +25,7 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import pages_pb2
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
@@ -35,6 +37,8 @@ from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.pages.service import PageServicer
+from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
@@ -64,6 +68,7 @@ async def serve(settings: WorkerSettings) -> None:
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
         grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
+        traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
         servers = RankServers()
         stack.push_async_callback(servers.close)
@@ -78,6 +83,7 @@ async def serve(settings: WorkerSettings) -> None:
                 new_rank_server=servers.lease,
                 lending=lending,
                 constraints=grammars,
+                traffic=traffic,
             )
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
@@ -88,7 +94,8 @@ async def serve(settings: WorkerSettings) -> None:
 
 
 async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, metrics_port: int) -> None:
-    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    services = (DESCRIPTOR, pages_pb2.DESCRIPTOR)
+    names = [service.full_name for each in services for service in each.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
@@ -97,6 +104,7 @@ async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: Wo
         reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:

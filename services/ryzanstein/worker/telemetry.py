@@ -16,6 +16,7 @@ from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, Engin
 from ryzanstein.worker.engines.group import LossCause, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
+from ryzanstein.worker.page_metrics import PageMetrics
 from ryzanstein.worker.quantization import KV_COMPRESSIONS
 from ryzanstein.worker.text.grammars.process import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
@@ -112,7 +113,7 @@ class WorkerTelemetry:
         self.kv_blocks_limit = self._gauge(
             "kv_blocks_limit", "KV blocks that the engine may use, with what is lent and borrowed."
         )
-        self.pages = KvPageMetrics(self.registry)
+        self.kv_kept = KvPageMetrics(self.registry)
         self.kv_bytes_borrowed = self._gauge("kv_bytes_borrowed", "KV memory that the model has from others of the node.")
         self.kv_bytes_lent = self._gauge("kv_bytes_lent", "KV memory of the model's own that others of the node have.")
         self.kv_takebacks = self._counter("kv_takebacks_total", "Times that KV blocks in use had to be given back.")
@@ -144,11 +145,7 @@ class WorkerTelemetry:
         self.constraints = ConstraintMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
-        for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
-            self.generations.labels(outcome.lower())
-        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
-            self.orchestrator_losses.labels(cause)
-
+        self.pages = PageMetrics(self.registry)
         self.loop_lag = LoopLag("worker", self.registry)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
         self.slowness = self._gauge("rank_slowness", "Computing time of a rank relative to the median of the others.", "rank")
@@ -159,6 +156,14 @@ class WorkerTelemetry:
             "time_per_output_token_seconds", "Mean time per token of a choice, after the first.", TIME_PER_OUTPUT_TOKEN_BUCKETS
         )
         self._steps: dict[int, int] = {}
+        self._show_zeros()
+
+    def _show_zeros(self) -> None:
+        """Shows what has not happened yet, so that `increase()` sees the first time."""
+        for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
+            self.generations.labels(outcome.lower())
+        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):
+            self.orchestrator_losses.labels(cause)
         for rung in Rung:
             self.recoveries.labels(rung.value)
 
@@ -181,7 +186,7 @@ class WorkerTelemetry:
 
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
         self.kv_blocks.set(ranks[0].num_blocks)
-        self.pages.set_compression(ranks[0].kv_compression)
+        self.kv_kept.set_compression(ranks[0].kv_compression)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
@@ -205,7 +210,7 @@ class WorkerTelemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
         self.kv_blocks_limit.set(stats.block_limit)
-        self.pages.show(stats.hot or HotStats())
+        self.kv_kept.show(stats.hot or HotStats())
         for priority, now in stats.classes.items():
             self.class_waiting.labels(str(priority)).set(now.waiting)
 
@@ -224,7 +229,7 @@ class WorkerTelemetry:
         self.constraints.count(stats.constraints, old.constraints)
         self.preemptions.inc(new["preemptions"])
         self.kv_takebacks.inc(new["takebacks"])
-        self.pages.count(stats, old)
+        self.kv_kept.count(stats, old)
         self.tokens.labels("prefill").inc(new["prefill_tokens"])
         self.tokens.labels("decode").inc(new["decode_tokens"])
         self.prefix_tokens.labels("hit").inc(new["prefix_hits"])

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
+from ryzanstein.generation import NodePlace
 from ryzanstein.router.choose import Ranking
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
@@ -73,6 +75,27 @@ class NodePlacement:
         """Records that an attempt starts on a node of the last ranking."""
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
+
+    def backup(self, node_id: str) -> NodePlace | None:
+        """Returns where the generation would go from this node, by the last ranking."""
+        others = () if self._ranking is None else self._ranking.node_ids
+        return next((self._links.place_of(other) for other in others if other != node_id), None)
+
+    def previous(self, node_id: str) -> NodePlace | None:
+        """Returns another node that may have computed the conversation's earlier turns.
+
+        It is the one that answered last. If that was this node, it may have restarted since: then
+        its backup, which was sent the pages.
+        """
+        last = self._generation.request.last_node
+        if not last or last == node_id:
+            return self.backup(node_id) if last else None
+        return self._links.place_of(last)
+
+    @property
+    def conversation(self) -> bytes:
+        """Returns what all turns of the conversation have in common; empty outside of one."""
+        return blake2b(self._affinity.key, digest_size=16).digest() if self._affinity.sticky else b""
 
     def worked(self) -> None:
         """Forgets the faults of nodes and of the request, because the generation has grown."""

@@ -83,6 +83,22 @@ class Masks(Protocol):
         ...
 
 
+Placed = tuple[int, int]
+"""A place of the slab and a block of the pool, which hold the same page."""
+
+
+class PageMove(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of pages between the pool and the slab that ranks and agent share, between two steps.
+
+    Out: from the blocks into the slab; in: from the slab into the blocks. Each rank moves its heads
+    and then says so to the agent, by `number`.
+    """
+
+    number: int
+    out: bool
+    pages: list[Placed]
+
+
 class SampleRow(msgspec.Struct):
     """How to sample one sequence's next token; on rank 0 only, passed by reference, never packed.
 
@@ -166,4 +182,8 @@ class Executor(Protocol):
 
     def rearrange(self, change: Rearrangement) -> None:
         """Changes the KV cache. The next step sees the change."""
+        ...
+
+    def move_pages(self, move: PageMove) -> None:
+        """Copies pages between cache and slab. The next step sees them."""
         ...

@@ -22,6 +22,7 @@ from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.pages import PageLayout, PagePort
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.products.formats import WeightFormat
@@ -80,6 +81,12 @@ class LoadedModel:
             spec.score_cap is None,
             self.zones,
         )
+
+    def pages(self, tp: TensorParallel, options: RunnerOptions) -> PagePort | None:
+        """Returns where pages of the cache leave and arrive, or None if they cannot."""
+        if isinstance(self.cache, ZonedCache):
+            return None
+        return PagePort(self.cache, PageLayout.of(self.spec, tp, options.block_size, options.kv_torch_dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Every rank executes the same plans in the same order. Rank 0 also gets the rows 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import (
     Masks,
     OutOfMemory,
+    PageMove,
     Rearrangement,
     SampledToken,
     SampleRow,
@@ -38,6 +40,7 @@ class ModelRunner:
         spec, cache = loaded.spec, loaded.cache
         self._decoder, self._cache, self._tp, self._options = loaded.decoder, cache, tp, options
         self._inputs = loaded.inputs(tp, options)
+        self._pages = loaded.pages(tp, options)
         self._size, self._loaded_pages = loaded.size, loaded.num_pages
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
@@ -132,6 +135,30 @@ class ModelRunner:
         self._cache.move(change.moves)
         if not self.without_lending:
             self._cache.release(change.num_blocks)
+
+    @property
+    def page_bytes(self) -> int:
+        """The size of a page with the heads of all ranks; 0: pages cannot leave the ranks.
+
+        Compressed ones cannot: they are of use only with hot pages, which have another size.
+        """
+        return 0 if self._pages is None else self._pages.layout.page_bytes
+
+    @property
+    def page_format(self) -> str:
+        """What is in a page and how it was computed: only pages of the same format are alike."""
+        computed = str(self._options.torch_dtype).removeprefix("torch.")
+        description = "" if self._pages is None else self._pages.layout.description
+        return f"{description} computed={computed} weights={self.quantization}"
+
+    def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
+        """Copies this rank's heads of pages between two steps."""
+        assert self._pages is not None, "their size is 0: nobody asks for them"
+        if move.out:
+            self._pages.copy_out(move.pages, slab)
+        else:
+            self._inputs.forget()
+            self._pages.copy_in(move.pages, slab)
 
     def rejoin(self) -> None:
         """Returns when all ranks can begin a step again, after some rank gave one up.
