@@ -154,7 +154,7 @@ def test_a_budget_covers_blocks_and_hot_pages(model_dirs: Callable[[str], Path],
     loaded = runner(model_dirs("llama"), **options, kv_compression="lazy-fp8")
     assert loaded.kv_bytes <= 2**21 < loaded.kv_bytes + loaded.block_bytes
     assert loaded.block_bytes < 0.5 * plain.block_bytes  # heads of so few numbers are padded
-    with pytest.raises(ModelRefused, match="beside [0-9]+ for hot pages"):
+    with pytest.raises(ModelRefused, match=r"beside \d+ for hot pages"):
         runner(model_dirs("llama"), **{**options, "kv_bytes": 2**17}, kv_compression="lazy-fp8")
 
 
