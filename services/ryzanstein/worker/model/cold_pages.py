@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, PART_HEAD_BYTES, ColdLayout, ItemKind
+from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, PART_HEAD_BYTES, ColdLayout, ItemKind, sees_cold
 from ryzanstein.worker.model.kernels.native import ColdKeys, PagedKeys
 
 _GREATEST: dict[ItemKind, float] = {"fp8": 448.0, "int8": 127.0}
@@ -52,11 +52,6 @@ def open_pages(cold_BX: Tensor, cold_M: Tensor, layout: ColdLayout) -> tuple[Ten
     return keys_LKD, values_MKJV[..., : layout.head_dim].permute(0, 2, 1, 3).flatten(0, 1)
 
 
-def num_cold(position: int, hot_tokens: int) -> int:
-    """Returns how many pages a query at a position sees cold: those from the first on."""
-    return max(0, (position + 1 - hot_tokens) // PAGE_TOKENS)
-
-
 def attend_zones(
     q_TKGD: Tensor,
     pages_NC: Tensor,
@@ -76,7 +71,7 @@ def attend_zones(
         start = 0
         while start < num_new:
             position = length - num_new + start
-            pages = 0 if keys.cold is None else num_cold(position, keys.cold.hot_tokens)
+            pages = 0 if keys.cold is None else sees_cold(position, keys.cold.hot_tokens)
             border = num_new if keys.cold is None else (pages + 1) * PAGE_TOKENS + keys.cold.hot_tokens - 1 - (length - num_new)
             stop = min(num_new, max(start + 1, border))
             rows = slice(first + start, first + stop)

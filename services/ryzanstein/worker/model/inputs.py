@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
-from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Span, Staged
+from ryzanstein.worker.model.attention import AttentionBatch, FullPages, Paged, Segment, Span, Staged
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
 from ryzanstein.worker.model.staging import StagedSequence, Staging
 
@@ -43,10 +43,14 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """What the layers of a group read: where new keys and values go, and which ones are seen."""
+    """What the layers of a group read: where new keys and values go, and which ones are seen.
+
+    `full` are the pages to seal between the two.
+    """
 
     slots_T: Tensor
     segments: Sequence[Segment]
+    full: FullPages | None = None
 
 
 @dataclass(frozen=True, slots=True)

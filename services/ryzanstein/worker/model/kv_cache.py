@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.attention import LayerPages
 from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.staging import staging_slots
@@ -54,11 +55,15 @@ class KVCache:
         self.num_slots = num_blocks * block_size
         stages = staged and device.type == "cpu"
         self.num_staging = staging_slots(num_planes, width * dtype.itemsize, self.num_slots) if stages else 0
-        self._pages_PNC, self._memory = _zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
+        self._pages_PNC, self._memory = mapped_zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
 
     def plane(self, index: int) -> Tensor:
         """Returns the slots of one layer of each group, [N, C]."""
         return self._pages_PNC[index]
+
+    def pages(self, layer: int, plane: int) -> LayerPages:
+        """Returns what a layer reads and writes. Layers of different groups share a plane."""
+        return LayerPages(self.plane(plane))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, each from the first number to the second. No block is in both places."""
@@ -94,7 +99,7 @@ class KVCache:
         return self._pages_PNC[:, : self.num_slots].nbytes
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
+def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
     """Returns zeros; on a CPU mapped from the operating system, with the mapping.
 
     Such pages take no memory until they are written. torch would write them.

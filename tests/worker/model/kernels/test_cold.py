@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import FP8, FP8_VALUES, INT8, ColdKind, ColdLayout
-from ryzanstein.worker.model.cold_pages import attend_zones, num_cold, open_pages
+from ryzanstein.worker.model.cold_layout import FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
+from ryzanstein.worker.model.cold_pages import attend_zones, open_pages
 from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
 
 KINDS = [FP8, INT8, FP8_VALUES]
@@ -68,7 +69,7 @@ class Problem:
         """[K, G, D] in float64, key by key as the rule says."""
         position = int(self.keys.length_S[s] - self.keys.num_new_S[s]) + token
         heads, head_dim = self.q_TKGD.shape[1], self.q_TKGD.shape[3]
-        pages, window = num_cold(position, self.cold.hot_tokens), self.keys.window or position + 1
+        pages, window = sees_cold(position, self.cold.hot_tokens), self.keys.window or position + 1
         assert self.keys.first_S is not None
         assert self.cold.first_S is not None
         keys, values = [], []
@@ -120,7 +121,7 @@ def make(
     hot_first, cold_first = [], []
     for s, (new, before) in enumerate(zip(num_new, context, strict=True)):
         kept = numbers(torch.randn(-(-(new + before) // 16) * 16, columns, generator=generator))
-        oldest, newest = num_cold(before, hot_tokens), num_cold(before + new - 1, hot_tokens)
+        oldest, newest = sees_cold(before, hot_tokens), sees_cold(before + new - 1, hot_tokens)
         begin = 0 if window is None else max(0, before + 1 - window) // 16
         hot_first.append(oldest)
         cold_first.append(min(begin, newest))
@@ -272,7 +273,7 @@ def test_zones_are_merged_by_their_log_sum_exp(kernels: NativeKernels) -> None:
     whole_TKGD = problem.solve(kernels, whole_TKG)
     borders = [0, 5, 64, 100, 133, 400]
     parts = []
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in pairwise(borders):
         each_S = torch.ones(len(NEW), dtype=torch.int64)
         lse_TKG = torch.zeros(problem.q_TKGD.shape[:3])
         zone = replace(problem, keys=replace(problem.keys, begin_S=each_S * begin, end_S=each_S * end))
