@@ -84,8 +84,8 @@ def run(tp: TensorParallel, model_dir: Path, options: dict[str, Any], plans: lis
         return {"refused": str(refusal)}
     runner.warm_up()
     answers: list[Any] = []
-    for plan in plans:
-        plan = msgspec.structs.replace(plan, block_tables=grouped(plan.block_tables, len(runner.extents.windows)))
+    num_groups = len(runner.extents.windows)
+    for plan in (msgspec.structs.replace(plan, block_tables=grouped(plan.block_tables, num_groups)) for plan in plans):
         if plan.full_logits:
             answers.append(runner.hidden_logits(plan))
         else:

@@ -11,12 +11,13 @@ Members = list[tuple[Sequence, int]]
 
 
 class Batch:
-    """A batch: which sequences feed how many tokens.
+    """A batch: which sequences feed how many tokens. `num_groups` are the groups of layers.
 
     `sampled` are the members that get a new token, parallel to `rows`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
         self.members: Members = []
         self.sampled: list[Sequence] = []
         self.rows: list[SampleRow] = []
@@ -66,7 +67,9 @@ class Batch:
         The plan shares the sequences' block tables: it is valid until the step's update changes
         them.
         """
-        tables = list(chain(*zip(*(sequence.tables for sequence, _ in self.members), strict=True)))
+        by_group = list(zip(*(sequence.tables for sequence, _ in self.members), strict=True))
+        tables = list(chain(*by_group[: self._num_groups]))
+        hot = list(chain(*by_group[self._num_groups :]))
         first_pages = [table.first for table in tables]
         return StepPlan(
             step,
@@ -77,6 +80,8 @@ class Batch:
             self._sampled,
             any(needs_full_logits(row) for row in self.rows),
             first_pages if any(first_pages) else [],
+            [table.blocks for table in hot],
+            [table.first for table in hot],
         )
 
     def _add(self, sequence: Sequence, num: int) -> None:

@@ -94,6 +94,15 @@ class ClassStats(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int = 0
 
 
+class HotStats(msgspec.Struct, frozen=True, array_like=True):
+    """Pages in full precision beside compressed blocks. `sealed` pages were compressed so far."""
+
+    held: int = 0
+    cached: int = 0
+    sealed: int = 0
+    evicted: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's load after a step.
 
@@ -119,6 +128,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     block_limit: int = 0  # blocks that have memory: the limit, or more while blocks are given back; 0: unknown
     blocks_wanted: int = 0  # that waiting sequences lack, about
     takebacks: int = 0  # how often blocks in use had to be given back
+    blocks_evicted: int = 0  # of the prefix cache, for others
+    hot: HotStats | None = None  # None: blocks are not compressed
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

@@ -74,7 +74,8 @@ class Sequence:
     """A sequence: one choice of a group.
 
     Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, as far as layers
-    still read them, in `tables`: one for each group of layers, none while it does not run.
+    still read them, in `tables`: one for each group of layers, then one of hot pages if blocks are
+    compressed; none while it does not run.
 
     `order` sorts a tenant's queue: arrival, then choice. `rank` sorts the running sequences:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
@@ -120,11 +121,6 @@ class Sequence:
         self.cached_tokens: int | None = None
         self.row = SampleRow(message.sampling, choice, len(self.generated), message.prompt_ids, self.generated)
         self._ban_stops()
-
-    @property
-    def num_blocks(self) -> int:
-        """Returns the number of blocks that it holds."""
-        return sum(len(table.blocks) for table in self.tables)
 
     @property
     def num_pending(self) -> int:

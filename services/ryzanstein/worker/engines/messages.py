@@ -44,7 +44,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
     of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
-    groups of layers, see `Extents`.
+    groups of layers, see `Extents`. `context_bytes` is the size that a rank's KV cache would need for
+    one sequence as long as the model's context; 0 if it has that.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     quantization: str = "none"
     divergence: float | None = None
     windows: tuple[int | None, ...] = (None,)
+    context_bytes: int = 0
 
 
 EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile

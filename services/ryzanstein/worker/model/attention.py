@@ -19,29 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import ColdLayout
-from ryzanstein.worker.model.cold_pages import attend_zones, seal_pages
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPages:
-    """The keys and values of one layer: slots in full precision, and cold blocks if there are any.
-
-    Where there are cold blocks the slots are those of hot pages.
-    """
-
-    slots_NC: Tensor
-    cold_BX: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FullPages:
-    """Hot pages that become full in a step, and the cold blocks that they are sealed into, [M]."""
-
-    hot_M: Tensor
-    cold_M: Tensor
-    layout: ColdLayout
+from ryzanstein.worker.model.kv_cache import LayerPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +81,9 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """All sequences of a step, with keys that are read in place.
+    """All sequences of a step, with keys that are read in place."""
 
-    `kernels` is None only where keys have cold pages: torch's operators read them too, slowly.
-    """
-
-    kernels: NativeKernels | None
+    kernels: NativeKernels
     keys: PagedKeys
 
 
@@ -118,26 +94,12 @@ def attend(q_TKGD: Tensor, pages: LayerPages, segments: Sequence[Segment], scori
     """Fills `out_TKGD`. Every token must belong to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Paged):
-            _attend_paged(q_TKGD, pages, segment, scoring, out_TKGD)
+            limits = scoring.scale, scoring.cap
+            segment.kernels.attend(q_TKGD, pages.slots_NC, segment.keys, limits, out_TKGD, cold_BX=pages.cold_BX)
         elif isinstance(segment, AttentionBatch):
             _attend_batch(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
         else:
             _attend_span(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
-
-
-def seal(pages: LayerPages, full: FullPages, kernels: NativeKernels | None) -> None:
-    """Compresses the pages that became full into their cold blocks."""
-    assert pages.cold_BX is not None
-    sealing = seal_pages if kernels is None else kernels.seal
-    sealing(pages.slots_NC, full.hot_M, pages.cold_BX, full.cold_M, full.layout)
-
-
-def _attend_paged(q_TKGD: Tensor, pages: LayerPages, paged: Paged, scoring: Scoring, out_TKGD: Tensor) -> None:
-    rule = scoring.scale, scoring.cap
-    if paged.kernels is None:
-        attend_zones(q_TKGD, pages.slots_NC, pages.cold_BX, paged.keys, rule, out_TKGD)
-    else:
-        paged.kernels.attend(q_TKGD, pages.slots_NC, paged.keys, rule, out_TKGD, cold_BX=pages.cold_BX)
 
 
 def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring, out_TKGD: Tensor) -> None:

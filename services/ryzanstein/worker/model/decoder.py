@@ -13,9 +13,8 @@ from functools import partial
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.attention import LayerPages
-from ryzanstein.worker.model.inputs import GroupInputs, StepInputs
-from ryzanstein.worker.model.kv_cache import KVCache
+from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
@@ -42,9 +41,9 @@ class DecoderLayer:
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
 
-    def __call__(self, x_TE: Tensor, keys: GroupInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         normed_TE = self._attention_norm(x_TE)
-        attended_TE = self._attention(normed_TE, keys, angles, pages)
+        attended_TE = self._attention(normed_TE, inputs, angles, pages)
         if self._parallel:
             mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
             return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
@@ -60,8 +59,6 @@ class DecoderLayer:
 class Decoder:
     """This rank's part of a model, built from what `source` supplies: weights, or only shapes.
 
-    `groups` says what of a step's inputs and of the cache a layer uses.
-
     `passing`: a layer is built whenever it is run and kept no longer, so that few weights are in
     memory at once. The source must supply it then.
     """
@@ -75,16 +72,15 @@ class Decoder:
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
-        self.groups = layer_groups(spec)
+        self._planes = layer_groups(spec).planes
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
-        for index, layer in enumerate(self._layers):
-            keys, plane = inputs.groups[self.groups.groups[index]], self.groups.planes[index]
-            x_TE = layer()(x_TE, keys, angles, cache.pages(index, plane))
+        for index, (plane, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, plane))
         return self._final_norm(x_TE[inputs.last_R])
 
 

@@ -77,7 +77,11 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, runner.extents.windows)
+    windows, whole = runner.extents.windows, runner.extents.blocks_for(runner.context_length)
+    lacking = 0 if context_length == runner.context_length else whole * runner.block_bytes
+    return runner, RankReady(
+        start.rank, *numbers, *measured, *kernels, *lending, *weights, windows=windows, context_bytes=lacking
+    )
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:

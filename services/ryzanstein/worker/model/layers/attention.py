@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.attention import LayerPages, Scoring, attend, seal
-from ryzanstein.worker.model.inputs import GroupInputs
+from ryzanstein.worker.model.attention import Scoring, attend
+from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.kv_cache import LayerPages
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
@@ -25,7 +27,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Attention:
-    """An attention half: stores the step's keys and values, seals the pages that are full, attends.
+    """An attention half: stores the step's keys and values, then attends.
 
     Every query sees its sequence, or the part of it in the layer's window.
     """
@@ -34,7 +36,7 @@ class Attention:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
         self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
-        self._rotary, self._kernels = layer.rotary, source.kernels
+        self._group, self._rotary, self._kernels = layer_groups(spec).groups[index], layer.rotary, source.kernels
         self._scoring = Scoring(layer.attention_scale, spec.score_cap)
         self._qkv = ColumnParallelLinear(
             source,
@@ -54,15 +56,16 @@ class Attention:
             transposed=spec.transposed,
         )
 
-    def __call__(self, x_TE: Tensor, keys: GroupInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
         qkv_T = self._qkv(x_TE)
         query_width = num_heads * self._head_dim
         self._prepare(qkv_T)
+        keys = inputs.groups[self._group]
         self._rotate_and_store(qkv_T, keys.slots_T, angles, pages.slots_NC)
-        if keys.full is not None:
-            seal(pages, keys.full, self._kernels)
+        if keys.sealing is not None and pages.cold_BX is not None:
+            keys.sealing.run(pages.slots_NC, pages.cold_BX)
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
         attend(q_TKGD, pages, keys.segments, self._scoring, out_TKGD)

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
-from ryzanstein.worker.model.attention import LayerPages, Scoring, attend
-from ryzanstein.worker.model.inputs import GroupInputs
+from ryzanstein.worker.model.attention import Scoring, attend
+from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.kv_cache import LayerPages
+from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
@@ -47,7 +49,7 @@ class LatentAttention:
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, latent: LatentSpec, index: int) -> None:
         layer, prefix = spec.layers[index], spec.names.layer.format(layer=index)
         share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        self._scoring = Scoring(layer.attention_scale, spec.score_cap)
+        self._group, self._scoring = layer_groups(spec).groups[index], Scoring(layer.attention_scale, spec.score_cap)
         self._latents = _Latents(source, spec, latent, prefix)
         self._queries = _Queries(source, spec, latent, share, prefix)
         weights = _key_value_weights(source, spec, latent, share, prefix)
@@ -61,10 +63,10 @@ class LatentAttention:
             bias=spec.out_bias,
         )
 
-    def __call__(self, x_TE: Tensor, keys: GroupInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
-        slots_NC = pages.slots_NC
-        slots_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0]).to(slots_NC.dtype))
+        keys = inputs.groups[self._group]
+        pages.slots_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0]).to(pages.slots_NC.dtype))
         plain_THP, rotated_THR = self._queries(x_TE, angles[0])
         q_THC = torch.cat([rotated_THR, self._to_latents(plain_THP)], dim=-1)
         found_THC = torch.empty_like(q_THC)

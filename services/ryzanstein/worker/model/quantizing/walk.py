@@ -14,12 +14,12 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.attention import LayerPages
 from ryzanstein.worker.model.cache_size import slot_width
 from ryzanstein.worker.model.checkpoint import WeightFiles
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import DecoderLayer
 from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
@@ -63,14 +63,12 @@ class Walk:
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
-        self._groups = layer_groups(spec).groups
         self._pages = LayerPages(torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE)))
 
     def layer(self, weights: LayerWeights, index: int) -> Layer:
         """Reads a layer's weights and returns the layer."""
         layer = DecoderLayer(weights, ALONE, self.spec, index)
-        keys = self._inputs.groups[self._groups[index]]
-        return lambda x_TE: layer(x_TE, keys, self._angles, self._pages)
+        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages)
 
     def embedded(self, files: WeightFiles, ids_WT: Tensor) -> Iterator[Tensor]:
         """Yields the first layer's input of each window, [T, E]."""
