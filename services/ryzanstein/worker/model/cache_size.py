@@ -61,9 +61,7 @@ def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
 
 
-def bytes_of_block(
-    spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None
-) -> int:
+def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
     """Returns the size of one block, over the layers of a group, on this rank."""
     plane_bytes = block_size * slot_width(spec, tp) * item_bytes if zones is None else zones.layout.block_bytes
     return layer_groups(spec).num_planes * plane_bytes

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
+from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
 from ryzanstein.worker.model.cold_pages import attend_zones, open_pages
 from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kv_cache import LayerPages
 
-KINDS = [FP8, INT8, FP8_VALUES]
+KINDS = [FP8, INT8, FP8_VALUES, CHANNELS]
 NEW = (2, 5, 64, 63, 130, 1, 17, 1)
 CONTEXT = (0, 3, 0, 200, 70, 64, 15, 300)
 
@@ -224,7 +225,8 @@ def test_random_problems_agree_with_float64_and_with_torch(kernels: NativeKernel
     lse_TKG, expected_TKG = (torch.zeros(problem.q_TKGD.shape[:3]) for _ in range(2))
     out_TKGD, expected_TKGD = problem.solve(kernels, lse_TKG), torch.zeros(problem.q_TKGD.shape)
     scoring = problem.scale, problem.cap
-    attend_zones(problem.q_TKGD, problem.pages_NC, problem.cold_BX, problem.keys, scoring, expected_TKGD, expected_TKG)
+    pages = LayerPages(problem.pages_NC, problem.cold_BX)
+    attend_zones(problem.q_TKGD, pages, problem.keys, scoring, expected_TKGD, lse_TKG=expected_TKG)
     torch.testing.assert_close(out_TKGD, expected_TKGD, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse_TKG, expected_TKG, rtol=1e-5, atol=1e-5)
 

@@ -7,47 +7,47 @@ from dataclasses import dataclass
 import torch
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cold_layout import (
-    DEFAULT_HOT_TOKENS,
-    PAGE_TOKENS,
-    ColdLayout,
-    Compression,
-    KvCompression,
-    compression_of,
-)
+from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout
+
+HOT_TOKENS = 16  # the least
 
 
 @dataclass(frozen=True, slots=True)
 class KvOption:
-    """A row of the tables. `dtype` is that of what is not compressed."""
+    """A row of the tables.
+
+    `kind` is that of compressed pages, None for none; `dtype` that of all others. `late`: only the
+    second half of the layers is compressed.
+    """
 
     name: str
-    setting: KvCompression
     dtype: torch.dtype
-    hot_tokens: int = DEFAULT_HOT_TOKENS
+    kind: ColdKind | None = None
+    hot_tokens: int = HOT_TOKENS
+    late: bool = False
 
-    def compression(self, num_layers: int) -> Compression | None:
-        return compression_of(self.setting, self.hot_tokens, num_layers)
+    def layout(self, spec: DecoderSpec, layer: int) -> ColdLayout | None:
+        """Returns how a layer's pages are compressed, if they are."""
+        if self.kind is None or (self.late and layer < spec.num_layers // 2):
+            return None
+        return ColdLayout(self.kind, spec.num_kv_heads, spec.head_dim)
 
     def bytes_per_token(self, spec: DecoderSpec) -> float:
-        """Returns the bytes of a token's keys and values over all layers, once its page is cold everywhere."""
-        compression = self.compression(spec.num_layers)
+        """Returns the bytes of a token over all layers, once its page is cold."""
         full = 2 * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
-        if compression is None:
-            return full * spec.num_layers
-        layout = ColdLayout(compression.kind, spec.num_kv_heads, spec.head_dim)
-        cold = layout.block_bytes / PAGE_TOKENS
-        return full * compression.first_layer + cold * (spec.num_layers - compression.first_layer)
+        layouts = (self.layout(spec, layer) for layer in range(spec.num_layers))
+        return sum(full if layout is None else layout.block_bytes / PAGE_TOKENS for layout in layouts)
 
 
 OPTIONS: tuple[KvOption, ...] = (
-    KvOption("float32", "none", torch.float32),
-    KvOption("float16", "none", torch.float16),
-    KvOption("B: lazy-fp8", "lazy-fp8", torch.float32),
-    KvOption("B: lazy-fp8, 128 hot", "lazy-fp8", torch.float32, 128),
-    KvOption("A: eager-fp8", "eager-fp8", torch.float32),
-    KvOption("C: late-fp8", "late-fp8", torch.float32),
-    KvOption("lazy-int8", "lazy-int8", torch.float32),
-    KvOption("lazy-fp8-values", "lazy-fp8-values", torch.float32),
+    KvOption("float32", torch.float32),
+    KvOption("float16", torch.float16),
+    KvOption("A: eager FP8", torch.float32, FP8, hot_tokens=0),
+    KvOption("B: lazy FP8", torch.float32, FP8),
+    KvOption("B with 128 hot tokens", torch.float32, FP8, hot_tokens=128),
+    KvOption("C: late layers FP8", torch.float32, FP8, late=True),
+    KvOption("lazy int8", torch.float32, INT8),
+    KvOption("lazy FP8 values, 16-bit keys", torch.float32, FP8_VALUES),
+    KvOption("lazy int8 keys by channel", torch.float32, CHANNELS),
 )
-"""The first is the reference."""
+"""The first is the reference. Eager: a page is cold as soon as it is full."""
