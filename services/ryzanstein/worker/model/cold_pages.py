@@ -87,7 +87,7 @@ def attend_zones(
         for part in _alike(keys.cold, first, length):
             rows = slice(row + part.start - first, row + part.stop - first)
             seen = _seen(keys, s, part)
-            k_LKD, v_LKD = _keys_values(pages, keys, s, part.start, seen, q_TKGD)
+            k_LKD, v_LKD = _keys_values(pages, keys, s, (part.start, seen), q_TKGD)
             scores_nKGL = _scores(q_TKGD[rows], k_LKD, keys, seen, scoring)
             scores_nKGL.masked_fill_(_hidden(keys.window, seen, part)[:, None, None], -torch.inf)
             lse_nKG = scores_nKGL.logsumexp(-1)
@@ -150,10 +150,9 @@ def _seen(keys: PagedKeys, s: int, part: range) -> range:
     return range(begin, max(begin, end))
 
 
-def _keys_values(
-    pages: LayerPages, keys: PagedKeys, s: int, position: int, seen: range, q_TKGD: Tensor
-) -> tuple[Tensor, Tensor]:
+def _keys_values(pages: LayerPages, keys: PagedKeys, s: int, what: tuple[int, range], q_TKGD: Tensor) -> tuple[Tensor, Tensor]:
     """Returns keys and values [L, K, D] as a token at a position sees them: those of old pages from cold blocks."""
+    position, seen = what
     num_pages = 0 if keys.cold is None else sees_cold(position, keys.cold.hot_tokens)
     border = min(max(num_pages * PAGE_TOKENS, seen.start), seen.stop)
     num_kv_heads, head_dim = q_TKGD.shape[1], q_TKGD.shape[3]

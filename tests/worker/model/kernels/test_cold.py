@@ -148,7 +148,7 @@ def make(
     return Problem(q_TKGD.view(-1, num_kv_heads, group, head_dim), pages_NC, cold_BX, keys, head_dim**-0.5, cap)
 
 
-def check(kernels: NativeKernels, problem: Problem, every: int = 7) -> None:
+def check(kernels: NativeKernels, problem: Problem, every: int = 29) -> None:
     out_TKGD = problem.solve(kernels)
     for s, num_new in enumerate(problem.keys.num_new_S.tolist()):
         for token in {*range(0, num_new, every), num_new - 1}:
@@ -169,7 +169,7 @@ def test_every_new_token_sees_old_pages_cold_and_young_ones_hot(
 @pytest.mark.parametrize("hot_tokens", [0, 16, 20, 33, 64, 1000])
 @pytest.mark.parametrize("window", [None, 1, 40, 100])
 def test_hot_zones_and_windows_of_any_size(kernels: NativeKernels, hot_tokens: int, window: int | None) -> None:
-    check(kernels, make(kernels, (2, 2, 32), hot_tokens=hot_tokens, window=window), every=11)
+    check(kernels, make(kernels, (2, 2, 32), hot_tokens=hot_tokens, window=window), every=31)
 
 
 def test_caps_and_biases_of_positions_hold_in_cold_pages(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
@@ -188,7 +188,8 @@ def test_a_token_gets_the_same_bits_alone_and_however_its_prompt_is_cut(kernels:
     ):
         whole_TKGD = problem.solve(kernels)
         for s, num_new in enumerate(NEW):
-            cuts = [(token, 1) for token in range(num_new)] + [(0, num_new // 2), (num_new // 2, num_new - num_new // 2)]
+            alone = [(token, 1) for token in range(0, num_new, 5)]
+            cuts = [*alone, (0, num_new // 2), (num_new // 2, num_new - num_new // 2)]
             for skip, count in cuts:
                 if count:
                     part = problem.part(s, skip, count)
@@ -203,7 +204,7 @@ def test_the_number_of_threads_changes_no_bit(kernels: NativeKernels, threads: C
         assert torch.equal(problem.solve(kernels), alone_TKGD)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_problems_agree_with_float64_and_with_torch(kernels: NativeKernels, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
@@ -221,7 +222,7 @@ def test_random_problems_agree_with_float64_and_with_torch(kernels: NativeKernel
         cap=data.draw(st.none() | st.just(5.0)),
         seed=data.draw(st.integers(0, 1000)),
     )
-    check(kernels, problem, every=13)
+    check(kernels, problem)
     lse_TKG, expected_TKG = (torch.zeros(problem.q_TKGD.shape[:3]) for _ in range(2))
     out_TKGD, expected_TKGD = problem.solve(kernels, lse_TKG), torch.zeros(problem.q_TKGD.shape)
     scoring = problem.scale, problem.cap

@@ -58,7 +58,10 @@ def kv(
     """Measure what compressed keys and values cost and gain: memory, time, perplexity, answers, pass keys."""
     with refusals_as_exit() as people:
         chosen, lengths = _chosen(options), _numbers("windows", windows)
-        work = _work(model, chosen, text or [], lengths, (num_windows, prompts), threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        work = _work(model, chosen, text or [], max(lengths) * num_windows, prompts)
+        if max(lengths) > work.model.spec.context_length:
+            raise errors.invalid("windows", f"must be at most the context of {work.model.spec.context_length}", max(lengths))
         settings = KvSettings(
             model=model_name(model),
             texts=[QualityText(each.name, each.source, each.digest) for each in work.texts],
@@ -106,11 +109,7 @@ def _numbers(field: str, text: str) -> list[int]:
     return numbers
 
 
-def _work(
-    model: Path, options: list[KvOption], texts: list[str], lengths: list[int], counts: tuple[int, int], threads: int
-) -> KvWork:
-    num_windows, prompts = counts
-    torch.set_num_threads(threads)
+def _work(model: Path, options: list[KvOption], texts: list[str], num_tokens: int, prompts: int) -> KvWork:
     tokenizer = Tokenizer.from_str(ModelFiles.read(model).tokenizer_json)
     try:
         loaded = load_model(model, TensorParallel(0, 1, LocalCollectives()), RunnerOptions(num_blocks=4, kernels="native"))
@@ -120,9 +119,7 @@ def _work(
     assert kernels is not None, "they were required"
     if loaded.spec.latent is not None:
         raise errors.failed_precondition("MODEL_INVALID", f"{model}: latents are not compressed")
-    if max(lengths) > loaded.spec.context_length:
-        raise errors.invalid("windows", f"must be at most the context of {loaded.spec.context_length}", max(lengths))
-    read = read_texts(tokenizer, texts, max(lengths) * num_windows, prompts)
+    read = read_texts(tokenizer, texts, num_tokens, prompts)
     return KvWork(SharedModel(loaded.decoder, loaded.spec, kernels), tokenizer, options, read)
 
 

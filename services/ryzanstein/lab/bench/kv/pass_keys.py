@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from ryzanstein import errors
 from ryzanstein.lab.bench.kv.sequence import KvSequence
 
 DEPTHS = (0.1, 0.5, 0.9)
@@ -24,6 +25,8 @@ def pass_key_prompt(tokenizer: Tokenizer, text_ids: Sequence[int], length: int, 
     ).ids
     question = tokenizer.encode("\n\nWhat is the pass key? The pass key is", add_special_tokens=False).ids
     prefix, around = list(text_ids[:1]), length - len(needle) - len(question) - 1
+    if around < 1:
+        raise errors.invalid("pass-keys", f"must be at least {length - around + 1} tokens", length)
     before = int(around * depth)
     text = list(text_ids[1 : 1 + around])
     return [*prefix, *text[:before], *needle, *text[before:], *question], key
