@@ -20,6 +20,7 @@ from ryzanstein.generation import (
     FinishReason,
     GenerationRequest,
     Message,
+    NodePlace,
     Role,
     SamplingParams,
     Started,
@@ -27,6 +28,7 @@ from ryzanstein.generation import (
     Token,
     TokenLogprobs,
     TokenPrompt,
+    ToolCall,
     TopLogprob,
     Usage,
 )
@@ -77,8 +79,17 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
+calls = st.builds(
+    ToolCall, st.from_regex(r"[!-~]{1,8}", fullmatch=True), st.from_regex(r"[A-Za-z0-9_.-]{1,8}", fullmatch=True), texts
+)
+names = st.just("") | st.from_regex(r"[a-z]{1,4}", fullmatch=True)
+messages = (
+    st.builds(Message, st.sampled_from([Role.SYSTEM, Role.USER, Role.ASSISTANT]), texts, name=names)
+    | st.builds(Message, st.just(Role.TOOL), texts, tool_call_id=st.from_regex(r"[!-~]{1,8}", fullmatch=True), name=names)
+    | st.builds(Message, st.just(Role.ASSISTANT), texts, st.lists(calls, max_size=3).map(tuple), name=names, reasoning=texts)
+)
 prompts = (
-    st.lists(st.builds(Message, st.sampled_from(Role), texts), max_size=3).map(lambda m: ChatPrompt(tuple(m)))
+    st.lists(messages, max_size=3).map(lambda m: ChatPrompt(tuple(m)))
     | texts.map(TextPrompt)
     | st.lists(uint32, max_size=5).map(lambda ids: TokenPrompt(tuple(ids)))
 )
@@ -99,7 +110,9 @@ def attempts(draw: st.DrawFn) -> Attempt:
         traceparent=draw(texts),
     )
     generated = draw(st.lists(progress, min_size=sampling.n, max_size=sampling.n))
-    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()))
+    places = st.none() | st.builds(NodePlace, texts, st.just("10.0.0.1:50061"))
+    moved = draw(places), draw(places), draw(st.binary(max_size=16))
+    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()), *moved)
 
 
 @given(attempts())
@@ -275,3 +288,43 @@ def test_parts_are_counted_before_any_is_converted() -> None:
         complete_from_wire(inference.CompleteRequest(token_ids=inference.TokenIds(ids=range(17))), most)
     with pytest.raises(RyzansteinError, match=r"sampling.stop_token_ids: must have at most 64 entries, got 1000000"):
         sampling_from_wire(inference.SamplingParams(stop_token_ids=range(1_000_000)))
+
+
+def test_a_conversation_of_plain_messages_is_sent_as_earlier_versions_know_it() -> None:
+    """And one with more is sent apart, so that such a peer refuses it instead of reading a part of it."""
+    plain = ChatPrompt((Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello")))
+    more = ChatPrompt((*plain.messages, Message(Role.USER, "hi", name="ann")))
+    kinds = [
+        attempt_to_wire(Attempt("g", 0, GenerationRequest("m", prompt, SamplingParams(seed=1)), ()), 1)
+        for prompt in (plain, more)
+    ]
+    assert [submit.WhichOneof("prompt") for submit in kinds] == ["messages", "conversation"]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (inference.Message(content="x"), "messages[0].role"),
+        (inference.Message(role=9, content="x"), "messages[0].role"),  # type: ignore[arg-type]
+        (inference.Message(role=inference.ROLE_TOOL, content="x"), "messages[0].tool_call_id"),
+        (inference.Message(role=inference.ROLE_USER, tool_call_id="x"), "messages[0].tool_call_id"),
+        (inference.Message(role=inference.ROLE_USER, reasoning="x"), "messages[0].reasoning"),
+        (
+            inference.Message(role=inference.ROLE_USER, tool_calls=[inference.ToolCall(id="1", name="f")]),
+            "messages[0].tool_calls",
+        ),
+        (
+            inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall(id="1")]),
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall(name="f")]),
+            "messages[0].tool_calls[0].id",
+        ),
+        (inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall()] * 129), "messages[0].tool_calls"),
+    ],
+)
+def test_a_message_that_cannot_be_is_refused_by_name(message: inference.Message, field: str) -> None:
+    with pytest.raises(RyzansteinError) as failure:
+        chat_from_wire(inference.ChatRequest(messages=[message]))
+    assert failure.value.violations[0].field == field

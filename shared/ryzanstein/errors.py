@@ -14,6 +14,8 @@ from enum import IntEnum
 DOMAIN = "ryzanstein.v1"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
+CONSTRAINT_FAILED = "CONSTRAINT_FAILED"
+CONSTRAINTS_UNSUPPORTED = "CONSTRAINTS_UNSUPPORTED"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
 # The cause of a NO_NODES that is returned without waiting.
@@ -151,6 +153,22 @@ def out_of_memory(message: str, retry_after_s: float = 1.0) -> RyzansteinError:
 def logits_not_finite(message: str) -> RyzansteinError:
     """Returns the error for logits of this request that are not finite, on healthy ranks."""
     return RyzansteinError(message, Code.INTERNAL, LOGITS_NOT_FINITE)
+
+
+def constraint_failed(message: str) -> RyzansteinError:
+    """Returns the error for a constraint that can no longer be followed in the middle of an answer."""
+    return RyzansteinError(message, Code.FAILED_PRECONDITION, CONSTRAINT_FAILED)
+
+
+def constraints_unsupported(model: str) -> RyzansteinError:
+    """Returns the error for a constraint when no node of the model enforces any."""
+    return RyzansteinError(
+        f"no node that serves {model!r} enforces constraints on answers",
+        Code.FAILED_PRECONDITION,
+        CONSTRAINTS_UNSUPPORTED,
+        {"model": model, "field": "sampling.constraint"},
+        (FieldViolation("sampling.constraint", "is not enforced by any node that serves the model"),),
+    )
 
 
 def too_busy(expected_wait_s: float, objective_s: float, retry_after_s: float) -> RyzansteinError:

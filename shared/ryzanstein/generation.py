@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ryzanstein import errors
+from ryzanstein.constraints import Constraint
 from ryzanstein.open_enum import OpenEnum
 
 MAX_STOP_STRINGS = 16
@@ -24,10 +25,15 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_NAME_CHARS = 128
 MAX_PRIORITY = 10
+MAX_TOOL_CALLS = 128
+MAX_CALL_ID_CHARS = 128
+MAX_AUTHOR_CHARS = 64
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
+_FUNCTION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_AUTHOR = re.compile(r"[^\s<|\\/>]+")
 
 
 class Role(Enum):
@@ -36,14 +42,76 @@ class Role(Enum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. `arguments` is JSON as the model wrote it; it may be incomplete."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation."""
+    """A message of a conversation.
+
+    `tool_calls` and `reasoning` are the assistant's. `tool_call_id` names the call of which a
+    tool's message is the result. `name` tells authors of one role apart. `validate` enforces this,
+    and the bounds of `Message` in inference.proto.
+    """
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has only what messages of every version have: a content, and a role but a tool's."""
+        return self.role is not Role.TOOL and not (self.tool_calls or self.tool_call_id or self.name or self.reasoning)
+
+    @property
+    def num_chars(self) -> int:
+        """The characters of all its texts."""
+        if self.is_plain:
+            return len(self.content)
+        calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.content) + len(self.tool_call_id) + len(self.name) + len(self.reasoning) + calls
+
+    def validate(self, field: str) -> None:
+        """Raises INVALID_ARGUMENT, which names the first part of the message at `field` that is wrong."""
+        if self.is_plain:
+            return
+        for part, role in (("tool_calls", Role.ASSISTANT), ("reasoning", Role.ASSISTANT), ("tool_call_id", Role.TOOL)):
+            if getattr(self, part) and self.role is not role:
+                raise errors.invalid(f"{field}.{part}", f"is only for the role {role.value}", self.role.value)
+        if self.role is Role.TOOL:
+            _check_call_id(self.tool_call_id, f"{field}.tool_call_id")
+        if self.name and (len(self.name) > MAX_AUTHOR_CHARS or not _AUTHOR.fullmatch(self.name)):
+            bound = f"must have 1 to {MAX_AUTHOR_CHARS} characters, no white space and none of < | \\ / >"
+            raise errors.invalid(f"{field}.name", bound, self.name[:64])
+        if len(self.tool_calls) > MAX_TOOL_CALLS:
+            raise errors.invalid(f"{field}.tool_calls", f"must have at most {MAX_TOOL_CALLS} calls", len(self.tool_calls))
+        for i, call in enumerate(self.tool_calls):
+            _check_call_id(call.id, f"{field}.tool_calls[{i}].id")
+            valid_function_name(call.name, f"{field}.tool_calls[{i}].function.name")
+
+
+def valid_function_name(name: str, field: str) -> str:
+    """Returns the name of a function. Raises INVALID_ARGUMENT, which names the field."""
+    if not _FUNCTION.fullmatch(name):
+        raise errors.invalid(field, "must have 1 to 64 letters, digits, underscores, dots and dashes", name[:64])
+    return name
+
+
+def _check_call_id(call_id: str, field: str) -> None:
+    if len(call_id) > MAX_CALL_ID_CHARS or not _VISIBLE.fullmatch(call_id):
+        raise errors.invalid(field, f"must have 1 to {MAX_CALL_ID_CHARS} visible ASCII characters", call_id[:64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +119,15 @@ class ChatPrompt:
     """A conversation, to which the node applies its chat template."""
 
     messages: tuple[Message, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has only what prompts of every version have."""
+        return all(message.is_plain for message in self.messages)
+
+    @property
+    def num_chars(self) -> int:
+        return sum(message.num_chars for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +171,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -105,6 +183,8 @@ class SamplingParams:
             if getattr(self, name) <= 0:
                 raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
         self._validate_lists()
+        if self.constraint is not None:
+            self.constraint.validate()
 
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:
@@ -209,11 +289,21 @@ class ChoiceProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node, and where it is reached: host:port."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt to run a generation on one node.
 
     `attempt` is a fencing number. `generated` has one entry per choice. `accepted_before`: an
-    earlier node had accepted the generation.
+    earlier node had accepted the generation. `backup`: where it goes next if the node fails.
+    `previous`: a node that may have pages of the conversation's earlier turns. `conversation` is the
+    same for all its turns; empty outside of one.
     """
 
     generation_id: str
@@ -221,6 +311,9 @@ class Attempt:
     request: GenerationRequest
     generated: tuple[ChoiceProgress, ...]
     accepted_before: bool = False
+    backup: NodePlace | None = None
+    previous: NodePlace | None = None
+    conversation: bytes = b""
 
 
 class FinishReason(OpenEnum):

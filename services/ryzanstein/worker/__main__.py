@@ -14,6 +14,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
@@ -24,6 +25,7 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import pages_pb2
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
@@ -35,17 +37,21 @@ from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.pages.service import PageServicer
+from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
+from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.templates.process import TemplateProcess
 
 log = structlog.get_logger(__name__)
 
 _LAST_FRAMES_S = 1.0
 TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
+GRAMMARS_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -60,7 +66,9 @@ async def serve(settings: WorkerSettings) -> None:
         metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
+        grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
+        traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
         servers = RankServers()
         stack.push_async_callback(servers.close)
@@ -68,17 +76,26 @@ async def serve(settings: WorkerSettings) -> None:
         def new_agent(model: str, place: int) -> NodeAgent:
             own = (settings.of_model(model), telemetry.add(model)) if model else (settings, telemetry.first)
             return NodeAgent(
-                *own, tracing, templates, ranks_before=place * settings.tp, new_rank_server=servers.lease, lending=lending
+                *own,
+                tracing,
+                templates,
+                ranks_before=place * settings.tp,
+                new_rank_server=servers.lease,
+                lending=lending,
+                constraints=grammars,
+                traffic=traffic,
             )
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
+        telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
         await _serve_rpc(settings, models, telemetry.first, metrics.port)
 
 
 async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, metrics_port: int) -> None:
-    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    services = (DESCRIPTOR, pages_pb2.DESCRIPTOR)
+    names = [service.full_name for each in services for service in each.services_by_name.values()]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
@@ -87,6 +104,7 @@ async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: Wo
         reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:

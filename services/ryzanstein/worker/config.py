@@ -13,11 +13,12 @@ from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
-from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
+from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.text.grammars.process import GrammarBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
 MAX_FURTHER_MODELS = 31
@@ -74,11 +75,27 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     num_blocks: int = Field(0, ge=0, description="pages of the KV cache, for all layers; 0: as many as fit in kv_bytes")
     kv_bytes: int = Field(0, ge=0, description="size of each rank's KV cache; 0: enough for max_sequences, at most 1 GiB")
+    kv_compression: KvCompression = Field(
+        "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
+    )
+    kv_hot_tokens: int = Field(16, ge=16, le=4096, description="newest tokens of a sequence that are never compressed")
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
     )
     kv_borrow_bytes: int = Field(
         0, ge=0, description="KV memory that a rank may borrow at most; 0: as much as kv_bytes, or 1 GiB without that"
+    )
+    kv_replication: Literal["none", "sessions", "all"] = Field(
+        "sessions",
+        description="whose pages of the KV cache go to the backup node: nobody's, conversations', all; see docs/kv-movement.md",
+    )
+    kv_replication_rate: int = Field(
+        256 * 2**20, ge=0, description="bytes of pages that the node sends in a second at most; 0: no limit"
+    )
+    kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
+    kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
+    kv_disk_dir: Path = Field(
+        Path("kv-pages"), description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted"
     )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
@@ -94,6 +111,14 @@ class WorkerSettings(ServiceSettings):
     template_cpu_s: float = Field(1.0, gt=0, le=60, description="CPU time of a chat template for one conversation")
     template_memory_bytes: int = Field(
         512 * 2**20, ge=64 * 2**20, description="memory of a chat template, beyond that of its process at start"
+    )
+    grammar_cpu_s: float = Field(2.0, gt=0, le=60, description="CPU time to compile a constraint on answers")
+    grammar_memory_bytes: int = Field(
+        512 * 2**20, ge=64 * 2**20, description="memory to compile a constraint on answers, beyond that of the model's tokens"
+    )
+    grammar_waiting: int = Field(256, ge=1, description="constraints that wait to be compiled; more are refused")
+    grammar_cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="memory for the compiled constraints of each model, on its rank 0"
     )
     template_waiting: int = Field(1024, ge=1, description="conversations that wait for the chat template; more are refused")
 
@@ -185,6 +210,8 @@ class WorkerSettings(ServiceSettings):
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_bytes=self.kv_bytes,
+            kv_compression=self.kv_compression,
+            kv_hot_tokens=self.kv_hot_tokens,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,
@@ -195,6 +222,7 @@ class WorkerSettings(ServiceSettings):
             borrow_bytes=(self.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
             log_level=self.log_level,
             node_id=self.node_id,
+            grammar_cache_bytes=self.grammar_cache_bytes,
         )
 
     def group_bounds(self) -> GroupBounds:
@@ -206,6 +234,9 @@ class WorkerSettings(ServiceSettings):
             SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
             self.idle_check_s,
         )
+
+    def grammar_bounds(self) -> GrammarBounds:
+        return GrammarBounds(self.grammar_cpu_s, self.grammar_memory_bytes, self.grammar_waiting)
 
     def template_bounds(self) -> TemplateBounds:
         return TemplateBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)

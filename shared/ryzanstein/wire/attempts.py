@@ -8,6 +8,7 @@ from ryzanstein.generation import (
     ChatPrompt,
     ChoiceProgress,
     GenerationRequest,
+    NodePlace,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -15,6 +16,8 @@ from ryzanstein.generation import (
 )
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
+    conversation_from_wire,
+    conversation_to_wire,
     message_to_wire,
     messages_from_wire,
     name_from_wire,
@@ -22,6 +25,9 @@ from ryzanstein.wire.requests import (
     sampling_to_wire,
 )
 from ryzanstein.wire.timestamps import timestamp
+
+_MAX_ADDRESS_CHARS = 300
+_MAX_CONVERSATION_BYTES = 64
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
@@ -43,8 +49,13 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         request_id=request.request_id,
         tenant=request.tenant,
         accepted_before=attempt.accepted_before,
+        backup=_place_to_wire(attempt.backup),
+        previous=_place_to_wire(attempt.previous),
+        conversation_key=attempt.conversation,
     )
     match request.prompt:
+        case ChatPrompt() as chat if not chat.is_plain:
+            submit.conversation.CopyFrom(conversation_to_wire(chat))
         case ChatPrompt(messages):
             submit.messages.messages.extend(message_to_wire(message) for message in messages)
         case TextPrompt(text):
@@ -93,16 +104,45 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.accepted_before)
+    return Attempt(
+        submit.generation_id,
+        submit.attempt,
+        request,
+        tuple(generated),
+        submit.accepted_before,
+        _place_from_wire(submit.backup, "backup"),
+        _place_from_wire(submit.previous, "previous"),
+        _conversation(submit),
+    )
+
+
+def _place_to_wire(place: NodePlace | None) -> worker.NodePlace | None:
+    return None if place is None else worker.NodePlace(node_id=place.node_id, address=place.address)
+
+
+def _place_from_wire(place: worker.NodePlace, field: str) -> NodePlace | None:
+    if len(place.address) > _MAX_ADDRESS_CHARS:
+        raise errors.invalid(f"{field}.address", f"must have at most {_MAX_ADDRESS_CHARS} characters", len(place.address))
+    return NodePlace(name_from_wire(place.node_id, f"{field}.node_id"), place.address) if place.address else None
+
+
+def _conversation(submit: worker.Submit) -> bytes:
+    if len(submit.conversation_key) > _MAX_CONVERSATION_BYTES:
+        raise errors.invalid(
+            "conversation_key", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation_key)
+        )
+    return submit.conversation_key
 
 
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:
     match submit.WhichOneof("prompt"):
         case "messages":
             return ChatPrompt(messages_from_wire(submit.messages.messages))
+        case "conversation":
+            return conversation_from_wire(submit.conversation)
         case "text":
             return TextPrompt(submit.text)
         case "token_ids":
             return TokenPrompt(tuple(submit.token_ids.ids))
         case _:
-            raise errors.invalid("prompt", "messages, text or token_ids must be given")
+            raise errors.invalid("prompt", "messages, text, token_ids or a conversation must be given")

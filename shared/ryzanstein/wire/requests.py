@@ -12,6 +12,7 @@ from ryzanstein.generation import (
     MAX_NAME_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TOOL_CALLS,
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -20,26 +21,33 @@ from ryzanstein.generation import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
     valid_priority,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
 _ROLES = {
     inference.ROLE_SYSTEM: Role.SYSTEM,
     inference.ROLE_USER: Role.USER,
     inference.ROLE_ASSISTANT: Role.ASSISTANT,
+    inference.ROLE_TOOL: Role.TOOL,
 }
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _OPTIONAL_PARAMS = tuple(
-    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias")
+    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias", "constraint")
 )
 
 
 def message_from_wire(message: inference.Message, field: str) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
-        raise errors.invalid(f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", message.role)
-    return Message(role, message.content)
+        raise errors.invalid(f"{field}.role", "must be ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT or ROLE_TOOL", message.role)
+    _at_most(MAX_TOOL_CALLS, message.tool_calls, f"{field}.tool_calls", "calls")
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    known = Message(role, message.content, calls, message.tool_call_id, message.name, message.reasoning)
+    known.validate(field)
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,24 @@ def messages_from_wire(messages: Sequence[inference.Message], most: MostParts = 
 
 
 def message_to_wire(message: Message) -> inference.Message:
-    return inference.Message(role=_ROLES_TO_WIRE[message.role], content=message.content)
+    if message.is_plain:
+        return inference.Message(role=_ROLES_TO_WIRE[message.role], content=message.content)
+    return inference.Message(
+        role=_ROLES_TO_WIRE[message.role],
+        content=message.content,
+        tool_calls=[inference.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
+    )
+
+
+def conversation_from_wire(conversation: inference.Conversation, most: MostParts = _ANY) -> ChatPrompt:
+    return ChatPrompt(messages_from_wire(conversation.messages, most))
+
+
+def conversation_to_wire(prompt: ChatPrompt) -> inference.Conversation:
+    return inference.Conversation(messages=[message_to_wire(message) for message in prompt.messages])
 
 
 def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
@@ -83,6 +108,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=tuple(sorted(wire.logit_bias.items())),
+        constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
     )
     params.validate()
     return params
@@ -94,6 +120,8 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         value = getattr(params, name)
         if value is not None and not (name == "top_k" and value == 0):
             setattr(wire, name, value)
+    if params.constraint is not None:
+        wire.constraint.CopyFrom(constraint_to_wire(params.constraint))
     return wire
 
 

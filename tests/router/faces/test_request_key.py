@@ -10,11 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.generation import (
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Role,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
 from ryzanstein.router.faces.request_key import MAX_KEY_CHARS, key_of_header, keyed
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
-MESSAGES = st.lists(st.builds(Message, st.sampled_from(Role), TEXTS), max_size=4).map(tuple)
+CALLS = st.lists(st.builds(ToolCall, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple)
+MESSAGES = st.lists(
+    st.builds(Message, st.sampled_from(Role), TEXTS)
+    | st.builds(Message, st.sampled_from(Role), TEXTS, tool_calls=CALLS, tool_call_id=TEXTS, name=TEXTS, reasoning=TEXTS),
+    max_size=4,
+).map(tuple)
 PROMPTS = st.one_of(
     st.builds(ChatPrompt, MESSAGES),
     st.builds(TextPrompt, TEXTS),

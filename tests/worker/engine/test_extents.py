@@ -1,10 +1,11 @@
-"""Groups of layers with windows: what sequences hold, and what is found again. The fake ranks judge what each layer would read."""
+"""Groups of layers with windows: what sequences hold, and what is found again. The fake ranks judge what a layer would read."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -51,24 +52,28 @@ def test_what_is_kept_is_what_any_later_token_sees(extents: Extents, window: int
 
 @settings(max_examples=60, deadline=None)
 @given(
-    windows=st.lists(st.sampled_from([None, 1, 3, 8, 13, 30]), min_size=1, max_size=4).map(tuple),
-    seed=st.integers(0, 1 << 30),
-    budget=st.integers(4, 40),
-    room=st.integers(1, 3),
+    made=st.builds(
+        EngineSettings,
+        num_blocks=st.just(1000),
+        block_size=st.just(SIZE),
+        max_sequences=st.just(4),
+        token_budget=st.integers(4, 40),
+        windows=st.lists(st.sampled_from([None, 1, 3, 8, 13, 30]), min_size=1, max_size=4).map(tuple),
+        hot_tokens=st.integers(0, 20),
+        hot_pages=st.sampled_from([0, 50, 90]),
+    ),
+    drawn=st.tuples(st.integers(0, 1 << 30), st.integers(1, 3)),
 )
 def test_answers_are_right_and_holdings_bounded_whatever_the_windows(
     run: Callable[..., Any],
     group: Callable[..., Any],
     answer: Callable[..., Any],
-    windows: tuple[int | None, ...],
-    seed: int,
-    budget: int,
-    room: int,
+    made: EngineSettings,
+    drawn: tuple[int, int],
 ) -> None:
-    rng = random.Random(seed)
-    made = EngineSettings(1000, SIZE, 4, budget, windows=windows)
+    rng, room = random.Random(drawn[0]), drawn[1]
     num_blocks = made.extents.blocks_for(120) * room
-    it = run(num_blocks=num_blocks, block_size=SIZE, max_sequences=4, token_budget=budget, windows=windows)
+    it = run(**{**asdict(made), "num_blocks": num_blocks})
     texts = [[rng.randrange(90) for _ in range(rng.randint(1, 80))] for _ in range(3)]
     messages = []
     for i in range(14):
@@ -182,3 +187,28 @@ def test_all_choices_of_a_prompt_share_its_pages(
 def test_a_pool_without_a_block_for_each_group_is_refused() -> None:
     with pytest.raises(ValueError, match="num_blocks 2 must be at least 3"):
         EngineSettings(2, windows=(None, 8, 8))
+
+
+def test_a_conversation_with_compressed_blocks_resumes_while_its_hot_pages_are_there(
+    run: Callable[..., Any], group: Callable[..., Any]
+) -> None:
+    """Without them its blocks are of no use: the first tokens would read other numbers than in an unbroken run."""
+    least = EngineSettings(400, SIZE, 2, 16).extents.hot_pages_for(2)
+    made = {"num_blocks": 900, "block_size": SIZE, "max_sequences": 2, "token_budget": 16, "hot_tokens": SIZE}
+    it = run(**made, hot_pages=least + 4)
+    prompt = [i % 11 for i in range(100)]
+    assert prefilled(it, group(1, prompt, max_tokens=60)) == 100
+    turn = prompt + it.tokens[1, 0] + [5] * 10
+    assert prefilled(it, group(2, turn, max_tokens=1)) <= 10 + SIZE
+    stats = it.engine.stats().hot
+    assert stats.held == 0
+    assert stats.sealed == (100 + 60) // SIZE - 1 + 3
+    for other in range(40):
+        prefilled(it, group(10 + other, [20 + other] * 30, max_tokens=1))
+    assert it.engine.stats().hot.evicted > 0
+    assert prefilled(it, group(90, [*turn, 6, 6, 6], max_tokens=1)) == len(turn) + 3
+
+
+def test_too_few_hot_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match="hot_pages 9 must be at least"):
+        EngineSettings(100, max_sequences=8, hot_tokens=16, hot_pages=9)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation import ChatPrompt, Message, Role
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -149,7 +149,7 @@ class Case:
     def text(self, messages: list[Message]) -> str:
         template = self.model.template
         assert template is not None
-        return LocalRenderer().render_now(template, messages).text
+        return LocalRenderer().render_now(template, ChatPrompt(tuple(messages))).text
 
 
 @pytest.fixture(scope="session", params=sorted(FAMILIES))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import takewhile
 
-from ryzanstein.generation import ChatPrompt, Prompt, Role, TextPrompt, TokenPrompt
+from ryzanstein.generation import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
 
 # About 64 tokens, four blocks of a typical KV cache. A shorter match is not worth a preference.
 FIRST_MARK_BYTES = 256
@@ -42,9 +42,13 @@ def _parts(prompt: Prompt) -> tuple[bytes, bytes]:
         case ChatPrompt(messages):
             system = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
             # No length prefixes: a document followed by a different question must begin alike.
-            texts = [f"{message.role.value}\x1f{message.content}\x1e" for message in messages]
+            texts = [f"{message.role.value}\x1f{message.content}{_parts_of(message)}\x1e" for message in messages]
             return "".join(texts[: len(system)]).encode(), "".join(texts[len(system) :]).encode()
         case TextPrompt(text):
             return b"", b"text:" + text.encode()
         case TokenPrompt(token_ids):
             return b"", b"tokens:" + b"".join(token.to_bytes(4, "big") for token in token_ids)
+
+
+def _parts_of(message: Message) -> str:
+    return "".join(f"\x1f{call.name}\x1f{call.arguments}" for call in message.tool_calls)

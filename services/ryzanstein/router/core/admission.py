@@ -137,7 +137,7 @@ class Admission:
         match prompt:
             case ChatPrompt(messages):
                 self._at_most("messages", "messages", len(messages), self._limits.max_messages)
-                chars = sum(len(message.content) for message in messages)
+                chars = prompt.num_chars
                 self._at_most("messages", "characters in total", chars, self._limits.max_prompt_chars)
             case TextPrompt(text):
                 self._at_most("text", "characters", len(text), self._limits.max_prompt_chars)

@@ -89,6 +89,9 @@ def _prompt(prompt: Prompt) -> Iterator[bytes]:
             yield b"chat"
             for message in messages:
                 yield from _framed(message.role.value, message.content)
+                if not message.is_plain:
+                    calls = [part for call in message.tool_calls for part in (call.id, call.name, call.arguments)]
+                    yield from _framed("parts", message.tool_call_id, message.name, message.reasoning, str(len(calls)), *calls)
         case TextPrompt(text):
             yield from _framed("text", text)
         case TokenPrompt(token_ids):

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
+from ryzanstein.generation import NodePlace
 from ryzanstein.router.choose import Ranking
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
@@ -74,6 +76,27 @@ class NodePlacement:
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
 
+    def backup(self, node_id: str) -> NodePlace | None:
+        """Returns where the generation would go from this node, by the last ranking."""
+        others = () if self._ranking is None else self._ranking.node_ids
+        return next((self._links.place_of(other) for other in others if other != node_id), None)
+
+    def previous(self, node_id: str) -> NodePlace | None:
+        """Returns another node that may have computed the conversation's earlier turns.
+
+        It is the one that answered last. If that was this node, it may have restarted since: then
+        its backup, which was sent the pages.
+        """
+        last = self._generation.request.last_node
+        if not last or last == node_id:
+            return self.backup(node_id) if last else None
+        return self._links.place_of(last)
+
+    @property
+    def conversation(self) -> bytes:
+        """Returns what all turns of the conversation have in common; empty outside of one."""
+        return blake2b(self._affinity.key, digest_size=16).digest() if self._affinity.sticky else b""
+
     def worked(self) -> None:
         """Forgets the faults of nodes and of the request, because the generation has grown."""
         self._excluded.clear()
@@ -125,7 +148,8 @@ class NodePlacement:
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
-        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred})
+        unable = self._unable()
+        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred, *unable})
         return self._ranking.node_ids
 
     async def _wait(self, lost: Lost | None) -> str:
@@ -145,6 +169,9 @@ class NodePlacement:
 
         A generation that has not begun need not wait for them.
         """
+        if lost is None and self._never_able():
+            self._telemetry.failed_over_in_vain.labels("constraints_unsupported").inc()
+            raise errors.constraints_unsupported(self._model)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
@@ -155,11 +182,20 @@ class NodePlacement:
         The time does not run while some node could serve the generation later.
         """
         now = self._links.awake.now()
-        if self._links.could_serve(self._model, self._barred):
+        if self._links.could_serve(self._model, {*self._barred, *self._unable()}):
             self._nobody_since = None
         elif self._nobody_since is None:
             self._nobody_since = now
         return self._policy.failover_wait_s - (0.0 if self._nobody_since is None else now - self._nobody_since)
+
+    def _unable(self) -> frozenset[str]:
+        """Returns the nodes that cannot do what the request asks for."""
+        return self._links.without_constraints() if self._generation.request.sampling.constraint is not None else frozenset()
+
+    def _never_able(self) -> bool:
+        """Returns whether no node that has the model can do it, also none that is away at the moment."""
+        unable = self._unable()
+        return bool(unable) and self._links.contexts(self._model).keys() <= unable and self._links.could_serve(self._model, ())
 
     def _readmit(self) -> None:
         now = time.monotonic()
@@ -181,7 +217,7 @@ class NodePlacement:
         They agree, so the cause is the request.
         """
         if lost.cause == REQUEST_FAULT and lost.error is not None:
-            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by})
+            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by, *self._unable()})
             if len(self._refused_by) > 1 or not others:
                 raise lost.error
 

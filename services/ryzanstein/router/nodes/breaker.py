@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from ryzanstein.errors import DEADLINE_UNREACHABLE, LOGITS_NOT_FINITE, OUT_OF_MEMORY, Code
+from ryzanstein.errors import CONSTRAINT_FAILED, DEADLINE_UNREACHABLE, LOGITS_NOT_FINITE, OUT_OF_MEMORY, Code
 
 FAULTS_IN_A_ROW = 3
 FIRST_PAUSE_S = 0.5
@@ -35,7 +35,7 @@ class BreakerState(Enum):
 
 
 _BACK_PRESSURE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.ABORTED})
-_REQUEST = frozenset({LOGITS_NOT_FINITE, OUT_OF_MEMORY})
+_REQUEST = frozenset({LOGITS_NOT_FINITE, OUT_OF_MEMORY, CONSTRAINT_FAILED})
 _NODE = frozenset({Code.INTERNAL, Code.UNKNOWN})
 
 

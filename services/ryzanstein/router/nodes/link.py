@@ -89,6 +89,7 @@ class NodeLink:
         self.beat = Beat()
         self.clock_skew_s = 0.0
         self.departed = False
+        self.takes_constraints = False
         self.newest_begun: dict[tuple[str, int], int] = {}
         """By tenant and priority: the handle of the last submitted attempt with output."""
         self._incarnation = ""
@@ -205,6 +206,7 @@ class NodeLink:
         hello = connection.hello
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
+        self.takes_constraints = hello.takes_constraints
         self._connection = connection
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()

@@ -6,7 +6,7 @@ from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.requests import message_to_wire
+from ryzanstein.wire.requests import conversation_to_wire, message_to_wire
 
 TIMEOUT_S = 10.0
 
@@ -20,6 +20,8 @@ async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
     match prompt:
         case TokenPrompt(token_ids):
             return len(token_ids)
+        case ChatPrompt() as chat if not chat.is_plain:
+            request.conversation.CopyFrom(conversation_to_wire(chat))
         case ChatPrompt(messages):
             request.messages.messages.extend(message_to_wire(message) for message in messages)
         case TextPrompt(text):

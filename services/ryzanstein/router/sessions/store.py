@@ -68,7 +68,7 @@ class SessionBounds:
 
     def check(self, messages: Sequence[Message]) -> None:
         """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long."""
-        chars = sum(len(message.content) for message in messages)
+        chars = sum(message.num_chars for message in messages)
         if len(messages) > self.max_messages or chars > self.max_chars:
             raise errors.failed_precondition(
                 "SESSION_FULL",

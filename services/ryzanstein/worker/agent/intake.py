@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ryzanstein import clock, errors
@@ -18,6 +18,7 @@ from ryzanstein.generation import Attempt, ChatPrompt, Prompt, SamplingParams, T
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.choice import ChoiceText, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
+from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -38,8 +39,8 @@ async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) ->
 
 async def _encoded(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
     match prompt:
-        case ChatPrompt(messages):
-            rendered = await templates.render(model.checked_chat(messages), messages)
+        case ChatPrompt():
+            rendered = await templates.render(model.checked_chat(prompt), prompt)
             return await _aside(model.encode_rendered, rendered, len(rendered.text))
         case TextPrompt(text):
             return await _aside(model.encode, text, len(text))
@@ -61,7 +62,31 @@ async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
     return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
 
 
-def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextModel, context_length: int) -> SubmitGroup:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A constraint that can be enforced, and the table of tokens that rank 0 needs for it."""
+
+    verdict: Verdict
+    table: bytes
+
+
+async def judged(attempt: Attempt, model: TextModel, judge: ConstraintJudge) -> Judged | None:
+    """Returns the verdict on the attempt's constraint, if it has one. Raises the errors of `ConstraintJudge`."""
+    constraint = attempt.request.sampling.constraint
+    if constraint is None:
+        return None
+    return Judged(await judge.judge(constraint, model), await judge.tokens(model))
+
+
+def group_of(
+    attempt: Attempt,
+    group: int,
+    prompt_ids: list[int],
+    model: TextModel,
+    context_length: int,
+    *,
+    judged: Judged | None = None,
+) -> SubmitGroup:
     """Returns the attempt as the engine runs it.
 
     Raises CONTEXT_TOO_LONG with both numbers, INVALID_ARGUMENT for a token id outside the
@@ -89,6 +114,7 @@ def group_of(attempt: Attempt, group: int, prompt_ids: list[int], model: TextMod
         tenant=request.tenant,
         accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
+        grammar_bytes=0 if judged is None else judged.verdict.grammar_bytes,
     )
 
 

@@ -13,7 +13,7 @@ from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
-from ryzanstein.wire.requests import messages_from_wire, name_from_wire
+from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration, timestamp
 from ryzanstein.worker.agent.inbox import ReadAhead
 from ryzanstein.worker.agent.model_host import ModelChoice
@@ -50,6 +50,7 @@ class WorkerServicer(WorkerServiceServicer):
                 model=hello.model,
                 beat_busy=duration(settings.beat_busy_s),
                 beat_idle=duration(settings.beat_idle_s),
+                takes_constraints=node.constraints.able,
             )
             yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():
@@ -125,6 +126,8 @@ def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:
     match request.WhichOneof("prompt"):
         case "messages":
             return ChatPrompt(messages_from_wire(request.messages.messages))
+        case "conversation":
+            return conversation_from_wire(request.conversation)
         case "text":
             return TextPrompt(request.text)
         case _:

@@ -12,17 +12,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed
+from ryzanstein.worker.engine.plan import Executor, OutOfMemory, PageMove, SampledToken, SequencesFailed, TokenConstraint
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
+from ryzanstein.worker.engine.travel import TravelingPages, take_sealed
 
 
 class Engine:
@@ -46,6 +48,8 @@ class Engine:
         self._timer = timer
         self._pace = StepPace()
         self._scheduler = Scheduler(settings, self._pace)
+        self._pages = TravelingPages(self._scheduler.pool)
+        self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
         self._thrift = Thrift(settings.token_budget)
@@ -69,12 +73,16 @@ class Engine:
         """
         return self._starves and self._outcome.empty and not self._scheduler.gives_back
 
-    def submit(self, message: SubmitGroup) -> None:
-        """Queues a group.
+    def submit(self, message: SubmitGroup, constraints: SequenceOf[TokenConstraint] = ()) -> None:
+        """Queues a group. `constraints`: one for each choice, or none.
 
         Refusals (queue full, never fits, malformed) are GroupFailed events of the next step.
         """
-        self._groups.submit(message, self._clock())
+        self._groups.submit(message, self._clock(), constraints)
+
+    def refuse(self, message: SubmitGroup, error: RyzansteinError) -> None:
+        """Reports a group as failed that cannot be queued."""
+        self._groups.refuse(message, error)
 
     def cancel(self, group: int) -> None:
         """Frees everything that a group holds, without an event. Unknown groups are ignored."""
@@ -90,6 +98,22 @@ class Engine:
     def limit_blocks(self, num_blocks: int) -> None:
         """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
         self._scheduler.limit_blocks(num_blocks)
+
+    def find_pages(self, names: SequenceOf[bytes]) -> list[int]:
+        """Returns the places of what is not cached. See `FindPages`."""
+        return self._pages.missing(names)
+
+    def export_pages(self, number: int, names: SequenceOf[bytes]) -> list[int]:
+        """Copies cached pages into the slab; returns their places. See `ExportPages`."""
+        found = self._pages.find(names)
+        self._executor.move_pages(PageMove(number, True, found))
+        return [place for place, _ in found]
+
+    def import_pages(self, number: int, names: SequenceOf[bytes], parent: bytes) -> list[int]:
+        """Takes pages from the slab; returns the places of those taken. See `ImportPages`."""
+        admitted = self._pages.admit(names, parent)
+        self._executor.move_pages(PageMove(number, False, admitted))
+        return [place for place, _ in admitted]
 
     def step(self) -> StepEvents:
         """Runs one step and returns its events.
@@ -198,12 +222,24 @@ class Engine:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
+        self._report_sealed(batch)
+        failures: dict[int, str] = {}
         for sequence, token in zip(batch.sampled, sampled, strict=True):
             sequence.group.account.counter += DECODE_WEIGHT
             self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
+            if sequence.failure:
+                failures[sequence.group.id] = sequence.failure
+                continue
             self._outcome.add_token(sequence, token)
             if sequence.group.followers:
                 self._groups.release_followers(sequence)
             if reason is not None:
                 self._groups.end(sequence, reason)
+        for group, failure in failures.items():
+            self._groups.fail(group, errors.constraint_failed(failure))
+
+    def _report_sealed(self, batch: Batch) -> None:
+        for sequence, _ in batch.members:
+            if sequence.group.message.reports_pages and (sealed := take_sealed(sequence, self._extents)):
+                self._outcome.add_sealed(sequence.group.id, sealed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
@@ -14,6 +15,7 @@ from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.plan import TokenConstraint
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -55,16 +57,17 @@ class Groups:
         """
         return len(self._scheduler.waiting) + self._num_followers
 
-    def submit(self, message: SubmitGroup, now: float) -> None:
+    def submit(self, message: SubmitGroup, now: float, constraints: SequenceOf[TokenConstraint] = ()) -> None:
         try:
             self._check(message)
+            _check_followed(constraints)
             group = self._open_group(message, now)
         except RyzansteinError as error:
             self._outcome.add_failure(message.group, error)
             return
         for choice, finished in enumerate(message.finished):
             if not finished:
-                self._open(Sequence(group, choice))
+                self._open(Sequence(group, choice, constraints[choice] if constraints else None))
         if group.live:
             self._groups[group.id] = group
             self._next_deadline = min(self._next_deadline, _deadline(group))
@@ -81,6 +84,10 @@ class Groups:
             for sequence in group.live.values():
                 self._remove(sequence)
             self._scheduler.waiting.close(group)
+
+    def refuse(self, message: SubmitGroup, error: RyzansteinError) -> None:
+        """Reports that a group is not taken."""
+        self._outcome.add_failure(message.group, error)
 
     def fail(self, group_id: int, error: RyzansteinError) -> None:
         """Ends a group with an error; reported once, however many of its choices are at fault."""
@@ -226,3 +233,10 @@ class Groups:
 def _deadline(group: Group) -> float:
     deadline = group.message.deadline
     return math.inf if deadline is None else deadline
+
+
+def _check_followed(constraints: SequenceOf[TokenConstraint]) -> None:
+    """Raises an error if the tokens of earlier attempts do not satisfy their constraints."""
+    for constraint in constraints:
+        if constraint.failure:
+            raise errors.constraint_failed(constraint.failure)

@@ -32,6 +32,17 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     tenant: str = ""
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
+    grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
+    reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
+
+
+class SetTokens(msgspec.Struct, tag=True, frozen=True):
+    """What the model's tokens stand for, packed (`constraints.table.TokenTable`).
+
+    Sent to new ranks before their first group with a constraint.
+    """
+
+    table: bytes
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):
@@ -61,6 +72,35 @@ class SetBlockLimit(msgspec.Struct, tag=True, frozen=True):
     """
 
     num_blocks: int
+
+
+class FindPages(msgspec.Struct, tag=True, frozen=True):
+    """A request for the places in `names` (see `travel`) of pages that are not cached. The others are kept longest."""
+
+    number: int
+    names: list[bytes]
+
+
+class ExportPages(msgspec.Struct, tag=True, frozen=True):
+    """A request to copy pages into the slab: that of `names[i]` to place i.
+
+    The answer has the places of those that are cached.
+    """
+
+    number: int
+    names: list[bytes]
+
+
+class ImportPages(msgspec.Struct, tag=True, frozen=True):
+    """A request to take the page of `names[i]` from place i of the slab.
+
+    The names are a piece of one chain after the page `parent`. The answer has the places of those
+    that were taken: the others were cached already, or there is no room.
+    """
+
+    number: int
+    names: list[bytes]
+    parent: bytes = b""
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +143,19 @@ class HotStats(msgspec.Struct, frozen=True, array_like=True):
     evicted: int = 0
 
 
+class ConstraintStats(msgspec.Struct, frozen=True, array_like=True):
+    """Constraints since the start of the ranks: compiled grammars, and the masks of steps.
+
+    `wait_s` is the part of the masks' time that steps waited for.
+    """
+
+    grammar_hits: int = 0
+    grammar_misses: int = 0
+    grammar_evictions: int = 0
+    mask_s: float = 0.0
+    wait_s: float = 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's load after a step.
 
@@ -128,6 +181,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     block_limit: int = 0  # blocks that have memory: the limit, or more while blocks are given back; 0: unknown
     blocks_wanted: int = 0  # that waiting sequences lack, about
     takebacks: int = 0  # how often blocks in use had to be given back
+    constraints: ConstraintStats = ConstraintStats()
     blocks_evicted: int = 0  # of the prefix cache, for others
     hot: HotStats | None = None  # None: blocks are not compressed
 
@@ -137,7 +191,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
 
     Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
     are the groups that began to run or have waited for some time: with few exceptions a refusal
-    comes before that. `paused` are the choices (group, choice) that ran and wait again. `taken`
+    comes before that. `paused` are the choices (group, choice) that ran and wait again. `sealed` are
+    groups that report their pages, with the names of those that became full or were found. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -154,3 +209,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     accepted: list[int] = []
     taken: int = 0
     paused: list[tuple[int, int]] = []
+    sealed: list[tuple[int, list[bytes]]] = []

@@ -17,7 +17,7 @@ class StepOutcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed or self._accepted or self._paused)
+        return not (self._groups or self._ended or self._failed or self._accepted or self._paused or self._sealed)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -34,6 +34,9 @@ class StepOutcome:
 
     def add_paused(self, sequence: Sequence) -> None:
         self._paused.append((sequence.group.id, sequence.choice))
+
+    def add_sealed(self, group: int, names: list[bytes]) -> None:
+        self._sealed.append((group, names))
 
     def add_failure(self, group: int, error: RyzansteinError) -> None:
         failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
@@ -53,6 +56,7 @@ class StepOutcome:
             step_s,
             self._accepted,
             paused=self._paused,
+            sealed=self._sealed,
         )
         self._clear()
         return events
@@ -66,3 +70,4 @@ class StepOutcome:
         self._failed: list[GroupFailed] = []
         self._accepted: list[int] = []
         self._paused: list[tuple[int, int]] = []
+        self._sealed: list[tuple[int, list[bytes]]] = []

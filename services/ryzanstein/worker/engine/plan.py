@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.tally import TokenTally
@@ -44,14 +46,6 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     hot_first: list[int] = []  # [S]
 
 
-def grouped(tables: Sequence[Sequence[int]], num_groups: int) -> list[list[int]]:
-    """Returns block tables for all groups of a plan that no scheduler made.
-
-    Number b in `tables` [S][B] stands for blocks b x G to b x G + G - 1, one for each group.
-    """
-    return [[block * num_groups + group for block in table] for group in range(num_groups) for table in tables]
-
-
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
     """A change of the KV cache on all ranks, between two steps.
 
@@ -63,12 +57,55 @@ class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int
 
 
+class TokenConstraint(Protocol):
+    """What a choice's tokens must satisfy, after its tokens so far. Made by `ranks`; see `constraints`.
+
+    `finished`: nothing may follow. `failure`: why it can no longer be followed, or empty. The
+    choice's next token then means nothing.
+    """
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def failure(self) -> str: ...
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token of the choice."""
+        ...
+
+
+class Masks(Protocol):
+    """Which tokens the rows of this step may draw. They are computed while the model computes."""
+
+    def wait(self) -> npt.NDArray[np.bool_] | None:
+        """Returns a flag per row and token, [S, V]; None: every row may draw any."""
+        ...
+
+
+Placed = tuple[int, int]
+"""A place of the slab and a block of the pool, which hold the same page."""
+
+
+class PageMove(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of pages between the pool and the slab that ranks and agent share, between two steps.
+
+    Out: from the blocks into the slab; in: from the slab into the blocks. Each rank moves its heads
+    and then says so to the agent, by `number`.
+    """
+
+    number: int
+    out: bool
+    pages: list[Placed]
+
+
 class SampleRow(msgspec.Struct):
     """How to sample one sequence's next token; on rank 0 only, passed by reference, never packed.
 
     `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the
     random draw. Penalties use `prompt_ids` (repetition only) and `generated_ids` (all three).
-    `banned_ids` get minus infinity: the stop tokens while fewer than min_tokens are generated.
+    `banned_ids` get minus infinity: the stop tokens while fewer than min_tokens are generated. With
+    a `constraint` they are a part of its mask, which applies before everything else.
     `seen` counts the tokens of prompt and answer for penalties, `said` those of the answer alone;
     both are made when a penalty first needs them and kept while `generated_ids` grows.
     """
@@ -81,6 +118,7 @@ class SampleRow(msgspec.Struct):
     banned_ids: Sequence[int] = ()
     seen: TokenTally | None = None
     said: TokenTally | None = None
+    constraint: TokenConstraint | None = None
 
 
 def needs_full_logits(row: SampleRow) -> bool:
@@ -96,7 +134,8 @@ def needs_full_logits(row: SampleRow) -> bool:
         and sampling.presence_penalty == 0
         and sampling.frequency_penalty == 0
     )
-    return not plain or sampling.logprobs is not None or bool(sampling.logit_bias) or bool(row.banned_ids)
+    adjusted = bool(sampling.logit_bias) or bool(row.banned_ids) or row.constraint is not None
+    return not plain or sampling.logprobs is not None or adjusted
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -143,4 +182,8 @@ class Executor(Protocol):
 
     def rearrange(self, change: Rearrangement) -> None:
         """Changes the KV cache. The next step sees the change."""
+        ...
+
+    def move_pages(self, move: PageMove) -> None:
+        """Copies pages between cache and slab. The next step sees them."""
         ...

@@ -11,7 +11,7 @@ import sys
 from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.engine.plan import SampleRow
+from ryzanstein.worker.engine.plan import SampleRow, TokenConstraint
 
 Order = tuple[int, int]
 
@@ -81,8 +81,9 @@ class Sequence:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
     of tokens charged to its account in advance, `num_uncached` the number that it is expected to
     compute before its first token. `keys` are the prefix keys of full pages known so far; the
-    first `num_published` pages can be found under them. At its start, layers that read all tokens
-    knew its first `num_known` pages.
+    first `num_published` pages can be found under them, and the agent knows the first
+    `num_reported`, where the group reports its pages. At its start, layers that read all tokens
+    knew its first `num_known` pages. It came with `num_at_start` tokens.
     """
 
     __slots__ = (
@@ -91,10 +92,12 @@ class Sequence:
         "generated",
         "group",
         "keys",
+        "num_at_start",
         "num_charged",
         "num_computed",
         "num_known",
         "num_published",
+        "num_reported",
         "num_tokens",
         "num_uncached",
         "order",
@@ -103,7 +106,7 @@ class Sequence:
         "tables",
     )
 
-    def __init__(self, group: Group, choice: int) -> None:
+    def __init__(self, group: Group, choice: int, constraint: TokenConstraint | None = None) -> None:
         message = group.message
         self.group = group
         self.choice = choice
@@ -112,15 +115,23 @@ class Sequence:
         self.num_charged = 0
         self.num_uncached: int | None = None
         self.generated = list(message.generated[choice])
-        self.num_tokens = group.num_prompt + len(self.generated)
+        self.num_tokens = self.num_at_start = group.num_prompt + len(self.generated)
         self.num_computed = 0
         self.num_published = 0
         self.num_known = 0
+        self.num_reported = 0
         self.tables: list[BlockTable] = []
         self.keys: list[bytes] = []
         self.cached_tokens: int | None = None
-        self.row = SampleRow(message.sampling, choice, len(self.generated), message.prompt_ids, self.generated)
+        self.row = SampleRow(
+            message.sampling, choice, len(self.generated), message.prompt_ids, self.generated, constraint=constraint
+        )
         self._ban_stops()
+
+    @property
+    def failure(self) -> str:
+        """Returns why its constraint can no longer be followed, or an empty string."""
+        return "" if self.row.constraint is None else self.row.constraint.failure
 
     @property
     def num_pending(self) -> int:
@@ -150,6 +161,8 @@ class Sequence:
         self.generated.append(token_id)
         self.num_tokens += 1
         self.row.index += 1
+        if self.row.constraint is not None:
+            self.row.constraint.accept(token_id)
         if self.row.banned_ids:
             self._ban_stops()
         return self.end_reason()
@@ -157,10 +170,13 @@ class Sequence:
     def end_reason(self) -> FinishReason | None:
         """Returns the reason to end, or None.
 
-        STOP after a stop token that was allowed, LENGTH after the last requested token.
+        STOP after a stop token that was allowed or where a constraint lets nothing follow, LENGTH
+        after the last requested token.
         """
         num_generated = len(self.generated)
         message = self.group.message
+        if self.row.constraint is not None and self.row.constraint.finished:
+            return FinishReason.STOP
         if num_generated > message.sampling.min_tokens and self.generated[-1] in self.group.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_generated >= message.max_tokens else None

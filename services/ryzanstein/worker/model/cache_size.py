@@ -50,6 +50,12 @@ class CacheSize:
     def hot_bytes(self) -> int:
         return self.hot_pages * self.hot_page_bytes
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Returns the size with room for one sequence of so many tokens."""
+        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
+        # Hot pages for what does not run grow with the budget.
+        return least_bytes + self.hot_bytes + int(_TAILS * least_bytes) * bool(self.hot_pages)
+
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_bytes + self.hot_bytes

@@ -12,6 +12,7 @@ the longest, n new tokens of one sequence, R sampled rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -312,14 +313,14 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, builder: In
         raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
     if num_new_S.sum() != len(plan.token_ids) or (num_new_S < 1).any():
         raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
-    for i, table in enumerate(plan.block_tables):
+    firsts = plan.first_pages or [0] * num_tables
+    for i, (table, first) in enumerate(zip(plan.block_tables, firsts, strict=True)):
         group, s = divmod(i, num_sequences)
-        first, window = plan.first_pages[i] if plan.first_pages else 0, builder.windows[group]
-        num_keys, num_blocks = int(num_new_S[s] + context_S[s]), first + len(table)
+        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table)
         if num_blocks * builder.block_size < num_keys:
             raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
-        if first and (window is None or first * builder.block_size > context_S[s] + 1 - window):
-            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in a group of window {window}")
+        if first and first * builder.block_size > plan.num_context[s] + 1 - (builder.windows[group] or sys.maxsize):
+            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in group {group}")
 
 
 def _check_hot(plan: StepPlan, num_new_S: Integers, context_S: Integers, block_size: int, window: int) -> None:

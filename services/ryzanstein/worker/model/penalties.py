@@ -20,12 +20,13 @@ from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.engine.tally import TokenTally
 
 
-def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow], allowed_SV: Tensor | None = None) -> Tensor:
     """Returns the adjusted logits; `logits_SV` does not change.
 
-    Repetition, presence and frequency penalty, logit bias and bans are applied in this order.
+    Tokens that are not `allowed_SV` get minus infinity, which all else leaves as it is. Repetition,
+    presence and frequency penalty, logit bias and bans are applied in this order.
     """
-    adjusted_SV = logits_SV.clone()
+    adjusted_SV = logits_SV.clone() if allowed_SV is None else torch.where(allowed_SV, logits_SV, -torch.inf)
     _repetition(adjusted_SV, rows)
     _presence_and_frequency(adjusted_SV, rows)
     _bias(adjusted_SV, rows)
@@ -93,7 +94,8 @@ def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
 
 def _ban(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     size = logits_SV.shape[1]
-    banned = [s * size + token for s, row in enumerate(rows) for token in row.banned_ids if 0 <= token < size]
+    free = ((s, row) for s, row in enumerate(rows) if row.constraint is None)
+    banned = [s * size + token for s, row in free for token in row.banned_ids if 0 <= token < size]
     if banned:
         logits_SV.view(-1)[torch.tensor(banned, device=logits_SV.device)] = -torch.inf
 

@@ -21,13 +21,17 @@ from ryzanstein.worker.model.philox import uniform
 from ryzanstein.worker.model.truncation import drawn
 
 
-def sample(logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None) -> list[SampledToken]:
+def sample(
+    logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None, allowed_SV: Tensor | None = None
+) -> list[SampledToken]:
     """Returns one token for each row of float32 logits, the same with kernels as with torch.
+
+    It is one of `allowed_SV`, of which each row has some; None: any.
 
     Raises SequencesFailed if a row is not finite or none of its tokens may be drawn.
     """
     refuse_invalid(logits_SV.amax(dim=1))
-    scores_SV = adjusted(logits_SV, rows)
+    scores_SV = adjusted(logits_SV, rows, allowed_SV)
     best_S, token_S = new_likeliest(kernels)(scores_SV)
     refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]

@@ -10,23 +10,38 @@ from typing import TYPE_CHECKING, Never
 
 import msgspec
 
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.constraints.cache import Grammars
+from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
-from ryzanstein.worker.engine.extents import Windows
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SubmitGroup
-from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.messages import (
+    CancelGroup,
+    ExportPages,
+    FindPages,
+    FinishChoice,
+    ImportPages,
+    SetBlockLimit,
+    SetTokens,
+    StepEvents,
+    SubmitGroup,
+)
+from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engines.group import IDLE
-from ryzanstein.worker.engines.messages import StartProfile
+from ryzanstein.worker.engines.messages import PageRequest, RankReady, StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
+from ryzanstein.worker.ranks.constrained import ConstrainedGroups
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
 from ryzanstein.worker.ranks.recorder import StepRecorder
+from ryzanstein.worker.ranks.slab import RankSlab
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner
 
 
+GRAMMAR_WAIT_S = 0.002  # how often rank 0 looks for a compiled grammar when it has nothing else to do
 STARVED_WAIT_S = 0.02  # how long rank 0 sleeps when no sequence fits its blocks; deadlines pass meanwhile
 
 
@@ -34,9 +49,17 @@ class RankExecutor:
     """Runs a step on every rank; the engine's `Executor`."""
 
     def __init__(
-        self, runner: ModelRunner, board: RankBoard, peers: Sequence[RankChannel[RankCommand]], recorder: StepRecorder
+        self,
+        runner: ModelRunner,
+        board: RankBoard,
+        peers: Sequence[RankChannel[RankCommand]],
+        recorder: StepRecorder,
+        *,
+        masks: StepMasks,
+        slab: RankSlab,
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
+        self._masks, self.slab = masks, slab
         self._epoch = 0
 
     def profile(self, request: StartProfile) -> None:
@@ -63,8 +86,9 @@ class RankExecutor:
         """Runs a step. ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
         self._board.begin_step(plan.step, len(plan.token_ids))
         self._tell(RankCommand(plan, epoch=self._epoch))
+        self._masks.begin(rows)
         try:
-            return self._runner.execute(plan, rows)
+            return self._runner.execute(plan, rows, self._masks)
         except (OutOfMemory, PeerGaveUp) as error:
             shortage = str(error)
             self._give_up()
@@ -77,6 +101,11 @@ class RankExecutor:
         """Changes the KV cache of every rank, before its next step."""
         self._tell(RankCommand(None, None, self._epoch, change=change))
         self._runner.rearrange(change)
+
+    def move_pages(self, move: PageMove) -> None:
+        """Copies pages between the slab and the cache of every rank, before its next step."""
+        self._tell(RankCommand(None, None, self._epoch, pages=move))
+        self.slab.move(move)
 
     def starved(self) -> None:
         """Shows that rank 0 waits for blocks and does not hang."""
@@ -101,8 +130,10 @@ class RankExecutor:
 class Lead:
     """The loop of rank 0."""
 
-    def __init__(self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor) -> None:
-        self._agent, self._engine, self._executor = agent, engine, executor
+    def __init__(
+        self, agent: RankChannel[AgentMessage], engine: Engine, executor: RankExecutor, constrained: ConstrainedGroups
+    ) -> None:
+        self._agent, self._engine, self._executor, self._constrained = agent, engine, executor, constrained
         self._taken = 0
 
     def run(self) -> Never:
@@ -113,24 +144,43 @@ class Lead:
         while True:
             for message in self._messages():
                 self._take(message)
+            self._submit_prepared()
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
-            self._agent.send(msgspec.structs.replace(self._engine.step(), taken=self._taken))
+            self._agent.send(self._completed(self._engine.step()))
             self._executor.deliver_profile()
 
     def _messages(self) -> list[AgentMessage]:
         if not self._engine.has_work:
-            return self._agent.wait()
+            return self._wait_for_grammars() if self._constrained else self._agent.wait()
         if not self._engine.starves:
             return self._agent.drain()
         self._executor.starved()
         return self._agent.wait_for(STARVED_WAIT_S)
 
+    def _wait_for_grammars(self) -> list[AgentMessage]:
+        self._executor.starved()
+        return self._agent.wait_for(GRAMMAR_WAIT_S)
+
+    def _submit_prepared(self) -> None:
+        for message, prepared in self._constrained.ready():
+            if isinstance(prepared, RyzansteinError):
+                self._engine.refuse(message, prepared)
+            else:
+                self._engine.submit(message, prepared)
+
+    def _completed(self, events: StepEvents) -> StepEvents:
+        stats = msgspec.structs.replace(events.stats, constraints=self._constrained.stats())
+        return msgspec.structs.replace(events, taken=self._taken, stats=stats)
+
     def _take(self, message: AgentMessage) -> None:
         self._taken += 1
         match message:
             case SubmitGroup():
-                self._engine.submit(message)
+                self._submit(message)
+            case SetTokens(table):
+                self._constrained.know(table)
             case CancelGroup(group):
+                self._constrained.cancel(group)
                 self._engine.cancel(group)
             case FinishChoice(group, choice):
                 self._engine.finish(group, choice)
@@ -140,13 +190,30 @@ class Lead:
                 self._executor.profile(message)
             case CheckRanks(number):
                 self._executor.check(number)
+            case FindPages() | ExportPages() | ImportPages():
+                self._executor.slab.answer(message.number, self._pages(message))
+
+    def _submit(self, message: SubmitGroup) -> None:
+        if message.sampling.constraint is None:
+            self._engine.submit(message)
+        else:
+            self._constrained.take(message)
+
+    def _pages(self, request: PageRequest) -> list[int]:
+        match request:
+            case FindPages(_, names):
+                return self._engine.find_pages(names)
+            case ExportPages(number, names):
+                return self._engine.export_pages(number, names)
+            case ImportPages(number, names, parent):
+                return self._engine.import_pages(number, names, parent)
 
 
 class Follower:
     """The loop of the other ranks."""
 
-    def __init__(self, runner: ModelRunner, board: RankBoard, recorder: StepRecorder) -> None:
-        self._runner, self._board, self._recorder = runner, board, recorder
+    def __init__(self, runner: ModelRunner, board: RankBoard, recorder: StepRecorder, slab: RankSlab) -> None:
+        self._runner, self._board, self._recorder, self._slab = runner, board, recorder, slab
         self._epoch = 0
 
     def run(self, lead: RankChannel[RankCommand]) -> Never:
@@ -162,6 +229,9 @@ class Follower:
             self._recorder.start(command.profile)
         elif command.change is not None:
             self._runner.rearrange(command.change)
+        elif command.pages is not None:
+            self._slab.move(command.pages)
+            self._slab.answer(command.pages.number, [])
         elif command.epoch > self._epoch:
             self._give_up()
         elif command.plan is not None and command.epoch == self._epoch:
@@ -186,10 +256,10 @@ class Follower:
         self._runner.rejoin()
 
 
-def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0, windows: Windows = (None,)) -> EngineSettings:
-    """Returns the settings of an engine with `num_blocks`; `max_blocks` 0: it may borrow none."""
+def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
+    """Returns the settings of the engine of a rank that is ready."""
     return EngineSettings(
-        num_blocks,
+        ready.num_blocks,
         spec.block_size,
         spec.max_sequences,
         spec.max_tokens_per_step,
@@ -197,6 +267,18 @@ def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0, window
         spec.fair,
         spec.ttft_objective_s,
         spec.tpot_objective_s,
-        borrowable_blocks=max(0, max_blocks - num_blocks),
-        windows=windows,
+        borrowable_blocks=max(0, ready.max_blocks - ready.num_blocks),
+        windows=ready.windows,
+        hot_tokens=ready.hot_tokens,
+        hot_pages=ready.hot_pages,
     )
+
+
+def new_masks(spec: RankSpec, vocab_size: int) -> StepMasks:
+    """Returns the masks of rank 0. They share its cores with the step that they are computed beside."""
+    return StepMasks(vocab_size, max(1, min(spec.threads, 4)))
+
+
+def new_constrained(spec: RankSpec, masks: StepMasks) -> ConstrainedGroups:
+    """Returns the constrained groups of rank 0, with an empty cache of grammars."""
+    return ConstrainedGroups(Grammars(spec.grammar_cache_bytes), masks)

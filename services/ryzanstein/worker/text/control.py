@@ -54,6 +54,10 @@ class ControlTokens:
         for spelled, token_id in zip(self._spelled, self._ids, strict=True):
             self._real[self._spelling.token_to_id(spelled)] = token_id
 
+    def has(self, token_id: int) -> bool:
+        """Returns whether it is one of them."""
+        return token_id in self._watched
+
     def encode(self, rendered: Rendered) -> list[int]:
         """Returns the conversation's tokens.
 

@@ -33,13 +33,14 @@ _TEMPLATE_OVERHEAD = 2
 class TextModel:
     """The text side of one model on a node.
 
-    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
+    `path` is where its files are. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `template` is the chat template, which is not run here; None: it
     has none.
     """
 
     def __init__(self, files: ModelFiles, name: str) -> None:
         self.name = name
+        self.path = str(files.directory)
         self.context_length = files.context_length
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
@@ -74,8 +75,8 @@ class TextModel:
         process: an agent uses `checked_chat` and `encode_rendered` instead.
         """
         match prompt:
-            case ChatPrompt(messages):
-                return self.encode_chat(messages)
+            case ChatPrompt():
+                return self._encode_chat(prompt)
             case TextPrompt(text):
                 return self.encode(text)
             case TokenPrompt(token_ids):
@@ -86,9 +87,12 @@ class TextModel:
 
         They end where the assistant speaks.
         """
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(messages), messages))
+        return self._encode_chat(ChatPrompt(tuple(messages)))
 
-    def checked_chat(self, messages: Sequence[Message]) -> TemplateSource:
+    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        return self.encode_rendered(self._renderer.render_now(self.checked_chat(prompt), prompt))
+
+    def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.
 
         Raises FAILED_PRECONDITION when there is no template, INVALID_ARGUMENT when the messages
@@ -98,9 +102,9 @@ class TextModel:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: use text completion instead"
             )
-        if len(messages) > self.context_length:
-            raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", len(messages))
-        self._check_chars("messages", sum(len(message.content) for message in messages))
+        if (num_messages := len(prompt.messages)) > self.context_length:
+            raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
+        self._check_chars("messages", prompt.num_chars)
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
@@ -136,6 +140,10 @@ class TextModel:
     def is_skipped(self, token_id: int) -> bool:
         """Returns whether it adds nothing to a text: special tokens, padding of the vocabulary."""
         return self._vocabulary.is_skipped(token_id)
+
+    def is_control(self, token_id: int) -> bool:
+        """Returns whether only templates may write it, see `ControlTokens`."""
+        return self._control.has(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """Returns a new detokenizer for one choice."""

@@ -31,6 +31,13 @@ def message(**fields):
     return {"messages": [{"role": "user", "content": "hi", **fields}]}
 
 
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def calling(name):
+    return CALL | {"function": {"name": name, "arguments": "{}"}}
+
+
 # What stands beside a good request, and the parameter that the error names.
 CHAT = [
     ({"temperature": -0.1}, "temperature"),
@@ -108,8 +115,11 @@ CHAT = [
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role"),
     ({"messages": ["hi"]}, "messages[0]"),
-    (message(role="tool", tool_call_id="x"), "messages[0].role"),
-    (message(role="function"), "messages[0].role"),
+    (message(role="function", name="f"), "messages[0].role"),
+    (message(role="tool"), "messages[0].tool_call_id"),
+    (message(role="tool", tool_call_id="a b"), "messages[0].tool_call_id"),
+    (message(role="user", tool_call_id="x"), "messages[0].tool_call_id"),
+    (message(role="user", reasoning_content="x"), "messages[0].reasoning_content"),
     (message(role="User"), "messages[0].role"),
     (message(role=""), "messages[0].role"),
     (message(role=3), "messages[0].role"),
@@ -120,8 +130,15 @@ CHAT = [
     (message(content=[{"type": "text"}]), "messages[0].content[0].text"),
     (message(content=[{"text": "a"}]), "messages[0].content[0].type"),
     (message(content=["a"]), "messages[0].content[0]"),
-    (message(name="ann"), "messages[0].name"),
-    (message(role="assistant", tool_calls=[{"id": "1"}]), "messages[0].tool_calls"),
+    (message(name="ann smith"), "messages[0].name"),
+    (message(name="a" * 65), "messages[0].name"),
+    (message(role="assistant", tool_calls=[{"id": "1"}]), "messages[0].tool_calls[0].function"),
+    (message(role="assistant", tool_calls=[{"id": "1", "type": "custom"}]), "messages[0].tool_calls[0].type"),
+    (message(role="assistant", tool_calls=[CALL | {"id": ""}]), "messages[0].tool_calls[0].id"),
+    (message(role="assistant", tool_calls=[calling("f g")]), "messages[0].tool_calls[0].function.name"),
+    (message(role="assistant", tool_calls=[CALL] * 129), "messages[0].tool_calls"),
+    (message(role="user", tool_calls=[CALL]), "messages[0].tool_calls"),
+    (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
     (message(typo=1), "messages[0].typo"),
 ]
 
@@ -235,6 +252,9 @@ HARMLESS = [
     {"metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y", "reasoning_effort": None},
     {"top_k": -1, "min_p": 0, "top_logprobs": 0, "stop": []},
     {"messages": [{"role": "assistant", "content": None, "tool_calls": None, "refusal": None}, *MESSAGES]},
+    message(name="ann", tool_calls=None, tool_call_id=None, reasoning_content=None),
+    message(role="assistant", tool_calls=[CALL | {"index": 0}], reasoning_content="hm"),
+    message(role="tool", tool_call_id="call_1", content=[{"type": "text", "text": "hi"}]),
     {"max_tokens": 5, "max_completion_tokens": 5},
 ]
 

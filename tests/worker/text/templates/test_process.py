@@ -14,12 +14,12 @@ import pytest
 
 from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation import ChatPrompt, Message, Role
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.process import TemplateBounds, TemplateProcess
 from ryzanstein.worker.text.templates.rendering import TemplateSource
 
-HELLO = (Message(Role.USER, "hello"),)
+HELLO = ChatPrompt((Message(Role.USER, "hello"),))
 PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
@@ -125,7 +125,9 @@ async def test_a_process_that_does_not_answer_is_replaced() -> None:
 
 async def test_who_leaves_disturbs_nobody() -> None:
     async with running() as (process, _):
-        asked = [asyncio.create_task(process.render(template(PLAIN), (Message(Role.USER, str(i)),))) for i in range(20)]
+        asked = [
+            asyncio.create_task(process.render(template(PLAIN), ChatPrompt((Message(Role.USER, str(i)),)))) for i in range(20)
+        ]
         await asyncio.sleep(0)
         for task in asked[::2]:
             task.cancel()
@@ -154,7 +156,7 @@ async def test_an_ordinary_conversation_takes_little(record_property: Callable[[
         taken = []
         for _ in range(100):
             began = time.perf_counter()
-            await process.render(template(PLAIN), messages)
+            await process.render(template(PLAIN), ChatPrompt(messages))
             taken.append(time.perf_counter() - began)
     record_property("median_ms", 1000 * sorted(taken)[50])
     assert min(taken) < 0.01

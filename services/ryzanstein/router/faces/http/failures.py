@@ -90,10 +90,15 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
     return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,
-        param=error.violations[0].field.removeprefix("sampling.") if error.violations else _missing(error),
+        param=_param(error.violations[0].field) if error.violations else _missing(error),
         code=_CODES.get(error.reason, error.reason.lower()),
         headers=headers,
     )
+
+
+def _param(field: str) -> str:
+    name = field.removeprefix("sampling.")
+    return "response_format" if name.partition(".")[0] == "constraint" else name
 
 
 def _missing(error: RyzansteinError) -> str | None:

@@ -19,6 +19,7 @@ from ryzanstein.generation import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
     valid_priority,
     valid_tenant,
 )
@@ -29,6 +30,7 @@ from ryzanstein.router.faces.http.schemas import (
     CompletionRequest,
     ContentPart,
     GenerationOptions,
+    MessageToolCall,
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
@@ -40,6 +42,7 @@ _ROLES = {
     "developer": Role.SYSTEM,
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
 }
 _MAX_TIMEOUT_MS = 86_400_000
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -110,7 +113,20 @@ def _message(message: ChatMessage, path: str) -> Message:
         content = ""
     if not isinstance(content, str):
         content = "\n".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-    return Message(role, content)
+    if message.reasoning_content and role is not Role.ASSISTANT:
+        raise errors.invalid(f"{path}.reasoning_content", "is only for the role assistant", message.role)
+    calls = tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ()))
+    known = Message(role, content, calls, message.tool_call_id or "", message.name or "", message.reasoning_content or "")
+    known.validate(path)
+    return known
+
+
+def _call(call: MessageToolCall, path: str) -> ToolCall:
+    if call.type != "function":
+        raise errors.invalid(f"{path}.type", "only calls of functions are supported", call.type[:64])
+    if call.function is None:
+        raise errors.invalid(f"{path}.function", "is required")
+    return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
 def _text(part: ContentPart, path: str) -> str:

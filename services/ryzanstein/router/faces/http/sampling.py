@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
+from ryzanstein.router.faces.http.response_format import constraint_of
 from ryzanstein.router.faces.http.schemas import GenerationOptions
 
 _UINT32 = 2**32 - 1
@@ -34,6 +35,7 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
+        constraint=constraint_of(body),
     )
     params.validate()
     return params

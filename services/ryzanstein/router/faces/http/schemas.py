@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ryzanstein import errors
-from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ryzanstein.constraints import MAX_ALTERNATIVES
+from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOOL_CALLS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
@@ -31,7 +32,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "moderation": (),
         "prediction": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "suffix": ("",),
@@ -43,7 +43,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Fields that a client sends back when it repeats a message that it received.
 _MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"annotations": ([],), "audio": (), "function_call": (), "name": (), "refusal": (), "tool_call_id": (), "tool_calls": ([],)}
+    {"annotations": ([],), "audio": (), "function_call": (), "refusal": ()}
 )
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
 # No value that requests nothing is longer than this, white space included.
@@ -89,6 +89,13 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    # Constraints, see `response_format`.
+    response_format: Raw = _ABSENT
+    structured_outputs: Raw = _ABSENT
+    guided_json: Raw = _ABSENT
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(max_length=MAX_ALTERNATIVES)] | None = None
+    guided_grammar: str | None = None
     # Refused unless they request nothing.
     audio: Raw = _ABSENT
     best_of: Raw = _ABSENT
@@ -99,7 +106,6 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     moderation: Raw = _ABSENT
     prediction: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
-    response_format: Raw = _ABSENT
     service_tier: Raw = _ABSENT
     store: Raw = _ABSENT
     suffix: Raw = _ABSENT
@@ -125,16 +131,30 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, frozen=True):
+    """A call that an assistant's message repeats. Fields of other types of calls are skipped."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction | None = None
+
+
 class ChatMessage(Body, frozen=True):
     role: str
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
     annotations: Raw = _ABSENT
     audio: Raw = _ABSENT
     function_call: Raw = _ABSENT
-    name: Raw = _ABSENT
     refusal: Raw = _ABSENT
-    tool_call_id: Raw = _ABSENT
-    tool_calls: Raw = _ABSENT
 
 
 class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""A generation as server-sent events (WHATWG HTML, 9.2), in OpenAI's chunks.
+"""How chunks are framed: a generation as server-sent events (WHATWG HTML, 9.2).
+
+`chunks` says what they say.
 
 Each event has an `id:`, see `cursor`, so that a client can resume where its connection broke.
 `data: [DONE]` ends a complete stream. A failed stream ends with an `error` event instead, whose
@@ -9,11 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Any
 
 import structlog
 from starlette.responses import Response
@@ -21,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
-from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
+from ryzanstein.generation import GenerationEvent, Started
+from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import Dialect, usage_body
+from ryzanstein.router.faces.http.dialect import Dialect
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
 from ryzanstein.router.faces.http.gate import HttpCall
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
@@ -35,81 +34,27 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
-    """Converts events to the bytes of server-sent events. Each reader has its own."""
+    """Frames chunks as server-sent events. Each reader has its own."""
 
     def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
-        self._dialect = dialect
-        self._cursor = cursor
-        self._seen = cursor.from_index
-        self._alignments: defaultdict[int, Alignment] = defaultdict(Alignment)
-        self._usage: dict[str, Any] | None = None
-        self._include_usage = include_usage
-        self._envelope = {
-            "id": dialect.id_prefix + started.generation_id,
-            "object": dialect.chunk_object,
-            "created": int(time.time()),
-            "model": started.model,
-            "system_fingerprint": None,
-        } | ({"usage": None} if include_usage else {})
+        self._chunks = Chunks(started, dialect, cursor, include_usage)
 
     def write(self, event: GenerationEvent) -> bytes:
         """Returns the bytes of an event; empty for tokens whose text is not certain yet."""
-        match event:
-            case Delta():
-                return self._opening(event.choice) + self._delta(event)
-            case Finished():
-                return self._opening(event.choice) + self._ending(event)
-            case _:
-                return b""
+        return self._framed(self._chunks.of(event))
 
     def close(self) -> bytes:
         """Returns the end of a complete stream."""
-        if not self._include_usage or self._usage is None:
-            return DONE
-        return self._event({"choices": [], "usage": self._usage}) + DONE
+        return self._framed(self._chunks.last()) + DONE
 
-    def _opening(self, choice: int) -> bytes:
-        if self._cursor.began(choice):
-            return b""
-        self._cursor.begin(choice)
-        opening = self._dialect.opening(choice)
-        return self._event({"choices": [opening]}) if opening is not None else b""
+    def _framed(self, chunks: Iterator[Chunk]) -> bytes:
+        # Chunk by chunk, because the id is the cursor as it stands after each of them.
+        return b"".join(_event(str(self._chunks.cursor), chunk) for chunk in chunks)
 
-    def _delta(self, delta: Delta) -> bytes:
-        if delta.tokens[0].logprobs is not None:
-            return self._with_logprobs(delta)
-        self._cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
-        return self._piece(delta.choice, delta.text, [])
 
-    def _with_logprobs(self, delta: Delta) -> bytes:
-        """Returns the bytes of a Delta with log probabilities.
-
-        Tokens that the reader has seen only prepare the alignment of later ones.
-        """
-        alignment = self._alignments[delta.choice]
-        num_seen = max(0, self._seen.get(delta.choice, 0) - delta.first_index)
-        for token in delta.tokens[:num_seen]:
-            deque(alignment.push(token), maxlen=0)
-        tokens = delta.tokens[num_seen:]
-        if not tokens:
-            return b""
-        self._cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
-        return self._piece(delta.choice, "".join(t.text for t in tokens), [row for t in tokens for row in alignment.push(t)])
-
-    def _piece(self, choice: int, text: str, rows: list[LogprobRow]) -> bytes:
-        return self._event({"choices": [self._dialect.delta(choice, text, rows)]}) if text or rows else b""
-
-    def _ending(self, finished: Finished) -> bytes:
-        self._usage = usage_body(finished.usage)
-        if self._cursor.ended(finished.choice):
-            return b""
-        self._cursor.end(finished.choice)
-        rows = list(self._alignments.pop(finished.choice, Alignment()).end())
-        return self._event({"choices": [self._dialect.ending(finished.choice, finished.reason, rows)]})
-
-    def _event(self, fields: dict[str, Any]) -> bytes:
-        data = json.dumps(self._envelope | fields, separators=(",", ":"))
-        return f"id: {self._cursor}\ndata: {data}\n\n".encode()
+def _event(event_id: str, chunk: Chunk) -> bytes:
+    data = json.dumps(chunk, separators=(",", ":"))
+    return f"id: {event_id}\ndata: {data}\n\n".encode()
 
 
 def error_event(failure: HttpFailure) -> bytes:

@@ -111,4 +111,4 @@ class RecentSessions:
 
 
 def _chars(session: Session | None) -> int:
-    return _CHARS_PER_ENTRY + (0 if session is None else sum(len(message.content) for message in session.messages))
+    return _CHARS_PER_ENTRY + (0 if session is None else sum(message.num_chars for message in session.messages))

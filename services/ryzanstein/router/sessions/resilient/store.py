@@ -290,5 +290,5 @@ class ResilientSessions:
         apply: Callable[[SessionStore], Awaitable[object]],
         generation_id: str = "",
     ) -> None:
-        chars = sum(len(message.content) for message in added)
+        chars = sum(message.num_chars for message in added)
         self._backlog.add(Write(session_id, chars, done_by, apply, generation_id))

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ryzanstein import errors
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
 from ryzanstein.router.sessions.store import (
     Session,
@@ -31,6 +31,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
 )
 from ryzanstein.router.sessions.stores import redis_scripts as scripts
+from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
 from ryzanstein.router.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
@@ -172,12 +173,12 @@ def _lasting_ms(ttl_s: float) -> tuple[int, int]:
 
 
 def _packed(message: Message) -> str:
-    return json.dumps([message.role.value, message.content], ensure_ascii=False)
+    return json.dumps(row_of(message), ensure_ascii=False)
 
 
 def _unpacked(packed: str) -> Message:
-    role, content = json.loads(packed)
-    return Message(Role(role), content)
+    kind, content = json.loads(packed)
+    return message_of(kind, content)
 
 
 def _listed(session_id: str, model: str, create_time: str, update_time: str, node_id: str) -> Session:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ryzanstein import errors
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation import Message
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
@@ -26,6 +26,7 @@ from ryzanstein.router.sessions.store import (
     page_token,
     read_page_token,
 )
+from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
 from ryzanstein.router.sessions.stores.sqlite_file import as_unavailable, connect, transaction
@@ -134,7 +135,7 @@ class SqliteSessions:
             if row is None:
                 raise errors.not_found("session", session_id)
             query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
-            messages = tuple(Message(Role(role), content) for role, content in db.execute(query, (session_id,)))
+            messages = tuple(message_of(role, content) for role, content in db.execute(query, (session_id,)))
         return _session(row, messages)
 
     def _list(self, size: int, start: tuple[float, str]) -> SessionPage:
@@ -170,7 +171,7 @@ class SqliteSessions:
         return True
 
     def _insert(self, session_id: str, position: int, messages: Sequence[Message]) -> None:
-        rows = [(session_id, position + i, message.role.value, message.content) for i, message in enumerate(messages)]
+        rows = [(session_id, position + i, *row_of(message)) for i, message in enumerate(messages)]
         self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
 
 

@@ -9,7 +9,8 @@ import struct
 
 import msgspec
 
-from ryzanstein.worker.text.templates.rendering import Outcome, Said, TemplateSource
+from ryzanstein.generation import ChatPrompt
+from ryzanstein.worker.text.templates.rendering import Outcome, TemplateSource
 
 LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 256 * 2**20
@@ -17,13 +18,14 @@ MAX_FRAME_BYTES = 256 * 2**20
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job: messages to render.
+    """A job: a conversation to render.
 
-    `template` is present when it differs from the one before. Without messages it is only compiled.
+    `template` is present when it differs from the one before. Without a conversation it is only
+    compiled.
     """
 
     template: TemplateSource | None
-    messages: list[Said] | None
+    prompt: ChatPrompt | None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -22,10 +22,10 @@ import msgspec
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.generation import Message
+from ryzanstein.generation import ChatPrompt
 from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
-from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered, said
+from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class _Asked:
     """A job and the future of its answer."""
 
     template: TemplateSource
-    messages: Sequence[Message] | None
+    prompt: ChatPrompt | None
     answer: asyncio.Future[Answer]
     tries: int = 0
 
@@ -68,11 +68,11 @@ class _Child:
     writer: asyncio.StreamWriter
     template: TemplateSource | None = field(default=None)
 
-    async def ask(self, template: TemplateSource, messages: Sequence[Message] | None) -> Answer:
+    async def ask(self, template: TemplateSource, prompt: ChatPrompt | None) -> Answer:
         """Sends a job and returns the answer. EOFError, ConnectionError: the process has ended."""
         known = template is self.template
         self.template = template
-        self.writer.write(framed(Job(None if known else template, None if messages is None else said(messages))))
+        self.writer.write(framed(Job(None if known else template, prompt)))
         return await self.read()
 
     async def read(self) -> Answer:
@@ -107,8 +107,8 @@ class TemplateProcess:
         if not isinstance(answer, Ready):
             rendered(answer)
 
-    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
-        answer = await self._ask(template, messages)
+    async def render(self, template: TemplateSource, prompt: ChatPrompt) -> Rendered:
+        answer = await self._ask(template, prompt)
         if isinstance(answer, Ready):
             raise errors.internal("the template process sent an unexpected answer")
         return rendered(answer)
@@ -124,10 +124,10 @@ class TemplateProcess:
             while True:
                 await self._answer_next(child)
 
-    async def _ask(self, template: TemplateSource, messages: Sequence[Message] | None) -> Answer:
+    async def _ask(self, template: TemplateSource, prompt: ChatPrompt | None) -> Answer:
         if len(self._waiting) >= self._bounds.max_waiting:
             raise errors.queue_full(len(self._waiting), self._bounds.max_waiting)
-        asked = _Asked(template, messages, asyncio.get_running_loop().create_future())
+        asked = _Asked(template, prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self._more.set()
         try:
@@ -159,7 +159,7 @@ class TemplateProcess:
         asked.tries += 1
         try:
             async with asyncio.timeout(_PATIENCE * self._bounds.cpu_s):
-                return await child.ask(asked.template, asked.messages)
+                return await child.ask(asked.template, asked.prompt)
         except (TimeoutError, EOFError, ConnectionError) as error:
             late = isinstance(error, TimeoutError)
             code = await child.ended()

@@ -57,9 +57,9 @@ class Program:
         self._template = job.template or self._template
         if self._template is None:
             raise ValueError("the first job must have a template")
-        if job.messages is None:
+        if job.prompt is None:
             return self._renderer.check(self._template) or Ready()
-        return self._renderer.render(self._template, job.messages)
+        return self._renderer.render(self._template, job.prompt)
 
     def _within_time(self, answer: Callable[[], Answer]) -> Answer:
         """Runs a job within its time.

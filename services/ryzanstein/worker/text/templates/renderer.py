@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jinja2 import TemplateSyntaxError
 
-from ryzanstein.generation import Message
+from ryzanstein.generation import ChatPrompt
 from ryzanstein.worker.text.templates.rendering import (
     Limited,
     Outcome,
     Rendered,
     RenderLimit,
     RenderRefused,
-    Said,
     TemplateSource,
     TemplateUnreadable,
     rendered,
-    said,
 )
 from ryzanstein.worker.text.templates.sandbox import ChatTemplate, OutputTooLong
+from ryzanstein.worker.text.templates.told import Told
 from ryzanstein.worker.text.templates.veil import Ambiguous, ControlTexts
 
 AMBIGUOUS = "they contain the text of control tokens, which the template changes, so their origin in the prompt is ambiguous"
@@ -47,9 +44,9 @@ class Renderer:
             return TemplateUnreadable(f"{type(error).__name__}: {error}")
         return None
 
-    def render(self, source: TemplateSource, messages: Sequence[Said]) -> Outcome:
+    def render(self, source: TemplateSource, prompt: ChatPrompt) -> Outcome:
         wrong = self.check(source)
-        return self._render(messages) if wrong is None else wrong
+        return self._render(prompt) if wrong is None else wrong
 
     def _compile(self, source: TemplateSource) -> None:
         if self._source is not source:
@@ -58,11 +55,11 @@ class Renderer:
             self._control = ControlTexts(source.control, source.num_special)
             self._source = source
 
-    def _render(self, messages: Sequence[Said]) -> Outcome:
+    def _render(self, prompt: ChatPrompt) -> Outcome:
         assert self._template is not None
         self._template.tick()
         try:
-            return self._control.rendered(self._template.text, messages)
+            return self._control.rendered(self._template.text, Told.of(prompt))
         except OutputTooLong:
             return Limited(RenderLimit.OUTPUT)
         except RecursionError:
@@ -86,8 +83,8 @@ class LocalRenderer:
         if wrong is not None:
             rendered(wrong)
 
-    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
-        return self.render_now(template, messages)
+    async def render(self, template: TemplateSource, prompt: ChatPrompt) -> Rendered:
+        return self.render_now(template, prompt)
 
-    def render_now(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
-        return rendered(self._renderer.render(template, said(messages)))
+    def render_now(self, template: TemplateSource, prompt: ChatPrompt) -> Rendered:
+        return rendered(self._renderer.render(template, prompt))

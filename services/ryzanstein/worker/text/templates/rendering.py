@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -10,13 +9,10 @@ import msgspec
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message
+from ryzanstein.generation import ChatPrompt
 
 TEMPLATE_LIMIT = "TEMPLATE_LIMIT"
 MAX_SHOWN_CHARS = 300
-
-Said = tuple[str, str]
-"""A message as a template gets it: role and content."""
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
@@ -88,16 +84,12 @@ class ChatRenderer(Protocol):
         """
         ...
 
-    async def render(self, template: TemplateSource, messages: Sequence[Message]) -> Rendered:
+    async def render(self, template: TemplateSource, prompt: ChatPrompt) -> Rendered:
         """Returns the conversation up to where the assistant speaks next.
 
         Raises the errors of `rendered`, and RESOURCE_EXHAUSTED when too many wait.
         """
         ...
-
-
-def said(messages: Sequence[Message]) -> list[Said]:
-    return [(message.role.value, message.content) for message in messages]
 
 
 def rendered(outcome: Outcome) -> Rendered:

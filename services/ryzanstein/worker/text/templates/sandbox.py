@@ -9,7 +9,7 @@ that. This module knows nothing of tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ryzanstein.worker.text.templates.rendering import Said
+from ryzanstein.worker.text.templates.told import Told
 
 
 class OutputTooLong(Exception):
@@ -59,16 +59,15 @@ class ChatTemplate:
         """
         self._moment = datetime.now()
 
-    def text(self, messages: Sequence[Said]) -> str:
+    def text(self, told: Told) -> str:
         """Returns the conversation up to where the assistant speaks next.
 
         Raises OutputTooLong, or any exception: a template is a program.
         """
-        plain = [{"role": role, "content": content} for role, content in messages]
         parts: list[str] = []
         num_chars = 0
         for part in self._template.generate(
-            **self._variables, messages=plain, tools=None, documents=None, add_generation_prompt=True
+            **self._variables, messages=told.messages, tools=told.tools, documents=None, add_generation_prompt=True
         ):
             num_chars += len(part)
             if num_chars > self._max_chars:

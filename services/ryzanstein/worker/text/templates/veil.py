@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from ryzanstein.worker.text.templates.rendering import Rendered, Said
+from ryzanstein.worker.text.templates.rendering import Rendered
+from ryzanstein.worker.text.templates.told import Told
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
 
 Pairs = Sequence[tuple[str, str]]
-Render = Callable[[Sequence[Said]], str]
+Render = Callable[[Told], str]
 
 
 class Ambiguous(Exception):
@@ -39,30 +40,30 @@ class ControlTexts:
         self._special = _any_of(texts[:num_special])
         self._chars = sorted(set(chain.from_iterable(texts)))
 
-    def rendered(self, render: Render, messages: Sequence[Said]) -> Rendered:
+    def rendered(self, render: Render, told: Told) -> Rendered:
         """Returns the conversation as the template writes it.
 
         Raises what `render` raises for these messages, and Ambiguous.
         """
-        text = render(messages)
-        for veiled, lifted in self._ways(render, messages, text):
+        text = render(told)
+        for veiled, lifted in self._ways(render, told, text):
             if lifted == text:
                 own = self._found(veiled)
                 return Rendered(text, own, forged=len(own) != len(self._found(text)))
         raise Ambiguous
 
-    def _ways(self, render: Render, messages: Sequence[Said], text: str) -> Iterator[tuple[str, str]]:
+    def _ways(self, render: Render, told: Told, text: str) -> Iterator[tuple[str, str]]:
         """Yields the rendered texts of veiled messages, each with the same text unveiled.
 
         The strictest veil is first.
         """
-        unused = _unused([text, *(content for _, content in messages), *self._chars])
+        unused = _unused([text, *told.texts(), *self._chars])
         pairs = [(char, chr(private)) for char, private in zip(self._chars, unused, strict=False)]
         if len(pairs) < len(self._chars):
             raise Ambiguous
         for veil in self._veils(pairs):
-            veiled = [(role, veil(content)) for role, content in messages]
-            if veiled == messages:
+            veiled = told.mapped(veil)
+            if veiled == told:
                 yield text, text
                 return
             try:

@@ -1,0 +1,58 @@
+"""What a chunk says: OpenAI's chunk objects, made from the events of a generation.
+
+How a chunk is framed is left to the face that sends it: `stream` for server-sent events,
+`faces.websocket` for messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ryzanstein.generation import GenerationEvent, Started
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.dialect import Dialect, usage_body
+from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
+
+Chunk = dict[str, Any]
+
+
+class Chunks:
+    """Converts the events that one reader follows to chunks.
+
+    When a chunk is yielded, `cursor` is the position of a reader that has it.
+    """
+
+    def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
+        self.cursor = cursor
+        self._pieces = Pieces(cursor)
+        self._dialect = dialect
+        self._include_usage = include_usage
+        self._envelope = {
+            "id": dialect.id_prefix + started.generation_id,
+            "object": dialect.chunk_object,
+            "created": int(time.time()),
+            "model": started.model,
+            "system_fingerprint": None,
+        } | ({"usage": None} if include_usage else {})
+
+    def of(self, event: GenerationEvent) -> Iterator[Chunk]:
+        """Yields the chunks of an event, with one choice each."""
+        for piece in self._pieces.of(event):
+            if (choice := self._said(piece)) is not None:
+                yield self._envelope | {"choices": [choice]}
+
+    def last(self) -> Iterator[Chunk]:
+        """Yields what follows when all choices have ended: the usage, where the client asked for it."""
+        if self._include_usage and self._pieces.usage is not None:
+            yield self._envelope | {"choices": [], "usage": usage_body(self._pieces.usage)}
+
+    def _said(self, piece: Piece) -> dict[str, Any] | None:
+        match piece:
+            case Opening(choice):
+                return self._dialect.opening(choice)
+            case Speech(choice, text, rows):
+                return self._dialect.delta(choice, text, rows)
+            case Ending(choice, reason, rows):
+                return self._dialect.ending(choice, reason, rows)

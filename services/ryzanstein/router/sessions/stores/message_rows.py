@@ -1,0 +1,27 @@
+"""How stores keep a message: as two texts, its role and its content.
+
+A message with more parts than these has the kind `message` in place of its role, and itself as JSON
+in place of its content. So stores of earlier versions are read as they are. A router of an earlier
+version that shares a store reads what it knows, and fails on a session with other messages rather
+than answer without a part of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ryzanstein.generation import Message, Role
+
+_WHOLE = "message"
+_decoder = msgspec.json.Decoder(Message)
+
+
+def row_of(message: Message) -> tuple[str, str]:
+    if message.is_plain:
+        return message.role.value, message.content
+    return _WHOLE, msgspec.json.encode(message).decode()
+
+
+def message_of(kind: str, content: str) -> Message:
+    """Returns the message of a row. Raises ValueError for one that only a later version can read."""
+    return _decoder.decode(content) if kind == _WHOLE else Message(Role(kind), content)

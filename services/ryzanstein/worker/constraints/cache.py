@@ -1,0 +1,74 @@
+"""Compiled grammars of one model on rank 0: compiled in a thread, kept up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ryzanstein.constraints import Constraint
+from ryzanstein.worker.constraints.compiling import compiled
+from ryzanstein.worker.constraints.matching import Bits
+from ryzanstein.worker.constraints.table import TokenTable
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Grammars:
+    """A least-recently-used cache of matchers at the beginning of an answer, to be copied for each choice.
+
+    The table of tokens is set once, before the first constraint. What is being compiled stays until
+    it is done.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._pool = ThreadPoolExecutor(1, "grammars")
+        self._kept: OrderedDict[Constraint, tuple[Future[LLMatcher], int]] = OrderedDict()
+        self._table: TokenTable | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._bits: Bits | None = None
+        self.hits = self.misses = self.evictions = 0
+
+    def know(self, table: bytes) -> None:
+        """Takes the packed table of the model's tokens; what it is made into is made with the first grammar."""
+        self._pool.submit(self._know, table)
+
+    def get(self, constraint: Constraint, num_bytes: int) -> Future[LLMatcher]:
+        """Returns the compiled grammar. `num_bytes` is what it takes, as measured elsewhere."""
+        if (kept := self._kept.get(constraint)) is not None:
+            self._kept.move_to_end(constraint)
+            self.hits += 1
+            return kept[0]
+        self.misses += 1
+        future = self._pool.submit(self._compile, constraint)
+        self._kept[constraint] = future, num_bytes
+        self._bytes += num_bytes
+        self._evict()
+        return future
+
+    @property
+    def bits(self) -> Bits:
+        """The tokens with a meaning for every grammar; known when a grammar is."""
+        if self._bits is None:
+            raise ValueError("no grammar has been compiled")
+        return self._bits
+
+    def _evict(self) -> None:
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            oldest, (future, num_bytes) = next(iter(self._kept.items()))
+            if not future.done():
+                return
+            del self._kept[oldest]
+            self._bytes -= num_bytes
+            self.evictions += 1
+
+    def _know(self, table: bytes) -> None:
+        self._table = TokenTable.decode(table)
+        self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        if self._table is None or self._tokenizer is None:
+            raise ValueError("the tokens are not known")
+        return compiled(constraint, self._table, self._tokenizer)

@@ -1,0 +1,51 @@
+"""Compiles grammars within limits. Used by the grammar process to judge them, by rank 0 to run them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ryzanstein.constraints import Constraint
+from ryzanstein.worker.constraints.lark import grammar
+from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
+from ryzanstein.worker.constraints.table import TokenTable
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_MAX_REASON_CHARS = 300
+
+
+def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) -> LLMatcher:
+    """Returns a matcher at the beginning of an answer. Raises ConstraintRefused.
+
+    The first mask is computed: a grammar that admits nothing shows there.
+    """
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=_limits())
+    if error := matcher.get_error():
+        raise _refused(error)
+    matcher.compute_bitmask()
+    if error := matcher.get_error():
+        raise _refused(error)
+    return matcher
+
+
+def _limits() -> LLParserLimits:
+    """Returns the limits of a grammar, which bound its memory and the time of a mask."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def _refused(error: str) -> ConstraintRefused:
+    """Returns the refusal for an error of llguidance, without the excerpt of the grammar in it."""
+    text = error.partition("\n<non-verbose/>")[0].partition("\n   1 |")[0].strip()
+    text = text.rpartition("failed to compile JSON schema: ")[2]
+    if "NoExtension" in text:
+        return ConstraintRefused(Cause.UNSATISFIABLE, "no answer of at least one token satisfies it")
+    if "too big" in text or "too large" in text or "limit" in text:
+        return ConstraintRefused(Cause.SIZE, text[:_MAX_REASON_CHARS])
+    if "nsatisfiable" in text:
+        return ConstraintRefused(Cause.UNSATISFIABLE, text[:_MAX_REASON_CHARS])
+    return ConstraintRefused(Cause.GRAMMAR, text[:_MAX_REASON_CHARS])

@@ -1,0 +1,96 @@
+"""Follows one choice's tokens through its grammar: which may come next, and whether it has ended.
+
+A function of the grammar and of the generated tokens alone, so another node that is given the same
+tokens goes on with the same masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ryzanstein.worker.constraints.table import TokenTable, Words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MOST_BLANKS = 32
+"""So many tokens of white space may follow each other while the grammar allows anything else."""
+
+
+class Bits:
+    """The tokens with a meaning for every grammar of a model, as masks."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self.blank_ids = frozenset(table.blank_ids())
+        self.not_blank = ~table.words(list(self.blank_ids))
+        self.not_eos = ~table.words(table.eos)
+        self._without: dict[tuple[int, ...], Words] = {}
+
+    def without(self, token_ids: Sequence[int]) -> Words:
+        """Returns the mask of all other tokens. The last few are kept."""
+        key = tuple(token_ids)
+        if (words := self._without.get(key)) is None:
+            if len(self._without) >= 64:
+                self._without.clear()
+            words = self._without[key] = ~self._table.words(list(key))
+        return words
+
+
+class GrammarState:
+    """The state of one choice's grammar after its tokens so far: an engine's `TokenConstraint`.
+
+    `keeps_on`: the model's end-of-text token does not end the answer while anything else may
+    follow. `failure` is what ended the use of the grammar; empty if nothing did.
+    """
+
+    def __init__(self, matcher: LLMatcher, bits: Bits, generated: Sequence[int], *, keeps_on: bool = False) -> None:
+        self.matcher = matcher
+        self._bits, self._keeps_on = bits, keeps_on
+        self._num_blanks = 0
+        self.num_broken = 0
+        self.failure = ""
+        for token_id in generated:
+            self.accept(token_id)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow: the answer is complete."""
+        return not self.failure and self.matcher.is_stopped()
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token of the choice."""
+        if self.failure or self.matcher.is_stopped():
+            return
+        self._num_blanks = self._num_blanks + 1 if token_id in self._bits.blank_ids else 0
+        if not self.matcher.consume_token(token_id):
+            self.failure = f"token {token_id} does not satisfy the constraint"
+
+    def narrow(self, words: Words, banned: Sequence[int]) -> None:
+        """Removes tokens from the mask that llguidance computed, as long as others remain.
+
+        `banned` are the stop tokens before min_tokens.
+        """
+        if not self.failure and self.matcher.is_error():
+            self.failure = "the constraint became too complex"
+        if self.failure:
+            words.fill(0xFFFFFFFF)  # whatever is drawn: the choice fails
+            return
+        if banned:
+            _keep(words, self._bits.without(banned))
+        if self._keeps_on:
+            _keep(words, self._bits.not_eos)
+        if self._num_blanks >= MOST_BLANKS and _keep(words, self._bits.not_blank):
+            self.num_broken += 1
+
+
+def _keep(words: Words, mask: Words) -> bool:
+    """Applies a mask unless it leaves nothing; returns whether it removed anything."""
+    left = words & mask
+    if not left.any() or np.array_equal(left, words):
+        return False
+    words[:] = left
+    return True

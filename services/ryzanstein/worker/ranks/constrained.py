@@ -1,0 +1,66 @@
+"""Constrained groups on rank 0, between their submit and the engine: their grammars are compiled first.
+
+Other groups run meanwhile. The agent has had every grammar judged in a process of its own, so a
+compile here takes no longer than was allowed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.constraints.cache import Grammars
+from ryzanstein.worker.constraints.matching import GrammarState
+from ryzanstein.worker.engine.messages import ConstraintStats, SubmitGroup
+from ryzanstein.worker.engine.plan import TokenConstraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from ryzanstein.worker.constraints.masks import StepMasks
+
+Prepared = tuple[SubmitGroup, list[TokenConstraint] | RyzansteinError]
+
+
+class ConstrainedGroups:
+    """The groups whose grammars are being compiled."""
+
+    def __init__(self, grammars: Grammars, masks: StepMasks) -> None:
+        self._grammars, self._masks = grammars, masks
+        self._waiting: dict[int, tuple[SubmitGroup, Future[LLMatcher]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def know(self, table: bytes) -> None:
+        """Takes the table of the model's tokens, before the first group."""
+        self._grammars.know(table)
+
+    def take(self, message: SubmitGroup) -> None:
+        """Starts to prepare a group with a constraint."""
+        if message.sampling.constraint is None:
+            raise ValueError("the group has no constraint")
+        self._waiting[message.group] = message, self._grammars.get(message.sampling.constraint, message.grammar_bytes)
+
+    def cancel(self, group: int) -> None:
+        self._waiting.pop(group, None)
+
+    def ready(self) -> Iterator[Prepared]:
+        """Yields the groups that are prepared, in their order: with a constraint for each choice, or an error."""
+        for group, (message, future) in list(self._waiting.items()):
+            if future.done():
+                del self._waiting[group]
+                yield message, self._states(message, future)
+
+    def stats(self) -> ConstraintStats:
+        grammars, masks = self._grammars, self._masks
+        return ConstraintStats(grammars.hits, grammars.misses, grammars.evictions, masks.computed_s, masks.waited_s)
+
+    def _states(self, message: SubmitGroup, future: Future[LLMatcher]) -> list[TokenConstraint] | RyzansteinError:
+        if (error := future.exception()) is not None:
+            return errors.internal(f"rank 0 could not compile the constraint: {type(error).__name__}: {error}"[:512])
+        matcher, bits, keeps_on = future.result(), self._grammars.bits, message.sampling.ignore_eos
+        return [GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on) for generated in message.generated]

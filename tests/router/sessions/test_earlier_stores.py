@@ -1,0 +1,105 @@
+"""What an earlier version stored is read, and goes on; what it cannot read, it is never answered without.
+
+`stored` has what the version before messages had parts wrote: a SQLite file, and the keys of a Redis server.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ryzanstein.generation import Message, Role, ToolCall
+from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.stores.redis import RedisSessions
+from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
+from ryzanstein.router.storage.redis_client import redis_client
+
+STORED = Path(__file__).parent / "stored"
+EARLIER = (
+    Message(Role.SYSTEM, "Be brief."),
+    Message(Role.USER, 'ü\n"quoted" ["user", 1]'),
+    Message(Role.ASSISTANT, ""),
+    Message(Role.USER, "more"),
+    Message(Role.ASSISTANT, '{"role": "tool"}'),
+)
+PARTS = (
+    Message(Role.USER, "weather?", name="ann"),
+    Message(Role.ASSISTANT, "", (ToolCall("call_1", "weather", '{"city": "Köln"}'), ToolCall("2", "f", "{")), reasoning="hm"),
+    Message(Role.TOOL, "sunny", tool_call_id="call_1"),
+)
+
+Opener = Callable[[], Awaitable[SessionStore]]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+async def reopen(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> Any:
+    """Opens the store that an earlier version wrote, as often as it is called."""
+    opened: list[SessionStore] = []
+    url = await _filled(await start_redis()) if request.param == "redis" else ""
+    shutil.copy(STORED / "sessions.db", tmp_path / "sessions.db")
+
+    async def reopen() -> SessionStore:
+        store: SessionStore
+        if url:
+            store = await RedisSessions.open(redis_client(url), "test:", SessionBounds(), lambda count: None)
+        else:
+            store = await SqliteSessions.open(tmp_path / "sessions.db", SessionBounds(), lambda count: None)
+        opened.append(store)
+        return store
+
+    yield reopen
+    for store in opened:
+        await store.close()
+
+
+async def _filled(redis: Any) -> str:
+    client = redis_client(redis.url)
+    for key, value in json.loads((STORED / "redis.json").read_text()).items():
+        if isinstance(value, list):
+            await client.rpush(key, *value)
+        elif "set" in value:
+            await client.sadd(key, *value["set"])
+        elif "sorted set" in value:
+            await client.zadd(key, value["sorted set"])
+        else:
+            await client.hset(key, mapping=value)
+    await client.aclose()
+    return str(redis.url)
+
+
+async def test_earlier_sessions_are_read_as_they_were_said(reopen: Opener) -> None:
+    store = await reopen()
+    session = await store.get("earlier")
+    assert (session.messages, session.model, session.node_id) == (EARLIER, "m", "node-a")
+    assert [(each.session_id, each.messages) for each in (await store.list()).sessions] == [("empty", ()), ("earlier", ())]
+    assert not await store.append("earlier", EARLIER, model="m", node_id="b", generation_id="g1"), "this turn is there already"
+
+
+async def test_an_earlier_session_goes_on_with_messages_of_more_parts(reopen: Opener) -> None:
+    store = await reopen()
+    await store.append("earlier", PARTS, model="m", node_id="b", generation_id="g2")
+    assert (await store.get("earlier")).messages == (*EARLIER, *PARTS)
+    assert (await (await reopen()).get("earlier")).messages == (*EARLIER, *PARTS)
+
+
+async def test_a_plain_message_is_stored_as_an_earlier_version_stores_it(tmp_path: Path, start_redis: Any) -> None:
+    sqlite = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+    url = (await start_redis()).url
+    redis = await RedisSessions.open(redis_client(url), "test:", SessionBounds(), lambda count: None)
+    for store in (sqlite, redis):
+        await store.create("s", "m", (*EARLIER, PARTS[1]))
+        await store.close()
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        rows = db.execute("SELECT role, content FROM messages ORDER BY position").fetchall()
+    client = redis_client(url)
+    packed = [json.loads(each) for each in await client.lrange("test:messages:s", 0, -1)]
+    await client.aclose()
+    for stored in (rows, packed):
+        assert [tuple(row) for row in stored[:-1]] == [(each.role.value, each.content) for each in EARLIER]
+        assert stored[-1][0] not in {"system", "user", "assistant"}, "an earlier version fails on it, and loses no part of it"
