@@ -9,7 +9,7 @@ Format = Literal["none", "fp16", "int8"]
 Quantization = Literal["none", "fp16", "int8", "auto"]
 """The setting: a format, or that the model's own answers decide which (`model.choosing`)."""
 KvDtype = Literal["auto", "float16"]
-KvCompression = Literal["none", "lazy-fp8", "eager-fp8", "lazy-int8", "lazy-fp8-values"]
+KvCompression = Literal["none", "lazy-fp8", "eager-fp8", "lazy-int8", "lazy-fp8-values", "lazy-int8-channels"]
 """How keys and values are kept that are not among the newest (`model.zones`)."""
 Kernels = Literal["auto", "native", "torch"]
 

@@ -27,7 +27,7 @@ invariance = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(invariance)
 invariance.BLOCK_SIZE, invariance.SHARED, invariance.NUM_BLOCKS = 16, 64, 32
 
-COMPRESSIONS = ("lazy-fp8", "eager-fp8", "lazy-int8", "lazy-fp8-values")
+COMPRESSIONS = ("lazy-fp8", "eager-fp8", "lazy-int8", "lazy-fp8-values", "lazy-int8-channels")
 OPTIONS = {**invariance.OPTIONS, "block_size": 16, "num_blocks": 32, "kernels": "native"}
 model_dirs = invariance.model_dirs
 

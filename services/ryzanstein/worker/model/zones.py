@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cold_layout import FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout
+from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.quantization import KvCompression
@@ -19,6 +19,7 @@ _KINDS: dict[KvCompression, ColdKind] = {
     "eager-fp8": FP8,
     "lazy-int8": INT8,
     "lazy-fp8-values": FP8_VALUES,
+    "lazy-int8-channels": CHANNELS,
 }
 
 

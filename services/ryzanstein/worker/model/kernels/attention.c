@@ -25,7 +25,7 @@ enum { CONVERTED = 16 };       /* rows from which converting a cold chunk once p
 enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 
 static i64 block_bytes(i64 R, i64 W) {
-    i64 bytes = (R * (2 * W + CHUNK + 2) + 2 * CHUNK * W) * (i64)sizeof(float) + 2 * R * (i64)sizeof(i64);
+    i64 bytes = (R * (2 * W + CHUNK + 2) + (2 * CHUNK + PAGES) * W) * (i64)sizeof(float) + 2 * R * (i64)sizeof(i64);
     return (bytes + LINE - 1) / LINE * LINE;
 }
 
@@ -33,7 +33,8 @@ static i64 block_bytes(i64 R, i64 W) {
 static void carve(Block *b, char *memory, i64 R, i64 W) {
     b->keys_JW = (float *)memory;
     b->values_JW = b->keys_JW + CHUNK * W;
-    b->q_RW = b->values_JW + CHUNK * W;
+    b->channels_W = b->values_JW + CHUNK * W;
+    b->q_RW = b->channels_W + PAGES * W;
     b->out_RW = b->q_RW + R * W;
     b->scores_RJ = b->out_RW + R * W;
     b->begin_R = (i64 *)(b->scores_RJ + R * CHUNK), b->end_R = b->begin_R + R;
@@ -122,7 +123,7 @@ static void attend_hot(const Attention *a, Block *b, const Task *task, i64 k, i6
 static void attend_cold(const Attention *a, Block *b, const Task *task, i64 k, i64 first, i64 from, i64 to, i64 W) {
     const i64 R = task->count * a->G;
     const int converted = R >= CONVERTED;
-    find_pages(a, b, task->sequence, k, first, from, to);
+    find_pages(a, b, task->sequence, k, first, from, to, W);
     if (converted) copy_pages(a, b, from, to, W);
     score_cold(a, b, R, W, converted ? FLOAT : (int)a->key_kind);
     soften_chunk(a, b, R, k, first, W);

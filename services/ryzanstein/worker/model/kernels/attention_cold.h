@@ -16,11 +16,13 @@ INLINE const char *part_at(const Attention *a, i64 s, i64 k, i64 page) {
 }
 
 /* Finds the pages that hold keys `from` to `to` - 1 of a chunk, and their values. */
-static void find_pages(const Attention *a, Block *b, i64 s, i64 k, i64 first, i64 from, i64 to) {
+static void find_pages(const Attention *a, Block *b, i64 s, i64 k, i64 first, i64 from, i64 to, i64 W) {
     const i64 row = value_row_bytes(a->D), values = part_values(a->D, (int)a->key_kind);
     for (i64 page = from / PAGE; page * PAGE < to; page++) {
         const char *part = part_at(a, s, k, first / PAGE + page);
-        b->keys[page] = part + PART_HEAD;
+        b->keys[page] = part + part_keys(a->D, (int)a->key_kind);
+        if (a->key_kind == CHANNELS)
+            for (i64 d = 0; d < W; d += LANES) store(b->channels_W + page * W + d, load_fp8(part + PART_HEAD + d));
         b->key_factor[page] = factor_of(part, (int)a->key_kind) * a->scale;
         b->value_factor[page] = factor_of(part + sizeof(float), (int)a->value_kind);
         for (i64 j = 0; j < PAGE; j++) b->values[page * PAGE + j] = part + values + j * row;
@@ -29,6 +31,12 @@ static void find_pages(const Attention *a, Block *b, i64 s, i64 k, i64 first, i6
 
 INLINE void copy_items(const char *from, float *to, i64 count, const int kind) {
     for (i64 i = 0; i < count; i += LANES) store(to + i, load_item(from, i, kind));
+}
+
+/* Keys times the scales of their channels. */
+static void copy_channels(const char *from, const float *scales, float *to, i64 D) {
+    for (i64 d = 0; d < D; d++)
+        for (i64 j = 0; j < PAGE; j += LANES) store(to + d * PAGE + j, load_item(from, d * PAGE + j, INT8) * all(scales[d]));
 }
 
 static void copy_kind(const char *from, float *to, i64 count, int kind) {
@@ -43,7 +51,8 @@ static void copy_kind(const char *from, float *to, i64 count, int kind) {
 static void copy_pages(const Attention *a, Block *b, i64 from, i64 to, i64 W) {
     for (i64 page = from / PAGE; page * PAGE < to; page++) {
         float *keys = b->keys_JW + page * PAGE * W;
-        copy_kind(b->keys[page], keys, PAGE * a->D, (int)a->key_kind);
+        if (a->key_kind == CHANNELS) copy_channels(b->keys[page], b->channels_W + page * W, keys, a->D);
+        else copy_kind(b->keys[page], keys, PAGE * a->D, (int)a->key_kind);
         b->keys[page] = (char *)keys;
     }
     for (i64 j = from / PAGE * PAGE; j < to; j++) {
@@ -62,7 +71,8 @@ INLINE void score_pages(const Attention *a, const Block *b, i64 page, i64 r, i64
     for (i64 d = 0; d < a->D; d++)
 #pragma GCC unroll 16
         for (int n = 0; n < pages * PARTS; n++) {
-            Lanes key = load_item(b->keys[page + n / PARTS], d * PAGE + n % PARTS * LANES, kind);
+            Lanes key = load_item(b->keys[page + n / PARTS], d * PAGE + n % PARTS * LANES, kind == CHANNELS ? INT8 : kind);
+            if (kind == CHANNELS) key *= all(b->channels_W[(page + n / PARTS) * W + d]);
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) sum[i][n] = fused(key, all(q[i * W + d]), sum[i][n]);
         }
@@ -95,6 +105,7 @@ static void score_cold(const Attention *a, const Block *b, i64 R, i64 W, int kin
     case FLOAT: score_kind(a, b, R, W, FLOAT); break;
     case HALF: score_kind(a, b, R, W, HALF); break;
     case FP8: score_kind(a, b, R, W, FP8); break;
+    case CHANNELS: score_kind(a, b, R, W, CHANNELS); break;
     default: score_kind(a, b, R, W, INT8);
     }
 }

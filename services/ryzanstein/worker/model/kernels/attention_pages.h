@@ -5,6 +5,9 @@
    16. Keys are transposed: a vector has the same number of 16 keys, and scores need no sums across lanes. Python knows the sizes
    as `cold_layout`.
 
+   Keys may have a scale for each channel (CHANNELS): a channel of large numbers costs the others nothing then. The keys follow V
+   bytes of FP8 numbers; a channel's scale is its number times the head's scale, and the keys are int8.
+
    FP8 is e4m3 without infinity (Micikevicius et al. 2022), the scale of a head's keys or values is their greatest magnitude / 448;
    int8 is -127 to 127, and the scale that magnitude / 127; 16-bit keys have scale 1. A head with a NaN or an infinity has the
    scale NaN: so has what is read with it. */
@@ -16,14 +19,15 @@
 
 enum { PAGE = 16 };      /* tokens */
 enum { PART_HEAD = 16 }; /* bytes */
-enum { FLOAT, HALF, FP8, INT8 };
+enum { FLOAT, HALF, FP8, INT8, CHANNELS };
 
 typedef int32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 INLINE i64 item_bytes_of(int kind) { return kind == FLOAT ? 4 : kind == HALF ? 2 : 1; }
 INLINE i64 value_row_bytes(i64 D) { return (D + PAGE - 1) / PAGE * PAGE; }
-INLINE i64 part_values(i64 D, int key_kind) { return PART_HEAD + PAGE * D * item_bytes_of(key_kind); }
+INLINE i64 part_keys(i64 D, int key_kind) { return PART_HEAD + (key_kind == CHANNELS ? value_row_bytes(D) : 0); }
+INLINE i64 part_values(i64 D, int key_kind) { return part_keys(D, key_kind) + PAGE * D * item_bytes_of(key_kind); }
 INLINE i64 part_bytes(i64 D, int key_kind) { return part_values(D, key_kind) + PAGE * value_row_bytes(D); }
 
 /* FP8 numbers times 2^-8, from i on. The bits of e4m3 are those of a float16 whose exponent is 8 smaller: subnormal numbers
@@ -64,7 +68,7 @@ INLINE Lanes load_item(const char *from, i64 i, const int kind) {
 INLINE float factor_of(const char *scale, const int kind) {
     float value;
     memcpy(&value, scale, sizeof value);
-    return kind == FP8 ? value * 256.0f : value;
+    return kind == FP8 || kind == CHANNELS ? value * 256.0f : value;
 }
 
 #endif

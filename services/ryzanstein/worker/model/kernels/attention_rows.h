@@ -45,6 +45,7 @@ typedef struct {
 typedef struct {
     const char *keys[CHUNK], *values[CHUNK]; /* cold: `keys` of the chunk's pages */
     float key_factor[PAGES], value_factor[PAGES];
+    float *channels_W; /* scales of the channels of each page's keys */
     float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
     i64 *begin_R, *end_R; /* which keys of the chunk a row sees in this pass */
 } Block;

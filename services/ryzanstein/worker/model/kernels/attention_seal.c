@@ -65,9 +65,42 @@ static void gather(const Seal *s, const char *first, float *x_JD, i64 item_bytes
     }
 }
 
+/* Returns the number of FP8 in a code without sign. */
+INLINE float fp8_value(uint8_t code) {
+    Float value = {.bits = (120u << 23) + ((uint32_t)code << 20)};
+    return code < 8 ? (float)code * 0x1p-9f : value.value;
+}
+
+/* Seals keys in int8 with a scale for each channel, rounded up: no number exceeds 127. */
+static void seal_channels(const Seal *s, const float *x_JD, char *part) {
+    const i64 D = s->D;
+    char *codes = part + PART_HEAD, *keys = part + part_keys(D, CHANNELS);
+    float scale = scale_of(x_JD, PAGE * D, INT8) / 448.0f;
+    scale = scale < 0x1p-126f ? 0x1p-126f : scale;
+    memcpy(part, &scale, sizeof scale);
+    memset(codes, 0, (size_t)(keys - codes));
+    for (i64 d = 0; d < D; d++) {
+        float largest = 0;
+        for (i64 j = 0; j < PAGE; j++) largest = fabsf(x_JD[j * D + d]) > largest ? fabsf(x_JD[j * D + d]) : largest;
+        float wanted = largest / 127.0f / scale;
+        uint8_t code = as_fp8(wanted);
+        if (code < 0x7e && fp8_value(code) < wanted) code++;
+        float own = fp8_value(code) * scale;
+        for (i64 j = 0; j < PAGE; j++) {
+            float level = rintf(x_JD[j * D + d] / own); /* NaN where the scale is NaN or 0 */
+            keys[d * PAGE + j] = (char)(int8_t)(level > 127 ? 127 : level < -127 ? -127 : level == level ? level : 0);
+        }
+        codes[d] = (char)code;
+    }
+}
+
 static void seal_keys(const Seal *s, const float *x_JD, uint8_t *coded_D, char *part) {
     const i64 D = s->D;
     char *keys = part + PART_HEAD;
+    if (s->key_kind == CHANNELS) {
+        seal_channels(s, x_JD, part);
+        return;
+    }
     float scale = s->key_kind == HALF ? 1.0f : scale_of(x_JD, PAGE * D, (int)s->key_kind);
     memcpy(part, &scale, sizeof scale);
     for (i64 j = 0; j < PAGE; j++) {

@@ -41,7 +41,7 @@ Ids of GGUF's types are those of GGUF. G types are groups of so many inputs with
 8-bit levels: a 16-bit scale, a 16-bit zero point, then for each 32 inputs the levels as Q4_0 or Q8_0
 have them; a weight is scale * (level - zero).
 """
-ITEM_KINDS: dict[ItemKind, int] = {"float16": 1, "fp8": 2, "int8": 3}
+ITEM_KINDS: dict[ItemKind, int] = {"float16": 1, "fp8": 2, "int8": 3, "int8-channels": 4}
 """The ids of attention_pages.h."""
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
 
