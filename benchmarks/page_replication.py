@@ -55,8 +55,8 @@ def model_of(given: str, folder: Path) -> Path:
 
 
 def text_of(num_tokens: int, salt: int = 0) -> str:
-    """Returns a text of about so many tokens of the random model's tokenizer: two characters each."""
-    words = (f"{(i * 7919 + salt * 104729) % 9973:04d}" for i in range(num_tokens // 2))
+    """Returns a text of about so many tokens of the random model's tokenizer."""
+    words = (f"{(i * 7919 + salt * 104729) % 9973:04d}" for i in range(num_tokens // 4))
     return "".join(words)
 
 

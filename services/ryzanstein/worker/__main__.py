@@ -14,7 +14,8 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
+from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
+from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
@@ -25,7 +26,8 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
-from ryzanstein.v1 import pages_pb2
+from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
+from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
@@ -40,12 +42,14 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.pages.service import PageServicer
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
+from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.templates.process import TemplateProcess
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 
 log = structlog.get_logger(__name__)
 
@@ -82,20 +86,22 @@ async def serve(settings: WorkerSettings) -> None:
                 ranks_before=place * settings.tp,
                 new_rank_server=servers.lease,
                 lending=lending,
-                constraints=grammars,
                 traffic=traffic,
+                constraints=grammars,
             )
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, telemetry.first, metrics.port)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port)
 
 
-async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, metrics_port: int) -> None:
-    services = (DESCRIPTOR, pages_pb2.DESCRIPTOR)
-    names = [service.full_name for each in services for service in each.services_by_name.values()]
+async def _serve_rpc(
+    settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
+) -> None:
+    services = [service for each in (DESCRIPTOR, PAGES, TEXT) for service in each.services_by_name.values()]
+    names = [service.full_name for service in services]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
@@ -105,6 +111,7 @@ async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: Wo
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
+    add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:

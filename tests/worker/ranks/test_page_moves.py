@@ -54,7 +54,7 @@ class Ranks:
         ready = await self.group.start()
         assert len({(rank.page_bytes, rank.page_format) for rank in ready}) == 1
         self.ready = ready[0]
-        self.mover = PageMover(self.group, self.tp, self.ready.page_bytes)
+        self.mover = PageMover(self.group, self.tp, self.ready.page_bytes, lambda: True)
         return self
 
     async def run(self, generated: list[int], max_tokens: int) -> list[int]:

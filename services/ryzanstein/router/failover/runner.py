@@ -234,7 +234,7 @@ class Runner:
         attempt = Attempt(
             generation.generation_id,
             number,
-            generation.request,
+            generation.to_run,
             generation.log.progress,
             accepted_before,
             self._placing.backup(node_id),

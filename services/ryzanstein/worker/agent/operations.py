@@ -129,6 +129,13 @@ class Operations:
             log.info("drain requested", drain=drain)
             (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
             self._node.changed()
+            if drain:
+                self._node.background.once("hand_over", self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Hands over the pages of conversations as soon as nothing runs."""
+        await self._node.idle()
+        await self._node.hand_over()
 
     async def profile(self, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.

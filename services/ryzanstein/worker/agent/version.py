@@ -66,7 +66,7 @@ class ModelVersion:
         self._told: EngineGroup | None = None
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
-        self.pages = ModelPages(settings, telemetry, traffic)
+        self.pages = ModelPages(settings, telemetry, traffic, lambda: len(self.running) > 0)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0, self.pages.on_answer)
         self.host = ModelHost(
             settings,

@@ -19,7 +19,14 @@ from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.plan import Executor, OutOfMemory, PageMove, SampledToken, SequencesFailed, TokenConstraint
+from ryzanstein.worker.engine.plan import (
+    Executor,
+    OutOfMemory,
+    PageMove,
+    SampledToken,
+    SequencesFailed,
+    TokenConstraint,
+)
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -213,18 +220,20 @@ class Engine:
         Ranks that fail at another prompt as well are lost, see `Probe`.
         """
         self._step += 1
-        tables = batch.sampled[next(iter(failure.rows))].tables
+        tables = batch.of_row(next(iter(failure.rows))).tables
         self._probe.require_sound(self._step, [table.blocks[-1] for table in tables], self._scheduler.pages.num_groups)
         for row, message in failure.rows.items():
-            self._groups.fail(batch.sampled[row].group.id, errors.logits_not_finite(message))
+            self._groups.fail(batch.of_row(row).group.id, errors.logits_not_finite(message))
 
     def _update(self, batch: Batch, sampled: SequenceOf[SampledToken]) -> None:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
         self._report_sealed(batch)
+        num_sampled = len(batch.sampled)
+        self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
-        for sequence, token in zip(batch.sampled, sampled, strict=True):
+        for sequence, token in zip(batch.sampled, sampled[:num_sampled], strict=True):
             sequence.group.account.counter += DECODE_WEIGHT
             self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
@@ -243,3 +252,11 @@ class Engine:
         for sequence, _ in batch.members:
             if sequence.group.message.reports_pages and (sealed := take_sealed(sequence, self._extents)):
                 self._outcome.add_sealed(sequence.group.id, sealed)
+
+    def _score(self, batch: Batch, scores: SequenceOf[SampledToken]) -> None:
+        """Reports the scores of prompt tokens, each once also when a prompt is computed again."""
+        begin = 0
+        for sequence, first, count in batch.scored:
+            sequence.group.num_scored = first + count
+            self._outcome.add_scores(sequence, first, scores[begin : begin + count])
+            begin += count

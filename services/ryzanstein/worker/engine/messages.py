@@ -32,8 +32,9 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     tenant: str = ""
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
-    grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
+    grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
+    bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -191,8 +192,10 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
 
     Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
     are the groups that began to run or have waited for some time: with few exceptions a refusal
-    comes before that. `paused` are the choices (group, choice) that ran and wait again. `sealed` are
-    groups that report their pages, with the names of those that became full or were found. `taken`
+    comes before that. `scores` are parts of prompts: group, first token, and for each token its
+    (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait
+    again. `sealed` are groups that report their pages, with the names of those that became full or
+    were found. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -210,3 +213,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     taken: int = 0
     paused: list[tuple[int, int]] = []
     sealed: list[tuple[int, list[bytes]]] = []
+    scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

@@ -39,7 +39,9 @@ class Probe:
         tables = [[block] for block in blocks]
         hot_tables = tables[num_groups:]
         for token_id in _TOKENS:
-            plan = StepPlan(step, [token_id], [1], [0], tables[:num_groups], [0], False, [], hot_tables, [0] * len(hot_tables))
+            plan = StepPlan(
+                step, [token_id], [1], [0], tables[:num_groups], [0], hot_tables=hot_tables, hot_first=[0] * len(hot_tables)
+            )
             try:
                 self._executor.execute(plan, [SampleRow(_GREEDY, 0, 0, [token_id], [])])
             except SequencesFailed as failed:

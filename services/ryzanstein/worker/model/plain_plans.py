@@ -45,4 +45,4 @@ class PlainPlans:
             [page % self.num_hot for page in table[first : self.extents.pages(start + count)]]
             for table, first, start, count in fed
         ]
-        return StepPlan(*plan, [], hot, firsts)
+        return StepPlan(*plan, hot_tables=hot, hot_first=firsts)

@@ -54,12 +54,12 @@ class RankExecutor:
         board: RankBoard,
         peers: Sequence[RankChannel[RankCommand]],
         recorder: StepRecorder,
+        slab: RankSlab,
         *,
         masks: StepMasks,
-        slab: RankSlab,
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
-        self._masks, self.slab = masks, slab
+        self.slab, self._masks = slab, masks
         self._epoch = 0
 
     def profile(self, request: StartProfile) -> None:
@@ -194,10 +194,10 @@ class Lead:
                 self._executor.slab.answer(message.number, self._pages(message))
 
     def _submit(self, message: SubmitGroup) -> None:
-        if message.sampling.constraint is None:
-            self._engine.submit(message)
-        else:
+        if message.sampling.constraint is not None:
             self._constrained.take(message)
+        else:
+            self._engine.submit(message)
 
     def _pages(self, request: PageRequest) -> list[int]:
         match request:

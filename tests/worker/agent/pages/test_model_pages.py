@@ -36,7 +36,7 @@ class Pages:
         self.settings = WorkerSettings(_env_file=None, **settings)
         self.telemetry = WorkerTelemetry()
         traffic = PageTraffic(self.settings, self.telemetry.pages)
-        self.pages = ModelPages(self.settings, self.telemetry, traffic)
+        self.pages = ModelPages(self.settings, self.telemetry, traffic, lambda: False)
 
     async def ready(self, answer: RankReady = READY) -> ModelPages:
         self.pages.on_ready(GROUP, [answer], MODEL_DIR)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +50,15 @@ class _Flow:
 
 
 class ModelPages:
-    """The pages of the ranks that serve a model. `mover` is None while there are none, or it is off."""
+    """The pages of the ranks that serve a model. `mover` is None while there are none, or it is off.
 
-    def __init__(self, settings: WorkerSettings, telemetry: WorkerTelemetry, traffic: PageTraffic) -> None:
-        self._settings, self._telemetry, self._traffic = settings, telemetry, traffic
+    `busy` returns whether generations run.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, telemetry: WorkerTelemetry, traffic: PageTraffic, busy: Callable[[], bool]
+    ) -> None:
+        self._settings, self._telemetry, self._traffic, self._busy = settings, telemetry, traffic, busy
         self.metrics = telemetry.pages
         self.mover: PageMover | None = None
         self._format = ""
@@ -75,7 +80,7 @@ class ModelPages:
         """Begins with new ranks, as soon as the digest of the weights is known."""
         lead = ranks[0]
         if self.on and lead.page_bytes:
-            self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes), None
+            self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes, self._busy), None
             self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
             self._telemetry.background.once("weights_digest", self._identify(self.mover, model))
 

@@ -1,14 +1,14 @@
 """Takes pages out of the ranks and puts pages into them, a bounded number between two steps.
 
 One request at a time uses the slab. The ranks copy between two steps, so the size of a request is
-what delays answers: it follows the length of the last step.
+what delays answers: while something runs, it follows the length of the last step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import PageRequest, PagesAnswer
 
 SLAB_BYTES = 32 * 2**20
+IDLE_BYTES = 8 * 2**20  # at once, while nothing runs that could be delayed
 STEP_SHARE = 0.05  # of a step's time, for copying before the next one
 _COPY_BYTES_S = 2e9
 
@@ -38,10 +39,14 @@ class _Pending:
 
 
 class PageMover:
-    """The pages of one group of ranks. The slab takes memory from the first page on."""
+    """The pages of one group of ranks. The slab takes memory from the first page on.
 
-    def __init__(self, group: EngineGroup, num_ranks: int, page_bytes: int) -> None:
+    `busy` returns whether something runs that waits for steps.
+    """
+
+    def __init__(self, group: EngineGroup, num_ranks: int, page_bytes: int, busy: Callable[[], bool]) -> None:
         self.page_bytes = page_bytes
+        self._busy = busy
         self._group, self._num_ranks = group, num_ranks
         self._num_places = max(1, SLAB_BYTES // page_bytes)
         self._slab: mmap.mmap | None = None
@@ -53,9 +58,9 @@ class PageMover:
     @property
     def batch(self) -> int:
         """The number of pages that one request moves now: at least one, at most what the slab holds."""
-        ranks = self._group.progress()
-        step_s = max((rank.last_step_s for rank in ranks), default=0.0)
-        return min(self._num_places, max(1, int(STEP_SHARE * step_s * _COPY_BYTES_S) // self.page_bytes))
+        step_s = max((rank.last_step_s for rank in self._group.progress()), default=0.0)
+        num_bytes = int(STEP_SHARE * step_s * _COPY_BYTES_S) if self._busy() else IDLE_BYTES
+        return min(self._num_places, max(1, num_bytes // self.page_bytes))
 
     async def missing(self, keys: Sequence[bytes]) -> list[int]:
         """Returns the places in `keys` of pages that the ranks do not have. Raises PagesLost."""
