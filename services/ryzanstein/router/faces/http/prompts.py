@@ -73,15 +73,6 @@ class Completions:
     silent: bool = False
     with_scores: bool = False
 
-    @property
-    def only(self) -> GenerationRequest:
-        """The request that is streamed. Raises INVALID_ARGUMENT for what cannot be."""
-        if len(self.requests) > 1:
-            raise errors.invalid("prompt", "several prompts cannot be streamed in one answer", len(self.requests))
-        if self.echo:
-            raise errors.invalid("echo", "is not supported with stream: true")
-        return self.requests[0]
-
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
