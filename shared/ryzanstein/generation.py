@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
 from ryzanstein.open_enum import OpenEnum
+from ryzanstein.tools import NO_TOOLS, Tools, valid_function_name
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -37,11 +38,12 @@ MAX_PROMPT_SCORES = 262_144
 """Log probabilities of one prompt: its tokens, times one and the alternatives of each."""
 DOORS = "doors"
 """The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
+TOOLS = "tools"
+"""The feature of nodes that know tools, and messages that are not plain."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_FUNCTION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _AUTHOR = re.compile(r"[^\s<|\\/>]+")
 
 
@@ -111,13 +113,6 @@ class Message:
             valid_function_name(call.name, f"{field}.tool_calls[{i}].function.name")
 
 
-def valid_function_name(name: str, field: str) -> str:
-    """Returns the name of a function. Raises INVALID_ARGUMENT, which names the field."""
-    if not _FUNCTION.fullmatch(name):
-        raise errors.invalid(field, "must have 1 to 64 letters, digits, underscores, dots and dashes", name[:64])
-    return name
-
-
 def _check_call_id(call_id: str, field: str) -> None:
     if len(call_id) > MAX_CALL_ID_CHARS or not _VISIBLE.fullmatch(call_id):
         raise errors.invalid(field, f"must have 1 to {MAX_CALL_ID_CHARS} visible ASCII characters", call_id[:64])
@@ -171,19 +166,20 @@ def with_variable(text: str, name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, to which the node applies its chat template."""
+    """A conversation, to which the node applies its chat template, and what the assistant may call."""
 
     messages: tuple[Message, ...]
     template: TemplateOptions = PLAIN_TEMPLATE
+    tools: Tools = NO_TOOLS
 
     @property
     def is_plain(self) -> bool:
         """Whether it has only what prompts of every version have."""
-        return all(message.is_plain for message in self.messages)
+        return self.tools == NO_TOOLS and all(message.is_plain for message in self.messages)
 
     @property
     def num_chars(self) -> int:
-        return sum(message.num_chars for message in self.messages)
+        return sum(message.num_chars for message in self.messages) + self.tools.num_chars
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +366,18 @@ class GenerationRequest:
     shown_as: str = ""
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether its answer must have a form that a node enforces token by token."""
+        return self.sampling.constraint is not None or (isinstance(self.prompt, ChatPrompt) and self.prompt.tools.must)
+
+    @property
     def features(self) -> frozenset[str]:
         """The features that a node needs to run it: a node without one would ignore a part of it."""
-        plain = not isinstance(self.prompt, ChatPrompt) or self.prompt.template == PLAIN_TEMPLATE
-        return frozenset() if plain and not self.sampling.needs_doors else frozenset({DOORS})
+        needed = {DOORS} if self.sampling.needs_doors else set()
+        if isinstance(self.prompt, ChatPrompt):
+            needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {DOORS}
+            needed |= set() if self.prompt.is_plain else {TOOLS}
+        return frozenset(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,13 +406,15 @@ class Attempt:
 class FinishReason(OpenEnum):
     """Why a choice ended, with the numbers of inference.proto.
 
-    UNSPECIFIED: a reason that only a newer node knows.
+    UNSPECIFIED: a reason that only a newer node knows. TOOL_CALLS is how a face shows a STOP after
+    calls of functions: no node and no log has it.
     """
 
     UNSPECIFIED = 0
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
+    TOOL_CALLS = 4
 
 
 class TopLogprob(NamedTuple):
@@ -458,8 +464,40 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyStyle:
+    """How a model writes what is not content, as a node reads it from the chat template.
+
+    `calls` is the family in which it calls functions, empty if the request offers none. `thinking`:
+    reasoning stands between `<think>` and `</think>`; `opened`: the prompt ends with the first.
+    """
+
+    calls: str = ""
+    thinking: bool = False
+    opened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the text of a generation's answers is read, see `ryzanstein.replies`.
+
+    Besides what `ReplyStyle` says: the functions that may be called, and how many calls count as
+    such. `named`: the request demanded one function, so that its call is a plain end.
+    """
+
+    calls: str = ""
+    thinking: bool = False
+    opened: bool = False
+    tools: tuple[str, ...] = ()
+    max_calls: int = MAX_TOOL_CALLS
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The event that a node has accepted the generation."""
+    """The event that a node has accepted the generation.
+
+    `reply` None: the text of its answers is content alone.
+    """
 
     generation_id: str
     model: str
@@ -467,6 +505,7 @@ class Started:
     prompt_tokens: int
     created: int = 0
     shown_as: str = ""
+    reply: ReplyFormat | None = None
 
 
 class PromptToken(NamedTuple):

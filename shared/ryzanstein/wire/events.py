@@ -12,6 +12,7 @@ from ryzanstein.generation import (
     GenerationEvent,
     PromptScores,
     PromptToken,
+    ReplyFormat,
     Started,
     Token,
     TokenLogprobs,
@@ -84,6 +85,23 @@ def _top_from_wire(top: inference.TokenLogprob) -> TopLogprob:
     return TopLogprob(top.token_id, top.text, top.logprob, top.bytes if top.HasField("bytes") else None)
 
 
+def reply_to_wire(reply: ReplyFormat | None) -> inference.ReplyFormat | None:
+    if reply is None:
+        return None
+    return inference.ReplyFormat(
+        calls=reply.calls,
+        thinking=reply.thinking,
+        opened=reply.opened,
+        tools=reply.tools,
+        max_calls=reply.max_calls,
+        named=reply.named,
+    )
+
+
+def reply_from_wire(wire: inference.ReplyFormat) -> ReplyFormat:
+    return ReplyFormat(wire.calls, wire.thinking, wire.opened, tuple(wire.tools), wire.max_calls, wire.named)
+
+
 def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
     """Returns an event of a client's stream."""
     match event:
@@ -96,6 +114,7 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     prompt_tokens=event.prompt_tokens,
                     created=event.created,
                     shown_as=event.shown_as,
+                    reply=reply_to_wire(event.reply),
                 )
             )
         case PromptScores():
@@ -126,7 +145,15 @@ def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
     match wire.WhichOneof("kind"):
         case "started":
             begun = wire.started
-            return Started(begun.generation_id, begun.model, begun.node_id, begun.prompt_tokens, begun.created, begun.shown_as)
+            return Started(
+                begun.generation_id,
+                begun.model,
+                begun.node_id,
+                begun.prompt_tokens,
+                begun.created,
+                begun.shown_as,
+                reply_from_wire(begun.reply) if begun.HasField("reply") else None,
+            )
         case "prompt":
             return scores_from_wire(wire.prompt)
         case "delta":

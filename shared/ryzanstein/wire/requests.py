@@ -29,6 +29,7 @@ from ryzanstein.generation import (
     ToolCall,
     valid_priority,
 )
+from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
@@ -38,6 +39,13 @@ _ROLES = {
     inference.ROLE_ASSISTANT: Role.ASSISTANT,
     inference.ROLE_TOOL: Role.TOOL,
 }
+_MODES = {
+    inference.TOOL_MODE_AUTO: ToolMode.AUTO,
+    inference.TOOL_MODE_NONE: ToolMode.NONE,
+    inference.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
+    inference.TOOL_MODE_FUNCTION: ToolMode.NAMED,
+}
+_MODES_TO_WIRE = {mode: number for number, mode in _MODES.items()}
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "constraint")
 _OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in _LISTS)
@@ -89,12 +97,40 @@ def message_to_wire(message: Message) -> inference.Message:
     )
 
 
+def tools_from_wire(wire: inference.ChatRequest | inference.Conversation) -> Tools:
+    """Returns the validated tools of a request."""
+    _at_most(MAX_TOOLS, wire.tools, "tools", "tools")
+    if not wire.tools and not wire.HasField("tool_choice") and not wire.HasField("parallel_tool_calls"):
+        return NO_TOOLS
+    mode = _MODES.get(wire.tool_choice.mode, ToolMode.AUTO)
+    if wire.HasField("tool_choice") and wire.tool_choice.mode not in _MODES:
+        raise errors.invalid("tool_choice.mode", "must be one of ToolMode but TOOL_MODE_UNSPECIFIED", wire.tool_choice.mode)
+    tools = Tools(
+        tuple(Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in wire.tools),
+        mode,
+        wire.tool_choice.name,
+        wire.parallel_tool_calls if wire.HasField("parallel_tool_calls") else True,
+    )
+    tools.validate()
+    return tools
+
+
 def conversation_from_wire(conversation: inference.Conversation, most: MostParts = _ANY) -> ChatPrompt:
-    return ChatPrompt(messages_from_wire(conversation.messages, most))
+    return ChatPrompt(messages_from_wire(conversation.messages, most), tools=tools_from_wire(conversation))
 
 
 def conversation_to_wire(prompt: ChatPrompt) -> inference.Conversation:
-    return inference.Conversation(messages=[message_to_wire(message) for message in prompt.messages])
+    tools = prompt.tools
+    conversation = inference.Conversation(messages=[message_to_wire(message) for message in prompt.messages])
+    if tools == NO_TOOLS:
+        return conversation
+    for tool in tools.offered:
+        offered = conversation.tools.add(name=tool.name, description=tool.description, parameters=tool.parameters)
+        offered.strict = tool.strict
+    conversation.tool_choice.mode = _MODES_TO_WIRE[tools.mode]
+    conversation.tool_choice.name = tools.named
+    conversation.parallel_tool_calls = tools.parallel
+    return conversation
 
 
 def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
@@ -176,7 +212,9 @@ def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> Gener
         raise errors.invalid("messages", "must have at least one message")
     return GenerationRequest(
         model=name_from_wire(chat.model, "model"),
-        prompt=ChatPrompt(messages_from_wire(chat.messages, most), template=template_from_wire(chat.template_options)),
+        prompt=ChatPrompt(
+            messages_from_wire(chat.messages, most), template_from_wire(chat.template_options), tools_from_wire(chat)
+        ),
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),

@@ -12,12 +12,14 @@ from ryzanstein.generation import (
     Finished,
     FinishReason,
     GenerationEvent,
+    Message,
     PromptScores,
     PromptToken,
     Started,
     Token,
     Usage,
 )
+from ryzanstein.replies.reader import read_message, shown_reason
 
 
 @dataclass(slots=True)
@@ -34,6 +36,15 @@ class Answer:
     tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     prompt: list[PromptToken] = field(default_factory=list)
+
+    def message(self, choice: int) -> Message:
+        """Returns what a choice says."""
+        text = "".join(token.text for token in self.tokens[choice])
+        return read_message(self.started.reply, self.started.generation_id, choice, text)
+
+    def reason(self, choice: int, message: Message) -> FinishReason:
+        """Returns how a choice that says this is shown to have ended."""
+        return shown_reason(self.started.reply, len(message.tool_calls), self.reasons[choice])
 
     @classmethod
     async def read(cls, events: AsyncIterator[GenerationEvent]) -> Answer:

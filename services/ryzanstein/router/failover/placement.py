@@ -148,7 +148,7 @@ class NodePlacement:
         A generation that has not begun need not wait for them.
         """
         if lost is None and self._never_able():
-            constrained = self._generation.request.sampling.constraint is not None
+            constrained = self._generation.request.is_constrained
             self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if constrained else "nodes_too_old").inc()
             raise (
                 errors.constraints_unsupported(self._model)
@@ -174,7 +174,7 @@ class NodePlacement:
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
         lacking = self._links.lacking(self._features)
-        constrained = self._generation.request.sampling.constraint is not None
+        constrained = self._generation.request.is_constrained
         return lacking | self._links.without_constraints() if constrained else lacking
 
     def _never_able(self) -> bool:

@@ -21,9 +21,12 @@ from ryzanstein.generation import (
     Message,
     PromptScores,
     PromptToken,
+    ReplyStyle,
     Started,
     Usage,
 )
+from ryzanstein.replies.format import reply_format
+from ryzanstein.replies.reader import read_message
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
@@ -95,11 +98,19 @@ class Generation:
     def paused(self) -> bool:
         return self.error is not None and self.error.reason == PAUSED
 
-    def start(self, node_id: str, prompt_tokens: int) -> None:
+    def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
         """Records that a node accepted the generation. Only the first call counts."""
         if self.started is None:
             request = self.request
-            self.started = Started(self.generation_id, request.model, node_id, prompt_tokens, request.created, request.shown_as)
+            self.started = Started(
+                self.generation_id,
+                request.model,
+                node_id,
+                prompt_tokens,
+                request.created,
+                request.shown_as,
+                None if reply is None else reply_format(request.prompt, reply),
+            )
             self._observer.generation_started(self)
             self.wake()
 
@@ -112,6 +123,11 @@ class Generation:
             raise ValueError(f"prompt scores from {scores.first_index}, expected {len(self.prompt)}")
         self.prompt += scores.tokens[len(self.prompt) - scores.first_index :]
         self.wake()
+
+    def message(self, num_tokens: int) -> Message:
+        """Returns what so many tokens of the first choice say."""
+        text = "".join(token.text for token in self.log.choices[0].tokens[:num_tokens])
+        return read_message(None if self.started is None else self.started.reply, self.generation_id, 0, text)
 
     @property
     def to_run(self) -> GenerationRequest:

@@ -9,14 +9,14 @@ from google.rpc import status_pb2
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, PromptScores, RequestKey, Started, Token
+from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, PromptScores, ReplyStyle, RequestKey, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
-from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire, scores_to_wire, token_logprobs_to_wire
+from ryzanstein.wire.events import logprobs_from_wire, reply_to_wire, scores_from_wire, scores_to_wire, token_logprobs_to_wire
 
 MAX_RUN_TOKENS = 4096
 
@@ -182,7 +182,9 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         if batch.shown:
             generation.shown = batch.shown
         if batch.HasField("started"):
-            generation.start(batch.started.node_id, batch.started.prompt_tokens)
+            reply = batch.started.reply
+            style = ReplyStyle(reply.calls, reply.thinking, reply.opened) if batch.started.HasField("reply") else None
+            generation.start(batch.started.node_id, batch.started.prompt_tokens, style)
         if batch.HasField("prompt"):
             generation.score(scores_from_wire(batch.prompt))
         for run in batch.runs:
@@ -213,4 +215,5 @@ def _started_to_wire(started: Started) -> inference.GenerationStarted:
         model=started.model,
         node_id=started.node_id,
         prompt_tokens=started.prompt_tokens,
+        reply=reply_to_wire(started.reply),
     )

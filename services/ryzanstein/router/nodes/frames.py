@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, PromptScores, Token
+from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire
 
@@ -23,7 +23,9 @@ class AttemptSink(Protocol):
         """Called when the submit frame was handed to the connection."""
         ...
 
-    def accepted(self, prompt_tokens: int) -> None: ...
+    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+        """Called when the node has accepted it. `reply` None: its answers are content alone."""
+        ...
 
     def scored(self, scores: PromptScores) -> None:
         """Called with each part of the prompt's log probabilities, before the first token."""
@@ -64,7 +66,7 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     """
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
-            sink.accepted(accepted.prompt_tokens)
+            sink.accepted(accepted.prompt_tokens, *_style(accepted))
     _deliver_scores(output, sinks)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for preempted in output.preempted:
@@ -77,6 +79,11 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
         if (sink := sinks.get(failed.handle)) is not None:
             sink.failed(_error(failed), failed.node_fault)
     return num_new
+
+
+def _style(accepted: worker.Accepted) -> tuple[ReplyStyle, ...]:
+    reply = accepted.reply
+    return (ReplyStyle(reply.calls, reply.thinking, reply.opened),) if accepted.HasField("reply") else ()
 
 
 def _deliver_scores(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:

@@ -16,7 +16,7 @@ import structlog
 from opentelemetry.trace import Span
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, PromptScores, PromptToken, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation import Attempt, FinishReason, PromptScores, PromptToken, ReplyStyle, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
@@ -60,6 +60,7 @@ class RunningGeneration:
     span: Span
     phase: Span
     prompt_ids: Sequence[int]
+    reply: ReplyStyle | None = None
     accepted: bool = False
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
@@ -111,12 +112,13 @@ class RunningGenerations:
         model: TextModel,
         *,
         texts: Sequence[ChoiceText],
+        reply: ReplyStyle | None = None,
     ) -> SubmitGroup | None:
         """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
-        `texts` are the choices' texts so far. The router is notified of the acceptance only when
-        the engine has accepted the group, so that a refusal comes before anything that a client
-        sees.
+        `texts` are the choices' texts so far, `reply` is how the router reads them. The router is
+        notified of the acceptance only when the engine has accepted the group, so that a refusal
+        comes before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is sent
         again.
@@ -124,7 +126,9 @@ class RunningGenerations:
         choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
-        generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids)
+        generation = RunningGeneration(
+            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, reply
+        )
         self._groups[submit.group] = generation
         self.idle.clear()
         link.handles[handle] = submit.group
@@ -210,7 +214,7 @@ class RunningGenerations:
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
-            generation.link.accept(generation.handle, generation.num_prompt)
+            generation.link.accept(generation.handle, generation.num_prompt, generation.reply)
             if generation.attempt.request.sampling.prompt_logprobs is not None:
                 first = generation.prompt_ids[0]
                 token = PromptToken(first, generation.model.token_text(first), None)

@@ -229,7 +229,7 @@ class NodeAgent:
 
         Raises NOT_FOUND for a model that is not loaded.
         """
-        return len(await intake.tokenize(prompt, self.text_of(model), self._templates))
+        return len((await intake.tokenize(prompt, self.text_of(model), self._templates)).token_ids)
 
     def text_of(self, model: str) -> TextModel:
         """Returns the text side of the model. Raises NOT_FOUND for one that is not loaded."""
@@ -326,7 +326,8 @@ class NodeAgent:
         version = self.version
         text = self._admit(version, attempt)
         keep = attempt.request.sampling.truncate_prompt_tokens
-        prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
+        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
+        attempt = intake.constrained(attempt, read, text)
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
@@ -338,8 +339,8 @@ class NodeAgent:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
         was_idle = self.num_running == 0
-        asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length, judged=judged)
-        submit = version.running.open(link, handle, attempt, asked, text, texts=texts)
+        asked = intake.group_of(attempt, next(self._groups), read.token_ids, text, serving.context_length, judged=judged)
+        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
         if submit is not None:
             if judged is not None:
                 version.tell_tokens(judged.table)

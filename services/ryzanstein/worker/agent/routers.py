@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, PromptScores, Token
+from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
 from ryzanstein.wire.membership import beat_to_wire
@@ -63,8 +63,10 @@ class RouterLink:
         """Returns whether the link closed itself because it was over its bounds."""
         return self._error is not None and self._error.reason == _OVERFLOW
 
-    def accept(self, handle: int, prompt_tokens: int) -> None:
-        self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+    def accept(self, handle: int, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+        accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+        if reply is not None:
+            accepted.reply.CopyFrom(worker.ReplyStyle(calls=reply.calls, thinking=reply.thinking, opened=reply.opened))
         self._added(_ROW_BYTES)
 
     def add_row(self, handle: int, choice: int, index: int, token: Token) -> None:

@@ -36,9 +36,9 @@ class TextServicer(TextServiceServicer):
                 chat = conversation_from_wire(request.conversation)
                 prompt = ChatPrompt(chat.messages)
                 prompt = replace(prompt, template=template_from_wire(request.template_options))
-                token_ids = await intake.tokenize(prompt, model, self._templates)
+                token_ids = (await intake.tokenize(prompt, model, self._templates)).token_ids
             case "text" if special:
-                token_ids = await intake.tokenize(TextPrompt(request.text), model, self._templates)
+                token_ids = (await intake.tokenize(TextPrompt(request.text), model, self._templates)).token_ids
             case "text":
                 token_ids = await asyncio.to_thread(model.encode_bare, request.text)
             case _:

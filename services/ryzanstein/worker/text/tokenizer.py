@@ -17,6 +17,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_name
+from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
@@ -38,7 +39,7 @@ class TextModel:
     has none.
     """
 
-    def __init__(self, files: ModelFiles, name: str) -> None:
+    def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
         self.name = name
         self.path = str(files.directory)
         self.context_length = files.context_length
@@ -49,20 +50,22 @@ class TextModel:
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
         self.template = self._template(files)
+        self.calling = Calling.of(files.chat_template or "", *calling)
+        self._special = frozenset(self._control.texts[: self._control.num_special])
         self._renderer = LocalRenderer()
 
     @classmethod
-    def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
+    def load(cls, model_dir: Path | str, name: str = "", calling: tuple[str, str] = ("auto", "auto")) -> TextModel:
         """Reads a directory in the Hugging Face layout, or a GGUF file.
 
-        `name` defaults to `model_name` of it.
+        `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = Path(model_dir).resolve()
         files = ModelFiles.read(directory)
         try:
-            return cls(files, name or model_name(directory))
+            return cls(files, name or model_name(directory), calling)
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise
@@ -90,7 +93,16 @@ class TextModel:
         return self._encode_chat(ChatPrompt(tuple(messages)))
 
     def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(prompt), prompt))
+        told = self.calling.told(prompt)
+        return self.encode_rendered(self._renderer.render_now(self.checked_chat(told), told))
+
+    def special_id(self, text: str) -> int | None:
+        """Returns the id of the special token with this text, if there is one."""
+        return self._tokenizer.token_to_id(text) if text in self._special else None
+
+    def shows_special(self, prompt: Prompt) -> bool:
+        """Returns whether special tokens tell the parts of an answer apart, so that its text must have them."""
+        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(self.calling.markers(prompt))
 
     def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.

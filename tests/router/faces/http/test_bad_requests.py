@@ -38,6 +38,14 @@ def calling(name):
     return CALL | {"function": {"name": name, "arguments": "{}"}}
 
 
+def tool(name, **fields):
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def deep(levels):
+    return {"a": deep(levels - 1)} if levels else {}
+
+
 # What stands beside a good request, and the parameter that the error names.
 CHAT = [
     ({"temperature": -0.1}, "temperature"),
@@ -96,8 +104,23 @@ CHAT = [
     ({"priority": True}, "priority"),
     ({"session_id": "s" * 129}, "session_id"),
     ({"model": "m" * 129}, "model"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [tool("f g")]}, "tools[0].function.name"),
+    ({"tools": [tool("")]}, "tools[0].function.name"),
+    ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name"),
+    ({"tools": [tool("f", parameters=[])]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", parameters={"a": deep(65)})]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", typo=1)]}, "tools[0].function.typo"),
+    ({"tools": [tool("f", description="d" * 300_000)]}, "tools"),
+    ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [tool("f")], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"tools": [tool("f")], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema"),
@@ -265,6 +288,7 @@ async def test_contradicting_sessions(http, core, chat):
 
 HARMLESS = [
     {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+    {"tools": [tool("f", parameters=None, description=None, strict=None)], "tool_choice": "auto"},
     {"response_format": {"type": "text"}, "modalities": ["text"], "service_tier": "auto", "store": False},
     {"temperature": None, "stop": None, "tools": None, "stream": None, "stream_options": None, "logit_bias": None},
     {"metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y", "reasoning_effort": None},

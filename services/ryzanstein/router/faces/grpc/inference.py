@@ -24,6 +24,7 @@ from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
+from ryzanstein.router.faces.grpc.replies import attached, read_events
 from ryzanstein.router.faces.grpc.responses import whole_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -61,8 +62,8 @@ class InferenceServicer(InferenceServiceServicer):
         with self._calls.call("StreamChat", context) as call:
             asked = call.complete(chat_from_wire(request.chat, self._most), request.chat.request_id)
             async with contextlib.aclosing(self._stream(call, asked)) as events:
-                async for event in events:
-                    yield inference.StreamChatResponse(event=event_to_wire(event))
+                async for wire in read_events(events):
+                    yield inference.StreamChatResponse(event=wire)
 
     async def StreamComplete(
         self, request: inference.StreamCompleteRequest, context: _Context
@@ -81,10 +82,15 @@ class InferenceServicer(InferenceServiceServicer):
                 # The relaying router then knows at once that this one is alive.
                 await context.send_initial_metadata(())
             from_index = dict(request.from_index)
+            if not call.owner_id:
+                async with contextlib.aclosing(attached(self._core, request.generation_id, from_index)) as wires:
+                    async for wire in wires:
+                        yield inference.AttachGenerationResponse(event=wire)
+                return
             following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole)
             async with contextlib.aclosing(following) as events:
                 async for event in events:
-                    for part in apart(event) if call.owner_id else (event,):
+                    for part in apart(event):
                         yield inference.AttachGenerationResponse(event=event_to_wire(part))
 
     async def CancelGeneration(

@@ -31,7 +31,7 @@ class Chunks:
         self.cursor = cursor
         self._continuous = include_usage and continuous
         self._prompt_tokens = started.prompt_tokens
-        self._pieces = Pieces(cursor)
+        self._pieces = Pieces(cursor, started)
         self._dialect = dialect
         self._include_usage = include_usage
         self.envelope: Chunk = {
@@ -67,7 +67,7 @@ class Chunks:
         match piece:
             case Opening(choice):
                 return self._dialect.opening(choice)
-            case Speech(choice, text, rows):
-                return self._dialect.delta(choice, text, rows)
-            case Ending(choice, reason, rows):
-                return self._dialect.ending(choice, reason, rows)
+            case Speech(choice, said, rows):
+                return self._dialect.delta(choice, said, rows)
+            case Ending(choice, reason, rows, said):
+                return self._dialect.ending(choice, reason, rows, said)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ryzanstein.generation import Prompt, TextPrompt, Token, TokenPrompt, Usage
+from ryzanstein.generation import Message, Prompt, Role, TextPrompt, Token, TokenPrompt, Usage
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.http.alignment import aligned
@@ -78,7 +78,7 @@ def _mean_logprob(tokens: Sequence[Token]) -> float:
 def _choice(asked: Completions, answer: Answer, choice: int, echo: str) -> dict[str, Any]:
     text, rows = ("", []) if asked.silent else aligned(answer.tokens[choice])
     rows = rows if asked.logprobs is not None else []
-    shown = _DIALECT.answer(choice, echo + text, rows, answer.reasons[choice])
+    shown = _DIALECT.answer(choice, Message(Role.ASSISTANT, echo + text), rows, answer.reasons[choice])
     if asked.echo and asked.logprobs is not None:
         shown["logprobs"] = echoed_logprobs(answer.prompt, len(echo), rows)
     if asked.with_scores:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from ryzanstein.generation import FinishReason, PromptToken, TopLogprob, Usage
+from ryzanstein.generation import FinishReason, Message, PromptToken, TopLogprob, Usage
+from ryzanstein.replies.parts import CallDelta
+from ryzanstein.replies.reader import NOTHING, Said
 from ryzanstein.router.faces.http.alignment import LogprobRow
 
 # OpenAI uses this for a token that is almost impossible; JSON has no infinity.
@@ -16,6 +18,7 @@ _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
+    FinishReason.TOOL_CALLS: "tool_calls",
 }
 
 
@@ -30,15 +33,15 @@ class Dialect(Protocol):
     object: str
     chunk_object: str
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """Returns what a stream sends before a choice's first token, if anything."""
         ...
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
         """Returns the last chunk of a choice. `rows` are those that a stop string cut."""
         ...
 
@@ -51,10 +54,10 @@ class ChatDialect:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": _message(message),
             "logprobs": _chat_logprobs(rows),
             "finish_reason": _FINISH[reason],
         }
@@ -62,11 +65,11 @@ class ChatDialect:
     def opening(self, choice: int) -> dict[str, Any] | None:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**_chunk(choice, {"content": text}), "logprobs": _chat_logprobs(rows)}
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(said) or {"content": ""}), "logprobs": _chat_logprobs(rows)}
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**_chunk(choice, {}), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(said)), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
 
 
 class CompletionDialect:
@@ -77,22 +80,22 @@ class CompletionDialect:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
-        return {**self.delta(choice, text, rows), "finish_reason": _FINISH[reason]}
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        return {**self.delta(choice, Said(message.content), rows), "finish_reason": _FINISH[reason]}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
         return {
             "index": choice,
-            "text": text,
+            "text": said.content,
             "logprobs": _completion_logprobs(rows),
             "finish_reason": None,
         }
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**self.delta(choice, "", rows), "finish_reason": _FINISH[reason]}
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
+        return {**self.delta(choice, said, rows), "finish_reason": _FINISH[reason]}
 
 
 def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequence[LogprobRow]) -> dict[str, Any]:
@@ -135,7 +138,39 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _chunk(choice: int, delta: dict[str, str]) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, Any]:
+    """Returns the answer as a message. Fields that only some answers have are absent from the others."""
+    shown: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["content"] = message.content or None
+        shown["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return shown
+
+
+def _delta(said: Said) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if said.content:
+        delta["content"] = said.content
+    if said.reasoning:
+        delta["reasoning_content"] = said.reasoning
+    if said.calls:
+        delta["tool_calls"] = [_call(call) for call in said.calls]
+    return delta
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
 
 

@@ -192,15 +192,17 @@ class GenerationRoutes:
     async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
         """Returns the index of the first token wanted of each choice.
 
-        Log probabilities are aligned with the text from its beginning. A stream with log
-        probabilities therefore also reads the tokens that the reader has seen, for the writer
-        alone.
+        Log probabilities are aligned with the text from its beginning, and calls are read from
+        there. Such a stream therefore also reads the tokens that the reader has seen, for the
+        writer alone.
         """
         seen = cursor.from_index
         if not any(seen.values()):
             return seen
         async with aclosing(self._core.follow(generation_id, seen)) as events:
-            await read_start(events)  # checks the position
+            started = await read_start(events)  # checks the position
+        if started.reply is not None:
+            return {}
         async with aclosing(self._core.follow(generation_id, {})) as events:
             async for event in events:
                 if isinstance(event, Delta):
@@ -251,8 +253,11 @@ def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
         "created": answer.started.created or int(time.time()),
         "model": answer.started.model,
         "system_fingerprint": None,
-        "choices": [
-            dialect.answer(choice, *aligned(answer.tokens[choice]), reason) for choice, reason in sorted(answer.reasons.items())
-        ],
+        "choices": [_choice(answer, choice, dialect) for choice in sorted(answer.reasons)],
         "usage": usage_body(answer.usage),
     } | ({"prompt_logprobs": prompt_logprobs_body(answer.prompt)} if answer.prompt else {})
+
+
+def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
+    message = answer.message(choice)
+    return dialect.answer(choice, message, aligned(answer.tokens[choice])[1], answer.reason(choice, message))

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from ryzanstein.generation import GenerationEvent, Started, Usage
+from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import usage_body
@@ -106,7 +107,7 @@ class MergedWriter:
 
     def _prompt_chunks(self, chunks: Chunks, text: str) -> Iterator[Chunk]:
         for choice in range(self._num_choices):
-            yield chunks.envelope | {"choices": [self._shown.dialect.delta(choice, text, ())]}
+            yield chunks.envelope | {"choices": [self._shown.dialect.delta(choice, Said(text), ())]}
 
     def _framed(self, prompt: int, chunk: Chunk) -> bytes:
         """Returns a chunk of one prompt as one of the whole stream."""

@@ -24,6 +24,7 @@ from ryzanstein.generation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOOL_CALLS,
 )
+from ryzanstein.tools import MAX_TOOLS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Whole = int | float
@@ -38,8 +39,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "modalities": (["text"],),
         "moderation": (),
         "prediction": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -115,14 +114,11 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     modalities: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prediction: Raw = _ABSENT
-    tool_choice: Raw = _ABSENT
-    tools: Raw = _ABSENT
     verbosity: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
     # These never change an answer.
     store: bool | None = None
     metadata: Raw = _ABSENT
-    parallel_tool_calls: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     safety_identifier: Raw = _ABSENT
@@ -136,6 +132,31 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+
+
+class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`parameters` is a JSON schema, which is only checked to be an object."""
+
+    name: str
+    description: str | None = None
+    parameters: Raw = _ABSENT
+    strict: bool | None = None
+
+
+class OfferedTool(msgspec.Struct, frozen=True):
+    """A tool. `function` is set where `type` is "function". Fields of other types are skipped."""
+
+    type: str
+    function: OfferedFunction | None = None
+
+
+class ChosenFunction(Body, frozen=True):
+    name: str
+
+
+class ToolChoice(Body, frozen=True):
+    type: str
+    function: ChosenFunction | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -168,6 +189,9 @@ class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
+    tools: Annotated[list[OfferedTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None

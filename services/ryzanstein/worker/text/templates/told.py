@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ryzanstein.generation import ChatPrompt, Message, Role, ToolCall, template_variables
+from ryzanstein.tools import Tool
 
 Text = Callable[[str], str]
 
@@ -34,6 +35,7 @@ class Told:
         template = prompt.template
         return cls(
             [_message(message) for message in prompt.messages],
+            [_tool(tool) for tool in prompt.tools.offered] or None,
             variables=template_variables(template.variables),
             add_generation_prompt=template.add_generation_prompt,
             continues=template.continues,
@@ -44,6 +46,7 @@ class Told:
         return replace(
             self,
             messages=[_mapped_message(message, text) for message in self.messages],
+            tools=None if self.tools is None else [_mapped_tool(tool, text) for tool in self.tools],
             variables={name: mapped_tree(value, text) for name, value in self.variables.items()},
         )
 
@@ -90,6 +93,19 @@ def _arguments(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters:
+        function["parameters"] = json.loads(tool.parameters)
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _mapped_tool(tool: dict[str, Any], text: Text) -> dict[str, Any]:
+    return {"type": "function", "function": {key: mapped_tree(value, text) for key, value in tool["function"].items()}}
 
 
 def _mapped_message(told: dict[str, Any], text: Text) -> dict[str, Any]:
