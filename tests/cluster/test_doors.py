@@ -185,6 +185,40 @@ def test_a_stream_goes_on_at_another_router_as_it_was(cluster: LocalCluster, htt
     cluster.restart(dying)
 
 
+def test_the_official_client_calls_functions(cluster: LocalCluster) -> None:
+    """Streamed or not: the same items with the same ids; the result of a call goes back by its id."""
+    city = {"type": "string", "enum": ["Oslo", "Rome"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "input": "What is the weather?",
+        "tools": [{"type": "function", "name": "weather", "parameters": schema, "strict": True}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    with openai.OpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.responses.create(**asked)
+        (call,) = (item for item in answer.output if item.type == "function_call")
+        assert (answer.status, call.name) == ("completed", "weather")
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+        events = list(client.responses.create(**asked, stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        (streamed,) = (item for item in events[-1].response.output if item.type == "function_call")
+        added = [event.item.id for event in events if event.type == "response.output_item.added"]
+        deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+        assert streamed.id in added
+        assert {event.item_id for event in deltas} == {streamed.id}
+        assert "".join(event.delta for event in deltas) == streamed.arguments == call.arguments
+        assert client.responses.retrieve(events[-1].response.id).output == events[-1].response.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+        after = client.responses.create(
+            **{**asked, "input": [result], "tool_choice": "none", "max_output_tokens": 8}, previous_response_id=answer.id
+        )
+        assert all(item.type == "message" for item in after.output)
+
+
 def test_the_official_client_holds_a_conversation_of_responses(cluster: LocalCluster) -> None:
     with openai.OpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as client:
         first = client.responses.create(model="demo", input="My name is Tavik.", temperature=0)

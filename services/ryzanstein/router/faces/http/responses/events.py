@@ -148,4 +148,6 @@ class ResponseWriter:
 
 def _framed(events: Iterator[Shape]) -> bytes:
     # One by one: an event shows the response as it stands, which the next one may change.
-    return b"".join(f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode() for event in events)
+    return b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode() for event in events
+    )

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, Role, valid_tenant
+from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
