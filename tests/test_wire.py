@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
     Attempt,
@@ -59,6 +61,17 @@ halves = st.integers(-4, 4).map(lambda n: n / 2)
 texts = st.text(max_size=20)
 
 
+constraints = st.builds(
+    replace,
+    st.just(Constraint.json_object())
+    | st.builds(Constraint.json_schema, st.text(min_size=1, max_size=20))
+    | st.builds(Constraint.regex, st.text(min_size=1, max_size=20))
+    | st.builds(Constraint.grammar, st.text(min_size=1, max_size=20))
+    | st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4).map(Constraint.choice),
+    after=st.text(max_size=8),
+)
+
+
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
     """Valid parameters; floats that a 32-bit float holds exactly."""
@@ -79,6 +92,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         logprobs=draw(st.none() | st.integers(0, 20)),
         n=draw(st.integers(1, 4)),
         ignore_eos=draw(st.booleans()),
+        constraint=draw(st.none() | constraints),
     )
 
 
@@ -121,6 +135,28 @@ def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
     submit = worker.Submit.FromString(packed)
     assert submit.handle == 7
     assert attempt_from_wire(submit) == attempt
+
+
+@pytest.mark.parametrize(
+    ("wire", "field"),
+    [
+        (inference.Constraint(), "sampling.constraint"),
+        (inference.Constraint(json_object=False), "sampling.constraint"),
+        (inference.Constraint(json_schema=""), "sampling.constraint.json_schema"),
+        (inference.Constraint(regex="x" * (MAX_CONSTRAINT_BYTES + 1)), "sampling.constraint.regex"),
+        (inference.Constraint(grammar="é" * (MAX_CONSTRAINT_BYTES // 2 + 1)), "sampling.constraint.grammar"),
+        (inference.Constraint(choice=inference.Constraint.Choices()), "sampling.constraint.choice"),
+        (inference.Constraint(choice=inference.Constraint.Choices(choices=["a", ""])), "sampling.constraint.choice"),
+        (inference.Constraint(choice=inference.Constraint.Choices(choices=["a"] * 1025)), "sampling.constraint.choice"),
+        (inference.Constraint(json_object=True, after="x" * 65), "sampling.constraint.after"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_constraint_out_of_its_bounds_is_refused_by_name(wire: inference.Constraint, field: str) -> None:
+    with pytest.raises(RyzansteinError) as refused:
+        sampling_from_wire(inference.SamplingParams(constraint=wire))
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert refused.value.violations[0].field == field
 
 
 def test_a_node_goes_by_the_time_that_is_left_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:

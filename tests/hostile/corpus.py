@@ -106,7 +106,28 @@ BODIES: tuple[HostileBody, ...] = (
     HostileBody("2 million token ids", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b"1", 2_000_000)), 400, "prompt"),
     HostileBody("250,000 keys", CHAT, _wide, 400, "body"),
     HostileBody("one key 400,000 times", CHAT, lambda: b'{%s,"messages":[]}' % _many(b'"n":1', 400_000), 400, "body"),
+    HostileBody(
+        "a million alternatives", CHAT, lambda: _with(b'"guided_choice":[%s],' % _many(b'"a"', 900_000)), 400, "guided_choice"
+    ),
+    HostileBody(
+        "a schema of 200,000 values",
+        CHAT,
+        lambda: _with(b'"guided_json":{"enum":[%s]},' % _many(b'"value"', 200_000)),
+        400,
+        "guided_json",
+    ),
+    HostileBody("4 MB of a regular expression", CHAT, lambda: _with(b'"guided_regex":"%s",' % (b"(" * 3_900_000)), 400),
     # Depth and length.
+    HostileBody("60,000 open brackets as a schema", CHAT, lambda: _with(b'"guided_json":%s,' % (b"[" * 60_000)), 400),
+    HostileBody(
+        "a schema 60,000 deep",
+        CHAT,
+        lambda: _with(
+            b'"response_format":{"type":"json_schema","json_schema":{"schema":%s{}%s}},'
+            % (b'{"items":' * 60_000, b"}" * 60_000)
+        ),
+        400,
+    ),
     HostileBody("2 million open brackets", CHAT, lambda: b"[" * 2_000_000, 400, "body"),
     HostileBody("60,000 open brackets as metadata", CHAT, lambda: _with(b'"metadata":%s,' % (b"[" * 60_000)), 400),
     HostileBody("50,000 objects in each other", CHAT, lambda: b'{"messages":' + b'{"a":' * 50_000, 400, "messages"),

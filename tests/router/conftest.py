@@ -103,6 +103,8 @@ class ScriptedNode(WorkerServiceServicer):
     """As `ranks_lost`, of these further models alone."""
     features: tuple[str, ...] = ()
     """What it understands beyond the first version of the protocol."""
+    takes_constraints: bool = True
+    """False: an older node, which would ignore a constraint."""
     knows_models: bool = True
     """False: an older node, which takes every stream for one of its model."""
     default_tokens: int = 16
@@ -149,6 +151,7 @@ class ScriptedNode(WorkerServiceServicer):
         hello = worker.NodeHello(
             node_id=node_id, incarnation=self._incarnation, beat=self._beat(model), model=model, features=self.features
         )
+        hello.takes_constraints = self.takes_constraints
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)
