@@ -40,7 +40,7 @@ from ryzanstein.router.faces.http.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
-from ryzanstein.router.faces.http.tools import tools_of
+from ryzanstein.router.faces.http.tools import tools_of, without_format
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 # Newer OpenAI clients call the system role "developer".
@@ -85,7 +85,7 @@ def chat_request(
     refuse_unsupported(body)
     messages = conversation(body.messages, max_messages)
     prompt = ChatPrompt(messages, template_options(body), tools_of(body))
-    sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
+    sampling = without_format(sampling_params(body, _max_tokens(body), _chat_logprobs(body)), prompt.tools)
     _refuse_streamed_scores(body, sampling)
     request = base_request(body, prompt, sampling, headers, request_id)
     session_id = _session_id(body, headers)

@@ -21,6 +21,7 @@ from ryzanstein.router.faces.http.schemas import (
     Whole,
     refuse,
 )
+from ryzanstein.router.faces.http.tools import without_format
 from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 
 MAX_METADATA = 16
@@ -178,10 +179,11 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
         service_tier=body.service_tier,
         response_format=_response_format(body.text),
     )
-    sampling = sampling_params(options, _max_tokens(body), None)
+    tools = _tools(body)
+    sampling = without_format(sampling_params(options, _max_tokens(body), None), tools)
     said = _messages(body.input, max_items)
     request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
-    return Asked(body, request, said, TemplateOptions(with_effort("", effort)), _tools(body))
+    return Asked(body, request, said, TemplateOptions(with_effort("", effort)), tools)
 
 
 def _tools(body: ResponsesRequest) -> Tools:
