@@ -212,6 +212,28 @@ def test_tokens_that_break_the_constraint_are_a_failure(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"properties": {"a": {"items": {"type": "string", "pattern": "("}}, "b": {}}}, "#/properties/a/items"),
+        ({"anyOf": [{}, {"type": "integer", "minimum": 5, "maximum": 1}]}, ""),
+        ({"allOf": [{"type": "integer", "minimum": 5, "maximum": 1}]}, "#/allOf/0"),
+        ({"$defs": {"x/y": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "$ref": "#/$defs/x~1y"}, "#/$defs/x~1y"),
+        ({"$ref": "#/nowhere"}, "#"),
+        ({"const": "\ud800"}, "#"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_schema_that_llguidance_refuses_is_refused_with_its_path(tokens: Tokens, schema: Any, where: str) -> None:
+    constraint = Constraint.json_schema(json.dumps(schema))
+    if not where:
+        assert not tokens.state(constraint).failure  # another alternative is left
+        return
+    with pytest.raises(ConstraintRefused) as refused:
+        tokens.state(constraint)
+    assert refused.value.where == where
+
+
+@pytest.mark.parametrize(
     ("lark", "says"),
     [
         ("start: undefined", "undefined"),
