@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,9 +23,12 @@ from ryzanstein.generation import (
     FinishReason,
     GenerationRequest,
     Message,
+    PromptScores,
+    PromptToken,
     Role,
     SamplingParams,
     Started,
+    TemplateOptions,
     TextPrompt,
     Token,
     TokenLogprobs,
@@ -37,7 +41,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
-from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
+from ryzanstein.wire.events import event_from_wire, event_to_wire, logprobs_from_wire
 from ryzanstein.wire.membership import (
     beat_from_wire,
     beat_to_wire,
@@ -50,7 +54,7 @@ from ryzanstein.wire.membership import (
     node_report_from_wire,
     node_to_wire,
 )
-from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire, sampling_to_wire
 
 uint32 = st.integers(0, 2**32 - 1)
 halves = st.integers(-4, 4).map(lambda n: n / 2)
@@ -92,13 +96,12 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-calls = st.builds(
-    ToolCall, st.from_regex(r"[!-~]{1,8}", fullmatch=True), st.from_regex(r"[A-Za-z0-9_.-]{1,8}", fullmatch=True), texts
-)
+call_ids = st.from_regex(r"[!-~]{1,8}", fullmatch=True)
+calls = st.builds(ToolCall, call_ids, st.from_regex(r"[A-Za-z0-9_.-]{1,8}", fullmatch=True), texts)
 names = st.just("") | st.from_regex(r"[a-z]{1,4}", fullmatch=True)
 messages = (
     st.builds(Message, st.sampled_from([Role.SYSTEM, Role.USER, Role.ASSISTANT]), texts, name=names)
-    | st.builds(Message, st.just(Role.TOOL), texts, tool_call_id=st.from_regex(r"[!-~]{1,8}", fullmatch=True), name=names)
+    | st.builds(Message, st.just(Role.TOOL), texts, tool_call_id=call_ids, name=names)
     | st.builds(Message, st.just(Role.ASSISTANT), texts, st.lists(calls, max_size=3).map(tuple), name=names, reasoning=texts)
 )
 prompts = (
@@ -327,37 +330,56 @@ def test_a_conversation_of_plain_messages_is_sent_as_earlier_versions_know_it() 
     """And one with more is sent apart, so that such a peer refuses it instead of reading a part of it."""
     plain = ChatPrompt((Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello")))
     more = ChatPrompt((*plain.messages, Message(Role.USER, "hi", name="ann")))
-    kinds = [
-        attempt_to_wire(Attempt("g", 0, GenerationRequest("m", prompt, SamplingParams(seed=1)), ()), 1)
-        for prompt in (plain, more)
-    ]
+    requests = [GenerationRequest("m", prompt, SamplingParams(seed=1)) for prompt in (plain, more)]
+    kinds = [attempt_to_wire(Attempt("g", 0, request, ()), 1) for request in requests]
     assert [submit.WhichOneof("prompt") for submit in kinds] == ["messages", "conversation"]
 
 
+_CALL = inference.ToolCall(id="1", name="f")
+
+
 @pytest.mark.parametrize(
-    ("message", "field"),
+    ("role", "parts", "field"),
     [
-        (inference.Message(content="x"), "messages[0].role"),
-        (inference.Message(role=9, content="x"), "messages[0].role"),  # type: ignore[arg-type]
-        (inference.Message(role=inference.ROLE_TOOL, content="x"), "messages[0].tool_call_id"),
-        (inference.Message(role=inference.ROLE_USER, tool_call_id="x"), "messages[0].tool_call_id"),
-        (inference.Message(role=inference.ROLE_USER, reasoning="x"), "messages[0].reasoning"),
-        (
-            inference.Message(role=inference.ROLE_USER, tool_calls=[inference.ToolCall(id="1", name="f")]),
-            "messages[0].tool_calls",
-        ),
-        (
-            inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall(id="1")]),
-            "messages[0].tool_calls[0].function.name",
-        ),
-        (
-            inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall(name="f")]),
-            "messages[0].tool_calls[0].id",
-        ),
-        (inference.Message(role=inference.ROLE_ASSISTANT, tool_calls=[inference.ToolCall()] * 129), "messages[0].tool_calls"),
+        (inference.ROLE_UNSPECIFIED, {}, "role"),
+        (9, {}, "role"),
+        (inference.ROLE_TOOL, {}, "tool_call_id"),
+        (inference.ROLE_USER, {"tool_call_id": "x"}, "tool_call_id"),
+        (inference.ROLE_USER, {"reasoning": "x"}, "reasoning"),
+        (inference.ROLE_USER, {"tool_calls": [_CALL]}, "tool_calls"),
+        (inference.ROLE_ASSISTANT, {"tool_calls": [_CALL, inference.ToolCall(id="1")]}, "tool_calls[1].function.name"),
+        (inference.ROLE_ASSISTANT, {"tool_calls": [inference.ToolCall(name="f")]}, "tool_calls[0].id"),
+        (inference.ROLE_ASSISTANT, {"tool_calls": [_CALL] * 129}, "tool_calls"),
     ],
 )
-def test_a_message_that_cannot_be_is_refused_by_name(message: inference.Message, field: str) -> None:
+def test_a_message_that_cannot_be_is_refused_by_name(role: inference.Role.ValueType, parts: dict[str, Any], field: str) -> None:
+    message = inference.Message(role=role, content="x", **parts)
     with pytest.raises(RyzansteinError) as failure:
         chat_from_wire(inference.ChatRequest(messages=[message]))
-    assert failure.value.violations[0].field == field
+    assert failure.value.violations[0].field == f"messages[0].{field}"
+
+
+def test_what_came_with_the_doors_goes_over_the_wire_and_back() -> None:
+    params = SamplingParams(
+        seed=1,
+        bad_words=("no", "never"),
+        allowed_token_ids=(3, 1),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        prompt_logprobs=0,
+        truncate_prompt_tokens=9,
+    )
+    assert sampling_from_wire(sampling_to_wire(params)) == params
+    for template in (
+        TemplateOptions(),
+        TemplateOptions('{"a":1}'),
+        TemplateOptions(add_generation_prompt=False),
+        TemplateOptions("", False, True),
+    ):
+        request = GenerationRequest("m", ChatPrompt((Message(Role.USER, "a"),), template=template), SamplingParams(seed=1))
+        attempt = Attempt("g", 0, request, (ChoiceProgress(),))
+        assert attempt_from_wire(attempt_to_wire(attempt, 1)).request.prompt == request.prompt
+    started = Started("g", "m", "n", 5, 1_700_000_000, "chat,usage")
+    scores = PromptScores(3, [PromptToken(1, "a", None), PromptToken(2, "b", -0.5, (TopLogprob(7, "c", -0.25),))])
+    assert event_from_wire(event_to_wire(started)) == started
+    assert event_from_wire(event_to_wire(scores)) == scores

@@ -7,7 +7,7 @@ into OpenAI error bodies. Nothing here depends on either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -104,7 +104,10 @@ def too_many_records(bound: int, field_name: str) -> RyzansteinError:
 def context_too_long(prompt_tokens: int, max_tokens: int, context_length: int) -> RyzansteinError:
     """Returns the error for prompt and answer that do not fit; the message has both numbers."""
     return RyzansteinError(
-        f"prompt of {prompt_tokens} tokens and max_tokens {max_tokens} exceed the model's context of {context_length} tokens",
+        # The beginning is what clients look for, to shorten the conversation and ask again.
+        f"This model's maximum context length is {context_length} tokens. However, you requested "
+        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in the completion). "
+        "Reduce the length of the prompt or of the completion.",
         Code.INVALID_ARGUMENT,
         CONTEXT_TOO_LONG,
         {
@@ -211,6 +214,17 @@ def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
         "NO_NODES",
         {"model": model, "cause": cause} if cause else {"model": model},
         retry_after_s=1.0,
+    )
+
+
+def nodes_too_old(model: str, features: Collection[str]) -> RyzansteinError:
+    """Returns the error for a request of which every node of the model would ignore a part."""
+    named = ", ".join(sorted(features))
+    return RyzansteinError(
+        f"no node that serves {model!r} knows what the request needs ({named}): they are of an older version",
+        Code.UNIMPLEMENTED,
+        "NODES_TOO_OLD",
+        {"model": model, "features": named},
     )
 
 

@@ -7,15 +7,17 @@ separately, seed, parameters), so that any node can continue it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
 from ryzanstein.open_enum import OpenEnum
+from ryzanstein.tools import NO_TOOLS, Tools, valid_function_name
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -28,11 +30,20 @@ MAX_PRIORITY = 10
 MAX_TOOL_CALLS = 128
 MAX_CALL_ID_CHARS = 128
 MAX_AUTHOR_CHARS = 64
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_TEMPLATE_VARIABLES_CHARS = 4096
+MAX_PROMPT_SCORES = 262_144
+"""Log probabilities of one prompt: its tokens, times one and the alternatives of each."""
+DOORS = "doors"
+"""The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
+TOOLS = "tools"
+"""The feature of nodes that know tools, and messages that are not plain."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_FUNCTION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _AUTHOR = re.compile(r"[^\s<|\\/>]+")
 
 
@@ -102,32 +113,73 @@ class Message:
             valid_function_name(call.name, f"{field}.tool_calls[{i}].function.name")
 
 
-def valid_function_name(name: str, field: str) -> str:
-    """Returns the name of a function. Raises INVALID_ARGUMENT, which names the field."""
-    if not _FUNCTION.fullmatch(name):
-        raise errors.invalid(field, "must have 1 to 64 letters, digits, underscores, dots and dashes", name[:64])
-    return name
-
-
 def _check_call_id(call_id: str, field: str) -> None:
     if len(call_id) > MAX_CALL_ID_CHARS or not _VISIBLE.fullmatch(call_id):
         raise errors.invalid(field, f"must have 1 to {MAX_CALL_ID_CHARS} visible ASCII characters", call_id[:64])
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a chat template is given besides the messages.
+
+    `variables` is a JSON object, or empty. With `continues` the last message is the beginning of
+    the answer.
+    """
+
+    variables: str = ""
+    add_generation_prompt: bool = True
+    continues: bool = False
+
+    def validate(self) -> None:
+        """Raises INVALID_ARGUMENT, which names the field."""
+        if self.variables:
+            template_variables(self.variables)
+        if self.continues and self.add_generation_prompt:
+            raise errors.invalid("continue_final_message", "requires add_generation_prompt: false", True)
+
+
+PLAIN_TEMPLATE = TemplateOptions()
+_TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+def template_variables(text: str) -> dict[str, Any]:
+    """Returns the variables of a chat template. Raises INVALID_ARGUMENT for anything but their JSON."""
+    field = "chat_template_kwargs"
+    if len(text) > MAX_TEMPLATE_VARIABLES_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_TEMPLATE_VARIABLES_CHARS} characters of JSON", len(text))
+    try:
+        variables = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        raise errors.invalid(field, "must be a JSON object") from None
+    if not isinstance(variables, dict):
+        raise errors.invalid(field, "must be a JSON object")
+    for name in variables:
+        if not name.isidentifier() or name in _TEMPLATES_OWN:
+            raise errors.invalid(f"{field}.{name[:64]}", "is not a variable that a request may set")
+    return variables
+
+
+def with_variable(text: str, name: str, value: str) -> str:
+    """Returns the variables with one more. Raises as `template_variables`."""
+    return json.dumps(template_variables(text) | {name: value}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, to which the node applies its chat template."""
+    """A conversation, to which the node applies its chat template, and what the assistant may call."""
 
     messages: tuple[Message, ...]
+    template: TemplateOptions = PLAIN_TEMPLATE
+    tools: Tools = NO_TOOLS
 
     @property
     def is_plain(self) -> bool:
         """Whether it has only what prompts of every version have."""
-        return all(message.is_plain for message in self.messages)
+        return self.tools == NO_TOOLS and all(message.is_plain for message in self.messages)
 
     @property
     def num_chars(self) -> int:
-        return sum(message.num_chars for message in self.messages)
+        return sum(message.num_chars for message in self.messages) + self.tools.num_chars
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +205,8 @@ class SamplingParams:
 
     `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
     before the router has chosen one. `max_tokens` None means all that is left of the context.
+    `allowed_token_ids` empty allows all. `truncate_prompt_tokens` keeps so many of the prompt's last
+    tokens.
     """
 
     temperature: float = 1.0
@@ -172,6 +226,12 @@ class SamplingParams:
     n: int = 1
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -186,13 +246,17 @@ class SamplingParams:
         if self.constraint is not None:
             self.constraint.validate()
 
+    @property
+    def needs_doors(self) -> bool:
+        """Whether it has a parameter that only nodes with the feature `DOORS` know."""
+        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in DOORS_PARAMS)
+
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:
             if len(getattr(self, name)) > bound:
                 raise errors.invalid(f"sampling.{name}", f"must have at most {bound} entries", len(getattr(self, name)))
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise errors.invalid("sampling.stop", f"each string must have 1 to {MAX_STOP_CHARS} characters", len(text))
+        for name, most in (("stop", MAX_STOP_CHARS), ("bad_words", MAX_BAD_WORD_CHARS)):
+            _check_texts(f"sampling.{name}", getattr(self, name), most)
         for _, bias in self.logit_bias:
             if not -100 <= bias <= 100:
                 raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
@@ -200,6 +264,21 @@ class SamplingParams:
             raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
 
 
+def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    for text in texts:
+        if not 1 <= len(text) <= most:
+            raise errors.invalid(field, f"each string must have 1 to {most} characters", len(text))
+
+
+DOORS_PARAMS = (
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+)
+_DEFAULTS = SamplingParams()
 _UINT32 = 2**32 - 1
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
@@ -214,11 +293,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, _UINT32),
     ("logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("truncate_prompt_tokens", 1, _UINT32),
 )
 _LENGTHS = (
     ("stop", MAX_STOP_STRINGS),
     ("stop_token_ids", MAX_STOP_TOKEN_IDS),
     ("logit_bias", MAX_LOGIT_BIAS),
+    ("bad_words", MAX_BAD_WORDS),
+    ("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
 )
 
 
@@ -262,7 +345,8 @@ class GenerationRequest:
     W3C trace context or empty. `last_node` answered the session's previous turn, according to the
     session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
     when a client sends the request again. `detached`: the generation runs to its end even without a
-    reader.
+    reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
+    is how the face that took it shows the answer: the faces alone know what it means.
     """
 
     model: str
@@ -278,6 +362,22 @@ class GenerationRequest:
     last_node: str = ""
     key: RequestKey | None = None
     detached: bool = False
+    created: int = 0
+    shown_as: str = ""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its answer must have a form that a node enforces token by token."""
+        return self.sampling.constraint is not None or (isinstance(self.prompt, ChatPrompt) and self.prompt.tools.must)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that a node needs to run it: a node without one would ignore a part of it."""
+        needed = {DOORS} if self.sampling.needs_doors else set()
+        if isinstance(self.prompt, ChatPrompt):
+            needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {DOORS}
+            needed |= set() if self.prompt.is_plain else {TOOLS}
+        return frozenset(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +406,15 @@ class Attempt:
 class FinishReason(OpenEnum):
     """Why a choice ended, with the numbers of inference.proto.
 
-    UNSPECIFIED: a reason that only a newer node knows.
+    UNSPECIFIED: a reason that only a newer node knows. TOOL_CALLS is how a face shows a STOP after
+    calls of functions: no node and no log has it.
     """
 
     UNSPECIFIED = 0
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
+    TOOL_CALLS = 4
 
 
 class TopLogprob(NamedTuple):
@@ -362,13 +464,64 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyStyle:
+    """How a model writes what is not content, as a node reads it from the chat template.
+
+    `calls` is the family in which it calls functions, empty if the request offers none. `thinking`:
+    reasoning stands between `<think>` and `</think>`; `opened`: the prompt ends with the first.
+    """
+
+    calls: str = ""
+    thinking: bool = False
+    opened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the text of a generation's answers is read, see `ryzanstein.replies`.
+
+    Besides what `ReplyStyle` says: the functions that may be called, and how many calls count as
+    such. `named`: the request demanded one function, so that its call is a plain end.
+    """
+
+    calls: str = ""
+    thinking: bool = False
+    opened: bool = False
+    tools: tuple[str, ...] = ()
+    max_calls: int = MAX_TOOL_CALLS
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The event that a node has accepted the generation."""
+    """The event that a node has accepted the generation.
+
+    `reply` None: the text of its answers is content alone.
+    """
 
     generation_id: str
     model: str
     node_id: str
     prompt_tokens: int
+    created: int = 0
+    shown_as: str = ""
+    reply: ReplyFormat | None = None
+
+
+class PromptToken(NamedTuple):
+    """One token of a prompt. `logprob` is None for the first, which nothing precedes."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+
+
+class PromptScores(NamedTuple):
+    """Tokens of the prompt with their log probabilities: first_index, first_index + 1, ..."""
+
+    first_index: int
+    tokens: Sequence[PromptToken]
 
 
 class Delta(NamedTuple):
@@ -393,4 +546,4 @@ class Finished:
     usage: Usage
 
 
-GenerationEvent = Started | Delta | Finished
+GenerationEvent = Started | PromptScores | Delta | Finished

@@ -10,6 +10,9 @@ from functools import cached_property
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
 BOUND = 4 * 2**20
 _USER = b'{"role":"user","content":"%s"}'
 
@@ -59,6 +62,17 @@ def _parts(count: int) -> bytes:
 
 def _ids(count: int) -> bytes:
     return b"[%s]" % b",".join(b"%d" % (2**32 - 1 - i % 999) for i in range(count))
+
+
+_PREVIOUS = "previous_response_id"
+
+
+def _input(inner: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"scripted","max_output_tokens":2,%s"input":%s}' % (more, inner)
+
+
+def _previous(length: int) -> bytes:
+    return b'"%s":"%s",' % (_PREVIOUS.encode(), b"r" * length)
 
 
 BODIES: tuple[HostileBody, ...] = (
@@ -142,6 +156,34 @@ BODIES: tuple[HostileBody, ...] = (
     HostileBody("half a surrogate pair behind 3 MB", CHAT, lambda: _messages(_USER % (b"a" * 3_000_000 + b"\\ud800")), 400),
     HostileBody("no UTF-8 behind 3 MB", CHAT, lambda: _messages(_USER % (b"a" * 3_000_000 + b"\xff")), 400),
     HostileBody("a comma too many behind 130,000 ids", COMPLETIONS, lambda: _prompt(b"[%s,]" % _many(b"1", 130_000)), 400),
+    # The other routes, and vLLM's options.
+    HostileBody("255 empty prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'""', 255)), 400, "prompt"),
+    HostileBody("30,000 prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'"a"', 30_000)), 400, "prompt"),
+    HostileBody("20,000 bad words", CHAT, lambda: _with(b'"bad_words":[%s],' % _many(b'"a"', 20_000)), 400, "bad_words"),
+    HostileBody(
+        "130,000 allowed tokens", CHAT, lambda: _with(b'"allowed_token_ids":%s,' % _ids(130_000)), 400, "allowed_token_ids"
+    ),
+    HostileBody(
+        "variables of 4 MB",
+        CHAT,
+        lambda: _with(b'"reasoning_effort":"high","chat_template_kwargs":{"a":"%s"},' % (b"a" * 4_000_000)),
+        400,
+        "chat_template_kwargs",
+    ),
+    HostileBody(
+        "variables 1,900 deep",
+        CHAT,
+        lambda: _with(b'"chat_template_kwargs":{"a":%s%s},' % (b"[" * 1_900, b"]" * 1_900)),
+        400,
+    ),
+    HostileBody("30,000 items", RESPONSES, lambda: _input(b"[%s]" % _many(_USER % b"hi", 15_000)), 400, "input"),
+    HostileBody("200,000 items", RESPONSES, lambda: _input(b"[%s]" % _many(b"{}", 200_000)), 400, "input"),
+    HostileBody("an input of 4 MB", RESPONSES, lambda: _input(b'"%s"' % (b"a" * 4_000_000)), 400, "messages"),
+    HostileBody("60,000 pairs of metadata", RESPONSES, lambda: _input(b'"a"', b'"metadata":%s,' % _wide()), 400, "metadata"),
+    HostileBody("a response that names 4 MB", RESPONSES, lambda: _input(b'"a"', _previous(4_000_000)), 400, _PREVIOUS),
+    HostileBody("a text of 4 MB to tokenize", TOKENIZE, lambda: b'{"prompt":"%s"}' % (b"a" * 4_000_000), 400, "text"),
+    HostileBody("2 million tokens", DETOKENIZE, lambda: b'{"tokens":[%s]}' % _many(b"1", 2_000_000), 400, "tokens"),
+    HostileBody("brackets as tokens", DETOKENIZE, lambda: b'{"tokens":' + b"[" * 1_000_000, 400, "tokens"),
     # Large, and fine.
     HostileBody("32,768 token ids near the limit", COMPLETIONS, lambda: _prompt(_ids(32_768)), 200),
     HostileBody("131,000 token ids near the limit", COMPLETIONS, lambda: _prompt(_ids(131_000)), 200),

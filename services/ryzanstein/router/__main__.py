@@ -85,7 +85,8 @@ def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
     bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
     if settings.http and not may_open(settings.http_max_connections):
         log.warning("open file limit is too low for http_max_connections", http_max_connections=settings.http_max_connections)
-    app = create_app(router.core, router.telemetry, limits)
+    origins = [origin.strip() for origin in settings.http_cors_origins.split(",") if origin.strip()]
+    app = create_app(router.core, router.telemetry, limits, origins, router.sessions)
     refused = router.telemetry.http_refused
     return HttpServer(app, settings.host, settings.http_port, bounds, lambda reason: refused.labels(reason).inc())
 

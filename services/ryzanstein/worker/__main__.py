@@ -24,6 +24,8 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
+from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
@@ -36,12 +38,14 @@ from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.service import WorkerServicer
+from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.templates.process import TemplateProcess
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
 
 log = structlog.get_logger(__name__)
 
@@ -84,11 +88,14 @@ async def serve(settings: WorkerSettings) -> None:
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, telemetry.first, metrics.port)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port)
 
 
-async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, metrics_port: int) -> None:
-    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+async def _serve_rpc(
+    settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
+) -> None:
+    services = (*DESCRIPTOR.services_by_name.values(), *TEXT.services_by_name.values())
+    names = [service.full_name for service in services]
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
@@ -97,6 +104,7 @@ async def _serve_rpc(settings: WorkerSettings, models: NodeModels, telemetry: Wo
         reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:

@@ -104,6 +104,12 @@ class WorkerSettings(ServiceSettings):
     grammar_cache_bytes: int = Field(
         64 * 2**20, ge=0, description="memory for the compiled constraints of each model, on its rank 0"
     )
+    call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
+        "auto", description="how the models call functions; auto: as their chat templates show, see docs/tools.md"
+    )
+    reasoning: Literal["auto", "none", "think"] = Field(
+        "auto", description="whether the models think between <think> and </think>; auto: as their chat templates show"
+    )
     template_waiting: int = Field(1024, ge=1, description="conversations that wait for the chat template; more are refused")
 
     beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of status beats while work runs")

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from ryzanstein.rpc.interceptors import ErrorInterceptor
 from ryzanstein.rpc.reading import RequestReading
+from ryzanstein.rpc.reflection import enable_reflection
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
@@ -72,7 +72,7 @@ class RpcServer:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
+        enable_reflection((*service_names, health.SERVICE_NAME), self.server)
         self._address = f"{host}:{port}"
         self.port = 0
 

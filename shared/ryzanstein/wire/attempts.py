@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ryzanstein import clock, errors
 from ryzanstein.generation import (
     Attempt,
@@ -22,6 +24,8 @@ from ryzanstein.wire.requests import (
     name_from_wire,
     sampling_from_wire,
     sampling_to_wire,
+    template_from_wire,
+    template_to_wire,
 )
 from ryzanstein.wire.timestamps import timestamp
 
@@ -55,6 +59,8 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
             submit.text = text
         case TokenPrompt(token_ids):
             submit.token_ids.ids.extend(token_ids)
+    if isinstance(request.prompt, ChatPrompt) and (options := template_to_wire(request.prompt.template)) is not None:
+        submit.template_options.CopyFrom(options)
     if request.deadline is not None:
         submit.deadline.CopyFrom(timestamp(request.deadline))
     return submit
@@ -100,12 +106,16 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
     return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.accepted_before)
 
 
+def _with_options(prompt: ChatPrompt, submit: worker.Submit) -> ChatPrompt:
+    return replace(prompt, template=template_from_wire(submit.template_options))
+
+
 def _prompt_from_wire(submit: worker.Submit) -> Prompt:
     match submit.WhichOneof("prompt"):
         case "messages":
-            return ChatPrompt(messages_from_wire(submit.messages.messages))
+            return _with_options(ChatPrompt(messages_from_wire(submit.messages.messages)), submit)
         case "conversation":
-            return conversation_from_wire(submit.conversation)
+            return _with_options(conversation_from_wire(submit.conversation), submit)
         case "text":
             return TextPrompt(submit.text)
         case "token_ids":

@@ -10,6 +10,9 @@ from ryzanstein.generation import (
     Finished,
     FinishReason,
     GenerationEvent,
+    PromptScores,
+    PromptToken,
+    ReplyFormat,
     Started,
     Token,
     TokenLogprobs,
@@ -30,10 +33,7 @@ def usage_to_wire(usage: Usage) -> inference.Usage:
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
     return inference.TokenLogprobs(
         logprob=logprobs.logprob,
-        top=[
-            inference.TokenLogprob(token_id=top.token_id, text=top.text, logprob=top.logprob, bytes=top.token_bytes)
-            for top in logprobs.top
-        ],
+        top=map(_top_to_wire, logprobs.top),
         text=logprobs.text,
         bytes=logprobs.token_bytes,
     )
@@ -42,9 +42,7 @@ def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
 def logprobs_from_wire(wire: inference.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(
         wire.logprob,
-        tuple(
-            TopLogprob(top.token_id, top.text, top.logprob, top.bytes if top.HasField("bytes") else None) for top in wire.top
-        ),
+        tuple(map(_top_from_wire, wire.top)),
         wire.text if wire.HasField("text") else None,
         wire.bytes if wire.HasField("bytes") else None,
     )
@@ -52,6 +50,56 @@ def logprobs_from_wire(wire: inference.TokenLogprobs) -> TokenLogprobs:
 
 def token_logprobs_to_wire(tokens: Iterable[Token]) -> list[inference.TokenLogprobs]:
     return [logprobs_to_wire(token.logprobs) for token in tokens if token.logprobs is not None]
+
+
+def prompt_token_to_wire(token: PromptToken) -> inference.PromptToken:
+    return inference.PromptToken(
+        token_id=token.token_id, text=token.text, logprob=token.logprob, top=map(_top_to_wire, token.top)
+    )
+
+
+def scores_to_wire(scores: PromptScores) -> inference.GenerationPrompt:
+    return inference.GenerationPrompt(first_index=scores.first_index, tokens=map(prompt_token_to_wire, scores.tokens))
+
+
+def scores_from_wire(wire: inference.GenerationPrompt) -> PromptScores:
+    return PromptScores(
+        wire.first_index,
+        [
+            PromptToken(
+                token.token_id,
+                token.text,
+                token.logprob if token.HasField("logprob") else None,
+                tuple(map(_top_from_wire, token.top)),
+            )
+            for token in wire.tokens
+        ],
+    )
+
+
+def _top_to_wire(top: TopLogprob) -> inference.TokenLogprob:
+    return inference.TokenLogprob(token_id=top.token_id, text=top.text, logprob=top.logprob, bytes=top.token_bytes)
+
+
+def _top_from_wire(top: inference.TokenLogprob) -> TopLogprob:
+    return TopLogprob(top.token_id, top.text, top.logprob, top.bytes if top.HasField("bytes") else None)
+
+
+def reply_to_wire(reply: ReplyFormat | None) -> inference.ReplyFormat | None:
+    if reply is None:
+        return None
+    return inference.ReplyFormat(
+        calls=reply.calls,
+        thinking=reply.thinking,
+        opened=reply.opened,
+        tools=reply.tools,
+        max_calls=reply.max_calls,
+        named=reply.named,
+    )
+
+
+def reply_from_wire(wire: inference.ReplyFormat) -> ReplyFormat:
+    return ReplyFormat(wire.calls, wire.thinking, wire.opened, tuple(wire.tools), wire.max_calls, wire.named)
 
 
 def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
@@ -64,8 +112,13 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     model=event.model,
                     node_id=event.node_id,
                     prompt_tokens=event.prompt_tokens,
+                    created=event.created,
+                    shown_as=event.shown_as,
+                    reply=reply_to_wire(event.reply),
                 )
             )
+        case PromptScores():
+            return inference.GenerationEvent(prompt=scores_to_wire(event))
         case Delta():
             return inference.GenerationEvent(
                 delta=inference.GenerationDelta(
@@ -92,7 +145,17 @@ def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
     match wire.WhichOneof("kind"):
         case "started":
             begun = wire.started
-            return Started(begun.generation_id, begun.model, begun.node_id, begun.prompt_tokens)
+            return Started(
+                begun.generation_id,
+                begun.model,
+                begun.node_id,
+                begun.prompt_tokens,
+                begun.created,
+                begun.shown_as,
+                reply_from_wire(begun.reply) if begun.HasField("reply") else None,
+            )
+        case "prompt":
+            return scores_from_wire(wire.prompt)
         case "delta":
             return _delta_from_wire(wire.delta)
         case "finished":

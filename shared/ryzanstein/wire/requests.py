@@ -8,22 +8,28 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation import (
+    DOORS_PARAMS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOOL_CALLS,
+    PLAIN_TEMPLATE,
     ChatPrompt,
     GenerationRequest,
     Message,
     Prompt,
     Role,
     SamplingParams,
+    TemplateOptions,
     TextPrompt,
     TokenPrompt,
     ToolCall,
     valid_priority,
 )
+from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 
@@ -33,10 +39,17 @@ _ROLES = {
     inference.ROLE_ASSISTANT: Role.ASSISTANT,
     inference.ROLE_TOOL: Role.TOOL,
 }
+_MODES = {
+    inference.TOOL_MODE_AUTO: ToolMode.AUTO,
+    inference.TOOL_MODE_NONE: ToolMode.NONE,
+    inference.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
+    inference.TOOL_MODE_FUNCTION: ToolMode.NAMED,
+}
+_MODES_TO_WIRE = {mode: number for number, mode in _MODES.items()}
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
-_OPTIONAL_PARAMS = tuple(
-    name for name in SamplingParams.__dataclass_fields__ if name not in ("stop", "stop_token_ids", "logit_bias", "constraint")
-)
+_LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "constraint")
+_OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in _LISTS)
+_DEFAULTS = SamplingParams()
 
 
 def message_from_wire(message: inference.Message, field: str) -> Message:
@@ -84,12 +97,40 @@ def message_to_wire(message: Message) -> inference.Message:
     )
 
 
+def tools_from_wire(wire: inference.ChatRequest | inference.Conversation) -> Tools:
+    """Returns the validated tools of a request."""
+    _at_most(MAX_TOOLS, wire.tools, "tools", "tools")
+    if not wire.tools and not wire.HasField("tool_choice") and not wire.HasField("parallel_tool_calls"):
+        return NO_TOOLS
+    mode = _MODES.get(wire.tool_choice.mode, ToolMode.AUTO)
+    if wire.HasField("tool_choice") and wire.tool_choice.mode not in _MODES:
+        raise errors.invalid("tool_choice.mode", "must be one of ToolMode but TOOL_MODE_UNSPECIFIED", wire.tool_choice.mode)
+    tools = Tools(
+        tuple(Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in wire.tools),
+        mode,
+        wire.tool_choice.name,
+        wire.parallel_tool_calls if wire.HasField("parallel_tool_calls") else True,
+    )
+    tools.validate()
+    return tools
+
+
 def conversation_from_wire(conversation: inference.Conversation, most: MostParts = _ANY) -> ChatPrompt:
-    return ChatPrompt(messages_from_wire(conversation.messages, most))
+    return ChatPrompt(messages_from_wire(conversation.messages, most), tools=tools_from_wire(conversation))
 
 
 def conversation_to_wire(prompt: ChatPrompt) -> inference.Conversation:
-    return inference.Conversation(messages=[message_to_wire(message) for message in prompt.messages])
+    tools = prompt.tools
+    conversation = inference.Conversation(messages=[message_to_wire(message) for message in prompt.messages])
+    if tools == NO_TOOLS:
+        return conversation
+    for tool in tools.offered:
+        offered = conversation.tools.add(name=tool.name, description=tool.description, parameters=tool.parameters)
+        offered.strict = tool.strict
+    conversation.tool_choice.mode = _MODES_TO_WIRE[tools.mode]
+    conversation.tool_choice.name = tools.named
+    conversation.parallel_tool_calls = tools.parallel
+    return conversation
 
 
 def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
@@ -97,6 +138,8 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
     _at_most(MAX_STOP_STRINGS, wire.stop, "sampling.stop")
     _at_most(MAX_STOP_TOKEN_IDS, wire.stop_token_ids, "sampling.stop_token_ids")
     _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
+    _at_most(MAX_BAD_WORDS, wire.bad_words, "sampling.bad_words")
+    _at_most(MAX_ALLOWED_TOKEN_IDS, wire.allowed_token_ids, "sampling.allowed_token_ids")
     given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
     if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
         bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
@@ -109,20 +152,52 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=tuple(sorted(wire.logit_bias.items())),
         constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
+        bad_words=tuple(wire.bad_words),
+        allowed_token_ids=tuple(wire.allowed_token_ids),
     )
     params.validate()
     return params
 
 
 def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
-    wire = inference.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, logit_bias=dict(params.logit_bias))
+    wire = inference.SamplingParams(
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        logit_bias=dict(params.logit_bias),
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids,
+    )
     for name in _OPTIONAL_PARAMS:
         value = getattr(params, name)
-        if value is not None and not (name == "top_k" and value == 0):
+        if value is not None and not (name == "top_k" and value == 0) and not _unsaid(name, value):
             setattr(wire, name, value)
     if params.constraint is not None:
         wire.constraint.CopyFrom(constraint_to_wire(params.constraint))
     return wire
+
+
+def _unsaid(name: str, value: object) -> bool:
+    """Returns whether a parameter that earlier versions do not know asks for nothing, and is left out."""
+    return name in DOORS_PARAMS and value == getattr(_DEFAULTS, name)
+
+
+def template_from_wire(wire: inference.TemplateOptions) -> TemplateOptions:
+    """Returns validated options."""
+    adds = wire.add_generation_prompt if wire.HasField("add_generation_prompt") else not wire.continue_final_message
+    options = TemplateOptions(wire.variables, adds, wire.continue_final_message)
+    options.validate()
+    return options
+
+
+def template_to_wire(options: TemplateOptions) -> inference.TemplateOptions | None:
+    """Returns the options; None for the defaults, which older nodes know."""
+    if options == PLAIN_TEMPLATE:
+        return None
+    return inference.TemplateOptions(
+        variables=options.variables,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continues,
+    )
 
 
 def name_from_wire(value: str, field: str) -> str:
@@ -137,7 +212,9 @@ def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> Gener
         raise errors.invalid("messages", "must have at least one message")
     return GenerationRequest(
         model=name_from_wire(chat.model, "model"),
-        prompt=ChatPrompt(messages_from_wire(chat.messages, most)),
+        prompt=ChatPrompt(
+            messages_from_wire(chat.messages, most), template_from_wire(chat.template_options), tools_from_wire(chat)
+        ),
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
         user=name_from_wire(chat.user, "user"),

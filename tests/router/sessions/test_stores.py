@@ -265,7 +265,7 @@ async def test_a_turn_that_is_stored_during_a_renewal_leaves_no_claim(open_store
     assert turn is not None
     await turn.ensure("m")
     await renewing.wait()
-    await turn.commit("y", "m", "node")
+    await turn.commit(Message(Role.ASSISTANT, "y"), "m", "node")
     await asyncio.sleep(0.25)  # longer than the renewal takes, and than the next one waits
     await store.claim("s", "h", "other", 60.0)
     turn.release()

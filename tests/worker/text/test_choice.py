@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.text.choice import ChoiceText, resumed
+from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.tokenizer import TextModel
 
 stops = st.lists(st.text("aeinot .", min_size=1, max_size=4), max_size=3)
@@ -36,11 +36,11 @@ def test_a_stop_string_or_a_character_that_spans_the_cut_is_seen(model, data) ->
 
 
 def assert_resumes_at_every_cut(model: TextModel, token_ids: list[int], stop: list[str], slice_tokens: int) -> None:
-    undisturbed = ChoiceText(model, stop)
+    undisturbed = ChoiceText(model, TextOptions(stop))
     outputs = [undisturbed.push(token_id) for token_id in token_ids]
     rest = undisturbed.flush()
     for k in range(len(token_ids) + 1):
-        resumed = ChoiceText(model, stop)
+        resumed = ChoiceText(model, TextOptions(stop))
         for start in range(0, k, slice_tokens):
             resumed.replay(token_ids[start : min(start + slice_tokens, k)])
         assert resumed.stopped == (k > 0 and outputs[k - 1].stopped)
@@ -66,7 +66,7 @@ async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:
             lags.append(time.perf_counter() - began)
 
     watching = asyncio.create_task(watch())
-    choice = await resumed(model, ["\nUser:", "###", "fox jumps", "zzzz" * 16], token_ids)
+    choice = await resumed(model, TextOptions(["\nUser:", "###", "fox jumps", "zzzz" * 16]), token_ids)
     watching.cancel()
     assert not choice.stopped
     assert len(lags) > 10
@@ -77,7 +77,7 @@ async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:
 @settings(max_examples=200, deadline=None)
 def test_the_texts_together_are_the_decoded_text_before_the_first_stop_string(model, data, stop) -> None:
     token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
-    choice = ChoiceText(model, stop)
+    choice = ChoiceText(model, TextOptions(stop))
     said = "".join([choice.push(token_id).text for token_id in token_ids]) + choice.flush()
     whole = model.decode(token_ids)
     ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stop))] if stop else []
@@ -90,7 +90,7 @@ def test_the_texts_together_are_the_decoded_text_before_the_first_stop_string(mo
 def test_a_stop_string_across_tokens_stops_at_its_last_token(write_model) -> None:
     model = TextModel.load(write_model("byte_level"))
     token_ids = model.encode("the quick brown fox")
-    choice = ChoiceText(model, ["ick br"])
+    choice = ChoiceText(model, TextOptions(["ick br"]))
     outputs = [choice.push(token_id) for token_id in token_ids]
     assert "".join(output.text for output in outputs) == "the qu"
     assert outputs[-1].stopped
@@ -99,6 +99,6 @@ def test_a_stop_string_across_tokens_stops_at_its_last_token(write_model) -> Non
 
 def test_the_last_token_carries_what_was_held_back(write_model) -> None:
     model = TextModel.load(write_model("byte_level"))
-    choice = ChoiceText(model, ["fox jumps"])
+    choice = ChoiceText(model, TextOptions(["fox jumps"]))
     said = "".join(choice.push(token_id).text for token_id in model.encode("the fox"))
     assert (said, choice.flush()) == ("the ", "fox")

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.generation import FinishReason, SamplingParams
 from ryzanstein.worker.engine.plan import SampledToken
-from ryzanstein.worker.text.choice import ChoiceText
+from ryzanstein.worker.text.choice import ChoiceText, TextOptions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 ROOT = 0x6A09E667F3BCC908
@@ -107,7 +107,7 @@ class ScriptedModel:
         A pure function that shares no code with engine or cache.
         """
         text = text or demo_text()
-        said = ChoiceText(text, sampling.stop)
+        said = ChoiceText(text, TextOptions(sampling.stop))
         limit = context_length - len(prompt_ids) if sampling.max_tokens is None else sampling.max_tokens
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else text.eos_token_ids)}
         tokens: list[SampledToken] = []

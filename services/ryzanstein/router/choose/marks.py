@@ -43,7 +43,8 @@ def _parts(prompt: Prompt) -> tuple[bytes, bytes]:
             system = list(takewhile(lambda message: message.role is Role.SYSTEM, messages))
             # No length prefixes: a document followed by a different question must begin alike.
             texts = [f"{message.role.value}\x1f{message.content}{_parts_of(message)}\x1e" for message in messages]
-            return "".join(texts[: len(system)]).encode(), "".join(texts[len(system) :]).encode()
+            offered = "".join(f"{tool.name}\x1f{tool.description}\x1f{tool.parameters}\x1e" for tool in prompt.tools.offered)
+            return (offered + "".join(texts[: len(system)])).encode(), "".join(texts[len(system) :]).encode()
         case TextPrompt(text):
             return b"", b"text:" + text.encode()
         case TokenPrompt(token_ids):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
 from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.texts import Tokenized
 
 
 class Core(Protocol):
@@ -59,6 +60,17 @@ class Core(Protocol):
     def models(self) -> list[ServedModel]: ...
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int: ...
+
+    async def tokenize(self, model: str, prompt: Prompt, *, special: bool = True, with_texts: bool = False) -> Tokenized:
+        """Returns a prompt's tokens.
+
+        `special`: a text has the tokens that the tokenizer puts around it.
+        """
+        ...
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones by name."""
+        ...
 
     @property
     def ready(self) -> bool:

@@ -383,4 +383,4 @@ async def _commit(generation: Generation, turn: Turn) -> None:
     answer = generation.log.choices[0]
     if answer.reason not in (None, FinishReason.CANCELLED):
         node_id = answer.nodes[-1][1] if answer.nodes else ""
-        await turn.commit("".join(token.text for token in answer.tokens), generation.request.model, node_id)
+        await turn.commit(generation.message(len(answer.tokens)), generation.request.model, node_id)

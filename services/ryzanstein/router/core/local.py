@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Message, Prompt
+from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Message, Prompt, TokenPrompt
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
@@ -22,7 +22,9 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
+from ryzanstein.router.nodes import texts
 from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.texts import Tokenized
 from ryzanstein.router.nodes.token_count import count_prompt_tokens
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn
@@ -151,6 +153,16 @@ class LocalCore:
         self._admission.check_size(prompt)
         return await count_prompt_tokens(self._links, self._model(model), prompt)
 
+    async def tokenize(self, model: str, prompt: Prompt, *, special: bool = True, with_texts: bool = False) -> Tokenized:
+        """See `Core.tokenize`."""
+        self._admission.check_size(prompt)
+        return await texts.tokenize(self._links, self._model(model), prompt, special=special, with_texts=with_texts)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """See `Core.detokenize`."""
+        self._admission.check_size(TokenPrompt(tuple(token_ids)))
+        return await texts.detokenize(self._links, self._model(model), token_ids)
+
     async def drain(self) -> None:
         """Does nothing: no other router knows this core's generations."""
 
@@ -217,6 +229,7 @@ class LocalCore:
             model=self._model(request.model),
             sampling=replace(request.sampling, seed=seed),
             deadline=self._deadline(request),
+            created=int(clock.unix_s()),
         )
 
     def _deadline(self, request: GenerationRequest) -> float:

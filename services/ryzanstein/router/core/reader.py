@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
+from ryzanstein.generation import Delta, Finished, GenerationEvent, PromptScores, Started
 
 
 class PassedReader:
@@ -13,6 +13,7 @@ class PassedReader:
     def __init__(self, from_index: Mapping[int, int]) -> None:
         self.from_index = dict(from_index)
         self._started = False
+        self._prompt = 0
         self._ended: set[int] = set()
 
     def wants(self, event: GenerationEvent) -> bool:
@@ -20,6 +21,9 @@ class PassedReader:
             case Started():
                 first, self._started = not self._started, True
                 return first
+            case PromptScores():
+                self._prompt, before = max(self._prompt, event.first_index + len(event.tokens)), self._prompt
+                return self._prompt > before
             case Delta():
                 self.from_index[event.choice] = event.first_index + len(event.tokens)
                 return True

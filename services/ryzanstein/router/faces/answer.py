@@ -7,7 +7,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from ryzanstein import errors
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, Started, Token, Usage
+from ryzanstein.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Message,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    Usage,
+)
+from ryzanstein.replies.reader import read_message, shown_reason
 
 
 @dataclass(slots=True)
@@ -15,7 +27,7 @@ class Answer:
     """The events of a generation, collected.
 
     `node_id` is the node of the last token. `tokens` and `reasons` have an entry per choice.
-    `usage` counts all choices.
+    `usage` counts all choices. `prompt` has log probabilities where they were asked for.
     """
 
     started: Started
@@ -23,6 +35,16 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
     tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    prompt: list[PromptToken] = field(default_factory=list)
+
+    def message(self, choice: int) -> Message:
+        """Returns what a choice says."""
+        text = "".join(token.text for token in self.tokens[choice])
+        return read_message(self.started.reply, self.started.generation_id, choice, text)
+
+    def reason(self, choice: int, message: Message) -> FinishReason:
+        """Returns how a choice that says this is shown to have ended."""
+        return shown_reason(self.started.reply, len(message.tool_calls), self.reasons[choice])
 
     @classmethod
     async def read(cls, events: AsyncIterator[GenerationEvent]) -> Answer:
@@ -35,6 +57,8 @@ class Answer:
 
     def _add(self, event: GenerationEvent) -> None:
         match event:
+            case PromptScores():
+                self.prompt += event.tokens
             case Delta():
                 self.tokens[event.choice].extend(event.tokens)
                 self.node_id = event.node_id

@@ -15,7 +15,17 @@ from dataclasses import fields, replace
 from hashlib import blake2b
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, GenerationRequest, Prompt, RequestKey, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.generation import (
+    PLAIN_TEMPLATE,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    RequestKey,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from ryzanstein.tools import NO_TOOLS
 
 MAX_KEY_CHARS = 255
 HEADER = "Idempotency-Key"
@@ -85,13 +95,18 @@ def _sampling(sampling: SamplingParams) -> str:
 
 def _prompt(prompt: Prompt) -> Iterator[bytes]:
     match prompt:
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, template, tools):
             yield b"chat"
             for message in messages:
                 yield from _framed(message.role.value, message.content)
                 if not message.is_plain:
                     calls = [part for call in message.tool_calls for part in (call.id, call.name, call.arguments)]
                     yield from _framed("parts", message.tool_call_id, message.name, message.reasoning, str(len(calls)), *calls)
+            if template != PLAIN_TEMPLATE:
+                yield from _framed(template.variables, str(template.add_generation_prompt), str(template.continues))
+            if tools != NO_TOOLS:
+                parts = [part for t in tools.offered for part in (t.name, t.description, t.parameters, str(t.strict))]
+                yield from _framed("tools", tools.mode.value, tools.named, str(tools.parallel), *parts)
         case TextPrompt(text):
             yield from _framed("text", text)
         case TokenPrompt(token_ids):

@@ -13,7 +13,7 @@ import structlog
 
 from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult, GapError
@@ -116,11 +116,18 @@ class AttemptRun:
         if self.on_submitted is not None:
             self.on_submitted(at)
 
-    def accepted(self, prompt_tokens: int) -> None:
+    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
-        self._generation.start(self.node_id, prompt_tokens)
+        self._generation.start(self.node_id, prompt_tokens, reply)
+
+    def scored(self, scores: PromptScores) -> None:
+        try:
+            self._generation.score(scores)
+        except ValueError as gap:
+            self._broke_protocol(gap)
+        self._quiet_since = time.monotonic()
 
     def token(self, choice: int, index: int, token: Token) -> bool:
         try:
@@ -247,7 +254,7 @@ class AttemptRun:
         if self.placement is not None:
             self.placement.release()
 
-    def _broke_protocol(self, gap: GapError) -> None:
+    def _broke_protocol(self, gap: GapError | ValueError) -> None:
         log.error("node broke the protocol", node_id=self.node_id, attempt=self.attempt, what=str(gap))
         self.abandon()
         self._tell(Lost(self, PROTOCOL, time.monotonic()))

@@ -58,6 +58,7 @@ class NodePlacement:
         self._links = links
         self._policy = policy
         self._telemetry = telemetry
+        self._features = generation.request.features
         self._affinity = links.affinity_of(generation.request)
         # Until when, in monotonic seconds; longer while other nodes remain.
         self._excluded: dict[str, float] = {}
@@ -147,8 +148,13 @@ class NodePlacement:
         A generation that has not begun need not wait for them.
         """
         if lost is None and self._never_able():
-            self._telemetry.failed_over_in_vain.labels("constraints_unsupported").inc()
-            raise errors.constraints_unsupported(self._model)
+            constrained = self._generation.request.is_constrained
+            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if constrained else "nodes_too_old").inc()
+            raise (
+                errors.constraints_unsupported(self._model)
+                if constrained
+                else errors.nodes_too_old(self._model, self._features)
+            )
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
@@ -167,7 +173,9 @@ class NodePlacement:
 
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
-        return self._links.without_constraints() if self._generation.request.sampling.constraint is not None else frozenset()
+        lacking = self._links.lacking(self._features)
+        constrained = self._generation.request.is_constrained
+        return lacking | self._links.without_constraints() if constrained else lacking
 
     def _never_able(self) -> bool:
         """Returns whether no node that has the model can do it, also none that is away at the moment."""

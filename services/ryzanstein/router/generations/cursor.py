@@ -9,18 +9,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from ryzanstein import errors
-from ryzanstein.generation import Delta, GenerationEvent
+from ryzanstein.generation import Delta, GenerationEvent, PromptScores
 from ryzanstein.router.generations.generation import Generation
 
 MAX_DELTA_TOKENS = 512
+MAX_SCORED_TOKENS = 256
 
 
 def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> None:
-    """Raises INVALID_ARGUMENT for a choice that the generation does not have."""
+    """Raises INVALID_ARGUMENT for a choice that the generation does not have, or an index past its end.
+
+    Nobody can have seen more of a choice than this router has, unless the generation was another
+    router's before: then tokens may be missing here that are generated again.
+    """
     num_choices = len(generation.log.choices)
     unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
     if unknown:
         raise errors.invalid("from_index", f"choice must be in [0, {num_choices - 1}]", unknown[0])
+    for choice, index in from_index.items():
+        log = generation.log.choices[choice]
+        if index > len(log.tokens) and (log.reason is not None or not generation.epoch):
+            raise errors.invalid("from_index", f"choice {choice} has {len(log.tokens)} tokens", index)
 
 
 async def follow(
@@ -54,6 +63,7 @@ class _Cursor:
         self._generation = generation
         self._next = [from_index.get(choice, 0) for choice in range(len(generation.log.choices))]
         self._begun = False
+        self._prompt_given = 0
         self._ends_given = 0
         self._shows = not whole
         generation.shown = max(generation.shown, min(self._next[0], len(generation.log.choices[0].tokens)))
@@ -70,6 +80,7 @@ class _Cursor:
                 return
             self._begun = True
             yield generation.started
+        yield from self._scores()
         for choice in range(len(self._next)):
             yield from self._deltas(choice)
         while self._ends_given < self._visible_ends:
@@ -78,6 +89,12 @@ class _Cursor:
             yield from self._deltas(end.choice)
             self._ends_given += 1
             yield end
+
+    def _scores(self) -> Iterator[PromptScores]:
+        prompt = self._generation.prompt
+        while (first := self._prompt_given) < len(prompt):
+            self._prompt_given = min(len(prompt), first + MAX_SCORED_TOKENS)
+            yield PromptScores(first, prompt[first : self._prompt_given])
 
     @property
     def _visible_ends(self) -> int:

@@ -9,11 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Finished, FinishReason, GenerationRequest, Message, Started, Usage
+from ryzanstein.generation import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    PromptScores,
+    PromptToken,
+    ReplyStyle,
+    Started,
+    Usage,
+)
+from ryzanstein.replies.format import reply_format
+from ryzanstein.replies.reader import read_message
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
@@ -59,6 +72,8 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
+        self.prompt: list[PromptToken] = []
+        """The prompt's tokens with their log probabilities, if the client asked for them."""
         self.ended: list[Finished] = []
         self.error: RyzansteinError | None = None
         self.settled = False
@@ -83,12 +98,44 @@ class Generation:
     def paused(self) -> bool:
         return self.error is not None and self.error.reason == PAUSED
 
-    def start(self, node_id: str, prompt_tokens: int) -> None:
+    def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
         """Records that a node accepted the generation. Only the first call counts."""
         if self.started is None:
-            self.started = Started(self.generation_id, self.request.model, node_id, prompt_tokens)
+            request = self.request
+            self.started = Started(
+                self.generation_id,
+                request.model,
+                node_id,
+                prompt_tokens,
+                request.created,
+                request.shown_as,
+                None if reply is None else reply_format(request.prompt, reply),
+            )
             self._observer.generation_started(self)
             self.wake()
+
+    def score(self, scores: PromptScores) -> None:
+        """Records a part of the prompt's log probabilities. What is known already is skipped.
+
+        Raises ValueError for a part that leaves a gap.
+        """
+        if scores.first_index > len(self.prompt):
+            raise ValueError(f"prompt scores from {scores.first_index}, expected {len(self.prompt)}")
+        self.prompt += scores.tokens[len(self.prompt) - scores.first_index :]
+        self.wake()
+
+    def message(self, num_tokens: int) -> Message:
+        """Returns what so many tokens of the first choice say."""
+        text = "".join(token.text for token in self.log.choices[0].tokens[:num_tokens])
+        return read_message(None if self.started is None else self.started.reply, self.generation_id, 0, text)
+
+    @property
+    def to_run(self) -> GenerationRequest:
+        """The request as the next attempt runs it: without scores of the prompt that are complete."""
+        complete = self.started is not None and 0 < self.started.prompt_tokens <= len(self.prompt)
+        if not complete or self.request.sampling.prompt_logprobs is None:
+            return self.request
+        return replace(self.request, sampling=replace(self.request.sampling, prompt_logprobs=None))
 
     def token_added(self) -> None:
         """Records the time of a new token in the log, and notifies the readers."""

@@ -9,14 +9,14 @@ from google.rpc import status_pb2
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, RequestKey, Started, Token
+from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, PromptScores, ReplyStyle, RequestKey, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
-from ryzanstein.wire.events import logprobs_from_wire, token_logprobs_to_wire
+from ryzanstein.wire.events import logprobs_from_wire, reply_to_wire, scores_from_wire, scores_to_wire, token_logprobs_to_wire
 
 MAX_RUN_TOKENS = 4096
 
@@ -32,6 +32,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
     journalled.detached = request.detached
+    journalled.created, journalled.shown_as = request.created, request.shown_as
     if request.key is not None:
         journalled.key, journalled.key_body = request.key.name, request.key.body
     return journalled.SerializeToString()
@@ -60,6 +61,8 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
         user=journalled.user,
         last_node=journalled.last_node,
         detached=journalled.detached,
+        created=journalled.created,
+        shown_as=journalled.shown_as,
     )
     if journalled.key:
         request = replace(request, key=RequestKey(journalled.key, journalled.key_body))
@@ -86,6 +89,7 @@ class BatchWriter:
         return (
             generation.log.num_tokens != given.num_tokens
             or len(generation.ended) != given.num_ends
+            or len(generation.prompt) != given.num_scored
             or (generation.started is not None) != given.started
             or generation.settled != given.settled
         )
@@ -104,6 +108,9 @@ class BatchWriter:
             self._add_runs(batch)
         if sent.num_ends != given.num_ends:
             batch.ends.extend(self._ends())
+        if sent.num_scored != given.num_scored:
+            scores = PromptScores(given.num_scored, generation.prompt[given.num_scored :])
+            batch.prompt.CopyFrom(scores_to_wire(scores))
         if generation.started is not None and not given.started:
             batch.started.CopyFrom(_started_to_wire(generation.started))
         if sent.settled:
@@ -141,12 +148,13 @@ class BatchWriter:
 class _Position:
     """How much of a generation: nothing, or (`full`) all that there is now."""
 
-    __slots__ = ("num_ends", "num_tokens", "settled", "started", "tokens")
+    __slots__ = ("num_ends", "num_scored", "num_tokens", "settled", "started", "tokens")
 
     def __init__(self, generation: Generation, *, full: bool = False) -> None:
         self.tokens = [len(choice.tokens) if full else 0 for choice in generation.log.choices]
         self.num_tokens = sum(self.tokens)
         self.num_ends = len(generation.ended) if full else 0
+        self.num_scored = len(generation.prompt) if full else 0
         self.started = full and generation.started is not None
         self.settled = full and generation.settled
 
@@ -174,7 +182,11 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         if batch.shown:
             generation.shown = batch.shown
         if batch.HasField("started"):
-            generation.start(batch.started.node_id, batch.started.prompt_tokens)
+            reply = batch.started.reply
+            style = ReplyStyle(reply.calls, reply.thinking, reply.opened) if batch.started.HasField("reply") else None
+            generation.start(batch.started.node_id, batch.started.prompt_tokens, style)
+        if batch.HasField("prompt"):
+            generation.score(scores_from_wire(batch.prompt))
         for run in batch.runs:
             generation.log.restore(run.choice, run.first_index, _tokens(run), run.node_id)
         for end in batch.ends:
@@ -203,4 +215,5 @@ def _started_to_wire(started: Started) -> inference.GenerationStarted:
         model=started.model,
         node_id=started.node_id,
         prompt_tokens=started.prompt_tokens,
+        reply=reply_to_wire(started.reply),
     )

@@ -52,7 +52,8 @@ class Pulse(Protocol):
 class Connection:
     """An open stream. `serve` runs it; `send` and `end` may be called meanwhile."""
 
-    def __init__(self, stub: Any, call: Any, hello: worker.NodeHello) -> None:
+    def __init__(self, channel: grpc.aio.Channel, stub: Any, call: Any, hello: worker.NodeHello) -> None:
+        self.channel = channel
         self.stub = stub
         self.hello = hello
         self._call = call
@@ -154,7 +155,7 @@ async def connect(address: str, router_id: str, model: str) -> AsyncIterator[Con
         stub: Any = WorkerServiceStub(channel)
         call = stub.Connect()
         hello = await _exchange_hellos(call, router_id, model)
-        yield None if hello is None else Connection(stub, call, hello)
+        yield None if hello is None else Connection(channel, stub, call, hello)
     finally:
         if call is not None:
             call.cancel()

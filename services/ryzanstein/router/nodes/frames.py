@@ -7,9 +7,9 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.events import logprobs_from_wire
+from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire
 
 
 class AttemptSink(Protocol):
@@ -23,7 +23,13 @@ class AttemptSink(Protocol):
         """Called when the submit frame was handed to the connection."""
         ...
 
-    def accepted(self, prompt_tokens: int) -> None: ...
+    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+        """Called when the node has accepted it. `reply` None: its answers are content alone."""
+        ...
+
+    def scored(self, scores: PromptScores) -> None:
+        """Called with each part of the prompt's log probabilities, before the first token."""
+        ...
 
     def token(self, choice: int, index: int, token: Token) -> bool:
         """Returns True if this is the next token of its choice.
@@ -60,7 +66,8 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     """
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
-            sink.accepted(accepted.prompt_tokens)
+            sink.accepted(accepted.prompt_tokens, *_style(accepted))
+    _deliver_scores(output, sinks)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for preempted in output.preempted:
         if (sink := sinks.get(preempted.handle)) is not None:
@@ -72,6 +79,17 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
         if (sink := sinks.get(failed.handle)) is not None:
             sink.failed(_error(failed), failed.node_fault)
     return num_new
+
+
+def _style(accepted: worker.Accepted) -> tuple[ReplyStyle, ...]:
+    reply = accepted.reply
+    return (ReplyStyle(reply.calls, reply.thinking, reply.opened),) if accepted.HasField("reply") else ()
+
+
+def _deliver_scores(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+    for part in output.prompt_parts:
+        if (sink := sinks.get(part.handle)) is not None:
+            sink.scored(scores_from_wire(part.prompt))
 
 
 def _deliver_tokens(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:

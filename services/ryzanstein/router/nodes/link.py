@@ -87,6 +87,8 @@ class NodeLink:
         self.model = model
         self.node_id = ""
         self.beat = Beat()
+        self.features: frozenset[str] = frozenset()
+        """What the node understands beyond the first version of the protocol."""
         self.clock_skew_s = 0.0
         self.departed = False
         self.takes_constraints = False
@@ -169,6 +171,13 @@ class NodeLink:
         """Forgets an attempt that has ended on the node."""
         self._sinks.pop(handle, None)
 
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel to the node, for calls beside the stream. Raises UNAVAILABLE when the link is down."""
+        if self._connection is None:
+            raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
+        return self._connection.channel
+
     async def count_tokens(self, request: worker.CountPromptTokensRequest, timeout_s: float) -> int:
         """Returns the node's token count of a prompt. Raises the node's own error."""
         if self._connection is None:
@@ -207,6 +216,7 @@ class NodeLink:
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self.takes_constraints = hello.takes_constraints
+        self.features = frozenset(hello.features)
         self._connection = connection
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()

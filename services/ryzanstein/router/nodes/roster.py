@@ -247,6 +247,12 @@ class Roster:
         """Returns the nodes that would ignore a constraint on answers: they are of an older version."""
         return frozenset(node_id for node_id, link in self._nodes.items() if not link.takes_constraints)
 
+    def lacking(self, features: frozenset[str]) -> frozenset[str]:
+        """Returns the nodes that would ignore a part of a request that needs these features."""
+        if not features:
+            return frozenset()
+        return frozenset(node_id for node_id, link in self._nodes.items() if not features <= link.features)
+
     def drained(self, model: str) -> tuple[str, ...]:
         """Returns the nodes of the model when all of them drain until an operator takes that back.
 

@@ -45,22 +45,22 @@ class Turn:
         return "" if self._session is None else self._session.node_id
 
     @property
-    def prompt(self) -> ChatPrompt:
+    def messages(self) -> tuple[Message, ...]:
         """The whole conversation."""
         earlier = () if self._session is None else self._session.messages
-        return ChatPrompt((*earlier, *self.said))
+        return (*earlier, *self.said)
 
     async def ensure(self, model: str) -> None:
         """Creates a session that did not exist."""
         if self._session is None:
             self._session = await self._turns.store.create(self.session_id, model)
 
-    async def commit(self, answer: str, model: str, node_id: str) -> None:
+    async def commit(self, answer: Message, model: str, node_id: str) -> None:
         """Adds what the client said and the answer, once per generation, which also ends the claim.
 
         A failure is logged and counted, because the answer itself is complete.
         """
-        messages = (*self.said, Message(Role.ASSISTANT, answer))
+        messages = (*self.said, answer)
         await self._turns.claimed.settle(self.session_id, self.generation_id)
         try:
             await self._turns.store.append(
@@ -73,7 +73,7 @@ class Turn:
             self._stored = True
             self._turns.telemetry.session_turns.labels("stored").inc()
 
-    async def commit_cut_off(self, shown: str, request: GenerationRequest, node_id: str) -> None:
+    async def commit_cut_off(self, shown: Message, request: GenerationRequest, node_id: str) -> None:
         """Adds the shown part of an answer that was ended because it had no reader.
 
         It is left out if another turn was added to the session since.
@@ -164,5 +164,7 @@ class Turns:
         if request.model and turn.model and request.model != turn.model:
             raise errors.invalid("model", f"must be {turn.model!r}, the session's model", request.model)
         # With room for the answer, which must not be refused after it was generated.
-        self._bounds.check((*turn.prompt.messages, Message(Role.ASSISTANT, "")))
-        return replace(request, prompt=turn.prompt, model=request.model or turn.model, last_node=turn.last_node)
+        self._bounds.check((*turn.messages, Message(Role.ASSISTANT, "")))
+        assert isinstance(request.prompt, ChatPrompt)
+        prompt = replace(request.prompt, messages=turn.messages)
+        return replace(request, prompt=prompt, model=request.model or turn.model, last_node=turn.last_node)

@@ -16,7 +16,7 @@ import structlog
 from opentelemetry.trace import Span
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation import Attempt, FinishReason, PromptScores, PromptToken, ReplyStyle, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
@@ -59,10 +59,15 @@ class RunningGeneration:
     choices: list[RunningChoice]
     span: Span
     phase: Span
-    num_prompt: int
+    prompt_ids: Sequence[int]
+    reply: ReplyStyle | None = None
     accepted: bool = False
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
 
     @property
     def ids(self) -> dict[str, str | int]:
@@ -107,12 +112,13 @@ class RunningGenerations:
         model: TextModel,
         *,
         texts: Sequence[ChoiceText],
+        reply: ReplyStyle | None = None,
     ) -> SubmitGroup | None:
         """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
-        `texts` are the choices' texts so far. The router is notified of the acceptance only when
-        the engine has accepted the group, so that a refusal comes before anything that a client
-        sees.
+        `texts` are the choices' texts so far, `reply` is how the router reads them. The router is
+        notified of the acceptance only when the engine has accepted the group, so that a refusal
+        comes before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is sent
         again.
@@ -120,7 +126,9 @@ class RunningGenerations:
         choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
-        generation = RunningGeneration(submit.group, handle, link, attempt, model, choices, span, phase, len(submit.prompt_ids))
+        generation = RunningGeneration(
+            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, reply
+        )
         self._groups[submit.group] = generation
         self.idle.clear()
         link.handles[handle] = submit.group
@@ -134,6 +142,10 @@ class RunningGenerations:
     def on_step(self, events: StepEvents) -> None:
         """Sends one step's tokens, ends and failures to their links."""
         self._accept_all(events.accepted)
+        for group, first, rows in events.scores:
+            if (generation := self._groups.get(group)) is not None:
+                self._accept(generation)
+                generation.link.score(generation.handle, _scores(generation, first, rows))
         ends = {(end.group, end.choice): end for end in events.ended}
         links: dict[int, RouterLink] = {}
         for row, (group, choice, token_id) in enumerate(zip(events.groups, events.choices, events.token_ids, strict=True)):
@@ -202,7 +214,11 @@ class RunningGenerations:
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
-            generation.link.accept(generation.handle, generation.num_prompt)
+            generation.link.accept(generation.handle, generation.num_prompt, generation.reply)
+            if generation.attempt.request.sampling.prompt_logprobs is not None:
+                first = generation.prompt_ids[0]
+                token = PromptToken(first, generation.model.token_text(first), None)
+                generation.link.score(generation.handle, PromptScores(0, [token]))
             log.info(
                 "generation accepted",
                 prompt_tokens=generation.num_prompt,
@@ -273,6 +289,16 @@ class RunningGenerations:
         duration_s = round(time.monotonic() - generation.began_s, 6)
         tokens = sum(choice.num_new for choice in generation.choices)
         log.info("generation ended", outcome=outcome, tokens=tokens, duration_s=duration_s, **generation.ids)
+
+
+def _scores(generation: RunningGeneration, first: int, rows: Sequence[tuple[float, list[tuple[int, float]]]]) -> PromptScores:
+    """Returns a part of the prompt with its log probabilities."""
+    text_of, token_ids = generation.model.token_text, generation.prompt_ids[first : first + len(rows)]
+    tokens = [
+        PromptToken(token_id, text_of(token_id), own, tuple(TopLogprob(other, text_of(other), value) for other, value in top))
+        for token_id, (own, top) in zip(token_ids, rows, strict=True)
+    ]
+    return PromptScores(first, tokens)
 
 
 def _resume(submit: SubmitGroup, number: int, text: ChoiceText) -> RunningChoice:

@@ -14,38 +14,85 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import Attempt, ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import (
+    MAX_PROMPT_SCORES,
+    Attempt,
+    ChatPrompt,
+    Prompt,
+    ReplyStyle,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.text.choice import ChoiceText, resumed
+from ryzanstein.worker.text.call_grammar import call_constraint
+from ryzanstein.worker.text.calling import without_system
+from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
-from ryzanstein.worker.text.templates.rendering import ChatRenderer
+from ryzanstein.worker.text.templates.rendering import ChatRenderer, Rendered
 from ryzanstein.worker.text.tokenizer import TextModel
 
 _Text = TypeVar("_Text")
 
 
-async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
-    """Returns the prompt's token ids.
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt's token ids, and how answers to it are read; None: as content alone."""
+
+    token_ids: list[int]
+    reply: ReplyStyle | None = None
+
+
+async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer, keep: int | None = None) -> ReadPrompt:
+    """Returns the prompt's token ids; with `keep` only so many of the last ones.
 
     A long text is tokenized in a thread, so that the loop goes on. Raises INVALID_ARGUMENT for a
     prompt that the model cannot read or that is empty.
     """
-    prompt_ids = await _encoded(prompt, model, templates)
-    if not prompt_ids:
+    if isinstance(prompt, TokenPrompt) and keep is not None:
+        prompt = TokenPrompt(prompt.token_ids[-keep:])
+    read = await _read(prompt, model, templates)
+    if keep is not None:
+        read = replace(read, token_ids=read.token_ids[-keep:])
+    if not read.token_ids:
         raise errors.invalid("prompt", "must have at least one token")
-    return prompt_ids
+    return read
 
 
-async def _encoded(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> list[int]:
+async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> ReadPrompt:
     match prompt:
         case ChatPrompt():
-            rendered = await templates.render(model.checked_chat(prompt), prompt)
-            return await _aside(model.encode_rendered, rendered, len(rendered.text))
+            rendered = await _rendered(prompt, model, templates)
+            ids = await _aside(model.encode_rendered, rendered, len(rendered.text))
+            return ReadPrompt(ids, model.calling.style(prompt, rendered.text))
         case TextPrompt(text):
-            return await _aside(model.encode, text, len(text))
+            return ReadPrompt(await _aside(model.encode, text, len(text)))
         case TokenPrompt():
-            return model.encode_prompt(prompt)
+            return ReadPrompt(model.encode_prompt(prompt))
+
+
+async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> Rendered:
+    """Returns the conversation's text.
+
+    Where the functions are told in a system message of ours, and the template refuses one, they
+    come before the first user's message.
+    """
+    told = model.calling.told(prompt)
+    template = model.checked_chat(told)
+    try:
+        return await templates.render(template, told)
+    except RyzansteinError as error:
+        other = without_system(told.messages)
+        if (
+            error.code is not Code.INVALID_ARGUMENT
+            or model.calling.native
+            or not prompt.tools.offered
+            or other == told.messages
+        ):
+            raise
+        return await templates.render(template, replace(told, messages=other))
 
 
 async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
@@ -56,10 +103,32 @@ async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: i
     return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
 
 
+def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt:
+    """Returns the attempt with the grammar of its calls, if its answer has to be a call.
+
+    Raises INVALID_ARGUMENT if the request demands another form too.
+    """
+    request = attempt.request
+    if not isinstance(request.prompt, ChatPrompt) or not request.prompt.tools.must or read.reply is None:
+        return attempt
+    if request.sampling.constraint is not None:
+        raise errors.invalid("tool_choice", "conflicts with a constraint on the answer, which then cannot be a call")
+    constraint = call_constraint(request.prompt.tools, read.reply, model.special_id)
+    sampling = replace(request.sampling, constraint=constraint)
+    return replace(attempt, request=replace(request, sampling=sampling))
+
+
 async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
     """Returns the choices' texts so far. The text of a finished choice is not needed."""
-    stop = attempt.request.sampling.stop
-    return [await resumed(model, stop, () if each.finished else each.token_ids) for each in attempt.generated]
+    sampling = attempt.request.sampling
+    ends = _stop_ids(sampling, model)
+    special = not sampling.skip_special_tokens or model.shows_special(attempt.request.prompt)
+    options = TextOptions(sampling.stop, sampling.include_stop_str_in_output, special, frozenset(ends))
+    return [await resumed(model, options, () if each.finished else each.token_ids) for each in attempt.generated]
+
+
+def _stop_ids(sampling: SamplingParams, model: TextModel) -> set[int]:
+    return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(model.eos_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +163,22 @@ def group_of(
     """
     request = attempt.request
     sampling = request.sampling
+    if sampling.prompt_logprobs is not None and len(prompt_ids) * (1 + sampling.prompt_logprobs) > MAX_PROMPT_SCORES:
+        bound = f"the prompt's tokens times one more than this must be at most {MAX_PROMPT_SCORES}"
+        raise errors.invalid("sampling.prompt_logprobs", bound, sampling.prompt_logprobs)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
+    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)
     for choice in attempt.generated:
         _check_ids("generated", choice.token_ids, model.vocab_size)
     if all(choice.finished for choice in attempt.generated):
         raise errors.invalid("generated", "must leave at least one choice unfinished")
-    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else model.eos_token_ids)
     return SubmitGroup(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
         max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
-        stop_token_ids=sorted(stops),
+        stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
         deadline=_monotonic(request.deadline),
@@ -115,6 +187,7 @@ def group_of(
         accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
         grammar_bytes=0 if judged is None else judged.verdict.grammar_bytes,
+        bad_sequences=model.bad_sequences(sampling.bad_words),
     )
 
 

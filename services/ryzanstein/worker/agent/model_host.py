@@ -132,7 +132,8 @@ class ModelHost:
         self.choice = choice
         self.expect(choice)
         try:
-            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name)
+            calling = (self._settings.call_format, self._settings.reasoning)
+            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling)
             self._supervise(choice)
             if self.text.template is not None:
                 await self._templates.check(self.text.template)

@@ -229,10 +229,14 @@ class NodeAgent:
 
         Raises NOT_FOUND for a model that is not loaded.
         """
+        return len((await intake.tokenize(prompt, self.text_of(model), self._templates)).token_ids)
+
+    def text_of(self, model: str) -> TextModel:
+        """Returns the text side of the model. Raises NOT_FOUND for one that is not loaded."""
         text = self.host.text
         if text is None or model not in ("", text.name):
             raise errors.not_found("model", model)
-        return len(await intake.tokenize(prompt, text, self._templates))
+        return text
 
     def beat(self) -> Beat:
         """Returns the current state of the model as a new beat."""
@@ -321,7 +325,9 @@ class NodeAgent:
         """Hands the attempt to the engine; returns False when the version that serves has changed."""
         version = self.version
         text = self._admit(version, attempt)
-        prompt_ids = await intake.tokenize(attempt.request.prompt, text, self._templates)
+        keep = attempt.request.sampling.truncate_prompt_tokens
+        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
+        attempt = intake.constrained(attempt, read, text)
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
@@ -333,8 +339,8 @@ class NodeAgent:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
         was_idle = self.num_running == 0
-        asked = intake.group_of(attempt, next(self._groups), prompt_ids, text, serving.context_length, judged=judged)
-        submit = version.running.open(link, handle, attempt, asked, text, texts=texts)
+        asked = intake.group_of(attempt, next(self._groups), read.token_ids, text, serving.context_length, judged=judged)
+        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
         if submit is not None:
             if judged is not None:
                 version.tell_tokens(judged.table)

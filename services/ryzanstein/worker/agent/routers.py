@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.events import logprobs_to_wire
+from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
 from ryzanstein.wire.membership import beat_to_wire
 
 _OVERFLOW = "LINK_OVERFLOW"
@@ -63,8 +63,10 @@ class RouterLink:
         """Returns whether the link closed itself because it was over its bounds."""
         return self._error is not None and self._error.reason == _OVERFLOW
 
-    def accept(self, handle: int, prompt_tokens: int) -> None:
-        self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+    def accept(self, handle: int, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+        accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+        if reply is not None:
+            accepted.reply.CopyFrom(worker.ReplyStyle(calls=reply.calls, thinking=reply.thinking, opened=reply.opened))
         self._added(_ROW_BYTES)
 
     def add_row(self, handle: int, choice: int, index: int, token: Token) -> None:
@@ -85,6 +87,11 @@ class RouterLink:
         number.reason = int(reason)  # type: ignore[assignment]
         self._output.finished.append(number)
         self._added(_ROW_BYTES)
+
+    def score(self, handle: int, scores: PromptScores) -> None:
+        self._output.prompt_parts.add(handle=handle).prompt.CopyFrom(scores_to_wire(scores))
+        for token in scores.tokens:
+            self._added(_ROW_BYTES + len(token.text) + _TOP_BYTES * (1 + len(token.top)))
 
     def preempt(self, handle: int, choice: int) -> None:
         self._output.preempted.add(handle=handle, choice=choice)

@@ -13,19 +13,23 @@ Members = list[tuple[Sequence, int]]
 class Batch:
     """A batch: which sequences feed how many tokens.
 
-    `sampled` are the members that get a new token, parallel to `rows`.
+    `sampled` are the members that get a new token, parallel to `rows`. `scored` are the parts of
+    prompts whose tokens are scored: whose, from which token, and how many.
     """
 
     def __init__(self) -> None:
         self.members: Members = []
         self.sampled: list[Sequence] = []
         self.rows: list[SampleRow] = []
+        self.scored: list[tuple[Sequence, int, int]] = []
         self.num_tokens = 0
         self.num_decodes = 0
         self._token_ids: list[int] = []
         self._num_new: list[int] = []
         self._num_context: list[int] = []
         self._sampled: list[int] = []
+        self._scored: list[int] = []
+        self._targets: list[int] = []
 
     def __len__(self) -> int:
         return len(self.members)
@@ -77,9 +81,35 @@ class Batch:
             self._sampled,
             any(needs_full_logits(row) for row in self.rows),
             first_pages if any(first_pages) else [],
+            self._scored,
+            self._targets,
+            max((sequence.group.num_top for sequence, _, _ in self.scored), default=0),
         )
 
+    def of_row(self, row: int) -> Sequence:
+        """Returns the sequence of a row of the executor's result."""
+        if row < len(self.sampled):
+            return self.sampled[row]
+        row -= len(self.sampled)
+        for sequence, _, count in self.scored:
+            if row < count:
+                return sequence
+            row -= count
+        raise IndexError(row)
+
+    def _score(self, sequence: Sequence, num: int) -> None:
+        """Scores the prompt tokens that follow the fed ones and have no score yet."""
+        group, begin = sequence.group, sequence.num_computed
+        first, end = max(begin + 1, group.num_scored), min(begin + num + 1, group.num_prompt)
+        if first < end:
+            row = self.num_tokens - begin - 1
+            self._scored += range(row + first, row + end)
+            self._targets += group.message.prompt_ids[first:end]
+            self.scored.append((sequence, first, end - first))
+
     def _add(self, sequence: Sequence, num: int) -> None:
+        if sequence.group.num_scored < sequence.group.num_prompt:
+            self._score(sequence, num)
         if num == sequence.num_pending:
             self._sampled.append(len(self.members))
             self.sampled.append(sequence)

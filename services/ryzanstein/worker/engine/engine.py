@@ -192,17 +192,19 @@ class Engine:
         Ranks that fail at another prompt as well are lost, see `Probe`.
         """
         self._step += 1
-        tables = batch.sampled[next(iter(failure.rows))].tables
+        tables = batch.of_row(next(iter(failure.rows))).tables
         self._probe.require_sound(self._step, [table.blocks[-1] for table in tables])
         for row, message in failure.rows.items():
-            self._groups.fail(batch.sampled[row].group.id, errors.logits_not_finite(message))
+            self._groups.fail(batch.of_row(row).group.id, errors.logits_not_finite(message))
 
     def _update(self, batch: Batch, sampled: SequenceOf[SampledToken]) -> None:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
+        num_sampled = len(batch.sampled)
+        self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
-        for sequence, token in zip(batch.sampled, sampled, strict=True):
+        for sequence, token in zip(batch.sampled, sampled[:num_sampled], strict=True):
             sequence.group.account.counter += DECODE_WEIGHT
             self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
@@ -216,3 +218,11 @@ class Engine:
                 self._groups.end(sequence, reason)
         for group, failure in failures.items():
             self._groups.fail(group, errors.constraint_failed(failure))
+
+    def _score(self, batch: Batch, scores: SequenceOf[SampledToken]) -> None:
+        """Reports the scores of prompt tokens, each once also when a prompt is computed again."""
+        begin = 0
+        for sequence, first, count in batch.scored:
+            sequence.group.num_scored = first + count
+            self._outcome.add_scores(sequence, first, scores[begin : begin + count])
+            begin += count

@@ -33,6 +33,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
+    bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -150,7 +151,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
 
     Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
     are the groups that began to run or have waited for some time: with few exceptions a refusal
-    comes before that. `paused` are the choices (group, choice) that ran and wait again. `taken`
+    comes before that. `scores` are parts of prompts: group, first token, and for each token its
+    (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait again. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -167,3 +169,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     accepted: list[int] = []
     taken: int = 0
     paused: list[tuple[int, int]] = []
+    scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, GroupFailed, StepEvents
@@ -17,7 +19,7 @@ class StepOutcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed or self._accepted or self._paused)
+        return not (self._groups or self._ended or self._failed or self._accepted or self._paused or self._scores)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -28,6 +30,10 @@ class StepOutcome:
         self._groups.append(sequence.group.id)
         self._choices.append(sequence.choice)
         self._token_ids.append(token.token_id)
+
+    def add_scores(self, sequence: Sequence, first: int, tokens: SequenceOf[SampledToken]) -> None:
+        rows = [(token.logprob or 0.0, list(token.top[: sequence.group.num_top])) for token in tokens]
+        self._scores.append((sequence.group.id, first, rows))
 
     def add_end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
@@ -53,6 +59,7 @@ class StepOutcome:
             step_s,
             self._accepted,
             paused=self._paused,
+            scores=self._scores,
         )
         self._clear()
         return events
@@ -66,3 +73,4 @@ class StepOutcome:
         self._failed: list[GroupFailed] = []
         self._accepted: list[int] = []
         self._paused: list[tuple[int, int]] = []
+        self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

@@ -29,7 +29,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     `first_pages` is empty if all of them are 0. `sampled` are the
     indices s for which the logits of the last new token are needed; a sequence in the middle of its
     prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0
-    never see the rows, and all of them must take part in the same collective.
+    never see the rows, and all of them must take part in the same collective. `scored` are the rows
+    of T whose logits say how likely the prompt's next token is: `targets` are these tokens, and the
+    `num_top` likeliest ones are wanted beside them.
     """
 
     step: int
@@ -40,6 +42,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     sampled: list[int]  # indices into S, ascending
     full_logits: bool = False
     first_pages: list[int] = []  # [G x S]
+    scored: list[int] = []  # rows of T, ascending
+    targets: list[int] = []  # parallel to scored
+    num_top: int = 0
 
 
 def grouped(tables: Sequence[Sequence[int]], num_groups: int) -> list[list[int]]:
@@ -92,8 +97,9 @@ class SampleRow(msgspec.Struct):
 
     `index` is the token's index in its choice; with `sampling.seed` and `choice` it fixes the
     random draw. Penalties use `prompt_ids` (repetition only) and `generated_ids` (all three).
-    `banned_ids` get minus infinity: the stop tokens while fewer than min_tokens are generated. With
-    a `constraint` they are a part of its mask, which applies before everything else.
+    `banned_ids` get minus infinity: the stop tokens while fewer than min_tokens are generated, and
+    what would complete a bad word. With a `constraint` they are a part of its mask, which applies
+    before everything else. `allowed_ids` are the only ones that may be drawn; empty: all.
     `seen` counts the tokens of prompt and answer for penalties, `said` those of the answer alone;
     both are made when a penalty first needs them and kept while `generated_ids` grows.
     """
@@ -104,6 +110,7 @@ class SampleRow(msgspec.Struct):
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     banned_ids: Sequence[int] = ()
+    allowed_ids: Sequence[int] = ()
     seen: TokenTally | None = None
     said: TokenTally | None = None
     constraint: TokenConstraint | None = None
@@ -122,8 +129,8 @@ def needs_full_logits(row: SampleRow) -> bool:
         and sampling.presence_penalty == 0
         and sampling.frequency_penalty == 0
     )
-    adjusted = bool(sampling.logit_bias) or bool(row.banned_ids) or row.constraint is not None
-    return not plain or sampling.logprobs is not None or adjusted
+    restricted = bool(row.banned_ids) or bool(row.allowed_ids) or row.constraint is not None
+    return not plain or sampling.logprobs is not None or bool(sampling.logit_bias) or restricted
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +169,8 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         """Computes the step; `rows` and the result are parallel to `plan.sampled`.
+
+        The result goes on with one entry for each of `plan.scored`: the target and its logprob.
 
         Raises SequencesFailed when only some rows are at fault, OutOfMemory when the step is too
         large, anything else when a rank is lost.

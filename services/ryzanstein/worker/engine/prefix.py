@@ -66,7 +66,7 @@ class PrefixCache:
 
         The last token is never part of it: it must be computed to get its logits.
         """
-        num_known = (sequence.num_tokens - 1) // self._extents.block_size
+        num_known = sequence.num_reusable // self._extents.block_size
         self._extend_keys(sequence, num_known)
         for group in self._whole:
             num_known = len(self._pool.find((key, group) for key in islice(sequence.keys, num_known)))

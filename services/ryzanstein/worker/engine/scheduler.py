@@ -271,7 +271,7 @@ class Scheduler:
             if budget == 0:
                 return
             if sequence.num_pending > 1:
-                num = self._pages.reach(sequence, min(sequence.num_pending, budget))
+                num = self._pages.reach(sequence, min(sequence.num_pending, budget, sequence.most_at_once))
                 if num > 0:
                     batch.prefill(sequence, num)
                     budget -= num

@@ -14,6 +14,7 @@ from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SampleRow, TokenConstraint
 
 Order = tuple[int, int]
+MAX_SCORED = 128  # prompt tokens of one sequence that a step scores
 
 
 class BlockTable:
@@ -36,8 +37,9 @@ class Group:
 
     `followers` wait until another choice has computed the prompt, then share its blocks. `account`
     is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was
-    accepted. `accepted`: load shedding has already found its wait acceptable once. `arrived` is
-    monotonic seconds, `arrival` a sequence number.
+    accepted. `num_scored` prompt tokens have been scored, or need not be. `accepted`: load shedding
+    has already found its wait acceptable once. `arrived` is monotonic seconds, `arrival` a sequence
+    number.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class Group:
         "live",
         "message",
         "num_prompt",
+        "num_scored",
         "priority",
         "stop_ids",
     )
@@ -65,9 +68,15 @@ class Group:
         self.accepted = False
         self.priority = message.priority
         self.num_prompt = len(message.prompt_ids)
+        self.num_scored = self.num_prompt if message.sampling.prompt_logprobs is None else 1
         self.stop_ids = frozenset(message.stop_token_ids)
         self.live: dict[int, Sequence] = {}
         self.followers: list[Sequence] = []
+
+    @property
+    def num_top(self) -> int:
+        """Returns how many alternatives are wanted for each scored prompt token."""
+        return self.message.sampling.prompt_logprobs or 0
 
 
 class Sequence:
@@ -121,7 +130,8 @@ class Sequence:
         self.row = SampleRow(
             message.sampling, choice, len(self.generated), message.prompt_ids, self.generated, constraint=constraint
         )
-        self._ban_stops()
+        self.row.allowed_ids = message.sampling.allowed_token_ids
+        self._ban()
 
     @property
     def num_blocks(self) -> int:
@@ -137,6 +147,21 @@ class Sequence:
     def num_pending(self) -> int:
         """Returns the tokens to compute before the next one can be sampled; 1 while decoding."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_reusable(self) -> int:
+        """Returns the tokens that may come from the prefix cache.
+
+        The last token must be computed to get its logits, and so must those whose logits score the
+        prompt.
+        """
+        scored = self.group.num_scored
+        return (self.num_tokens if scored == self.group.num_prompt else scored) - 1
+
+    @property
+    def most_at_once(self) -> int:
+        """Returns how many tokens one step may feed. Scores need logits, which take much memory."""
+        return MAX_SCORED if self.group.num_scored < self.group.num_prompt else self.num_tokens
 
     @property
     def num_begun(self) -> int:
@@ -163,8 +188,8 @@ class Sequence:
         self.row.index += 1
         if self.row.constraint is not None:
             self.row.constraint.accept(token_id)
-        if self.row.banned_ids:
-            self._ban_stops()
+        if self.row.banned_ids or self.group.message.bad_sequences:
+            self._ban()
         return self.end_reason()
 
     def end_reason(self) -> FinishReason | None:
@@ -181,6 +206,13 @@ class Sequence:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_generated >= message.max_tokens else None
 
-    def _ban_stops(self) -> None:
-        banned = len(self.generated) < self.group.message.sampling.min_tokens
-        self.row.banned_ids = self.group.message.stop_token_ids if banned else ()
+    def _ban(self) -> None:
+        """Bans the stop tokens until `min_tokens`, and the last token of each bad word that has begun."""
+        message, generated = self.group.message, self.generated
+        stops = message.stop_token_ids if len(generated) < message.sampling.min_tokens else ()
+        ends = [bad[-1] for bad in message.bad_sequences if _ends_with(generated, bad[:-1])]
+        self.row.banned_ids = [*stops, *ends] if ends else stops
+
+
+def _ends_with(token_ids: list[int], end: list[int]) -> bool:
+    return not end or token_ids[-len(end) :] == end

@@ -53,7 +53,8 @@ class GroupInputs:
 class StepInputs:
     """The tensors that the layers read.
 
-    `groups` are those of the layers. `last_R` are the rows of T whose logits are needed.
+    `groups` are those of the layers. `last_R` are the rows of T whose logits are needed: those of
+    sampled sequences, then those that score prompts.
     """
 
     ids_T: Tensor
@@ -133,7 +134,7 @@ class InputBuilder:
         return StepInputs(
             ids_T=self._tensor(np.array(plan.token_ids, np.int64)),
             positions_T=self._tensor(position_T),
-            last_R=self._tensor((first_S + num_new_S - 1)[np.array(plan.sampled, np.int64)]),
+            last_R=self._tensor(_wanted(plan, first_S + num_new_S - 1)),
             groups=[self._group(plan, fed, group) for group in range(len(self.windows))],
         )
 
@@ -286,6 +287,11 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, builder: In
             raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
         if first and (window is None or first * builder.block_size > context_S[s] + 1 - window):
             raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in a group of window {window}")
+
+
+def _wanted(plan: StepPlan, last_S: Integers) -> Integers:
+    sampled = last_S[np.array(plan.sampled, np.int64)]
+    return np.concatenate([sampled, np.array(plan.scored, np.int64)]) if plan.scored else sampled
 
 
 def _table(block_tables: list[list[int]]) -> Integers:

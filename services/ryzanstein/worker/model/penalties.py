@@ -24,12 +24,13 @@ def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow], allowed_SV: Tensor | 
     """Returns the adjusted logits; `logits_SV` does not change.
 
     Tokens that are not `allowed_SV` get minus infinity, which all else leaves as it is. Repetition,
-    presence and frequency penalty, logit bias and bans are applied in this order.
+    presence and frequency penalty, logit bias, allowed tokens and bans are applied in this order.
     """
     adjusted_SV = logits_SV.clone() if allowed_SV is None else torch.where(allowed_SV, logits_SV, -torch.inf)
     _repetition(adjusted_SV, rows)
     _presence_and_frequency(adjusted_SV, rows)
     _bias(adjusted_SV, rows)
+    _allow(adjusted_SV, rows)
     _ban(adjusted_SV, rows)
     return adjusted_SV
 
@@ -90,6 +91,17 @@ def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
         flat, values = zip(*biases, strict=True)
         index_J = torch.tensor(flat, device=logits_SV.device)
         logits_SV.view(-1).index_put_((index_J,), logits_SV.new_tensor(values), accumulate=True)
+
+
+def _allow(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Leaves each row with `allowed_ids` only these."""
+    size = logits_SV.shape[1]
+    for s, row in enumerate(rows):
+        if row.allowed_ids:
+            kept = torch.tensor([token for token in row.allowed_ids if 0 <= token < size], device=logits_SV.device)
+            values = logits_SV[s, kept]
+            logits_SV[s].fill_(-torch.inf)
+            logits_SV[s, kept] = values
 
 
 def _ban(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:

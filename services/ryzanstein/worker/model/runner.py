@@ -7,7 +7,7 @@ Every rank executes the same plans in the same order. Rank 0 also gets the rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,8 +29,10 @@ from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.model.sampler import refuse_invalid, sample
+from ryzanstein.worker.model.sampler import refuse_invalid, sample, scores
 from ryzanstein.worker.model.shortage import give_back, is_shortage
+
+_SCORED_ROWS = 32  # rows of logits at once: 32 MiB for a vocabulary of 262,144
 
 
 class ModelRunner:
@@ -134,9 +136,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
         hidden_RE = self._hidden(plan)
-        if not plan.sampled:
-            return []
-        return self._sample(hidden_RE, rows, masks) if plan.full_logits else self._greedy(hidden_RE)
+        num_sampled = len(plan.sampled)
+        tokens: list[SampledToken] = []
+        if plan.sampled:
+            sampled_RE = hidden_RE[:num_sampled]
+            tokens = self._sample(sampled_RE, rows, masks) if plan.full_logits else self._greedy(sampled_RE)
+        return [*tokens, *self._scores(hidden_RE[num_sampled:], plan)] if plan.scored else tokens
 
     @torch.inference_mode()
     def hidden_logits(self, plan: StepPlan) -> Tensor | None:
@@ -156,6 +161,14 @@ class ModelRunner:
         flags_RV = None if masks is None else masks.wait()
         allowed_RV = None if flags_RV is None else torch.from_numpy(flags_RV).to(logits_RV.device)
         return sample(logits_RV, rows, self._kernels, allowed_RV)
+
+    def _scores(self, hidden_PE: Tensor, plan: StepPlan) -> Iterator[SampledToken]:
+        """Yields the scores of prompt tokens on rank 0. All ranks compute the same parts of the rows."""
+        for begin in range(0, len(plan.scored), _SCORED_ROWS):
+            end = begin + _SCORED_ROWS
+            logits_PV = self._decoder.head.logits(hidden_PE[begin:end])
+            if logits_PV is not None:
+                yield from scores(logits_PV, plan.targets[begin:end], plan.num_top, len(plan.sampled) + begin)
 
     def _greedy(self, hidden_RE: Tensor) -> list[SampledToken]:
         best = self._decoder.head.greedy(hidden_RE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
@@ -41,9 +42,22 @@ def sample(
     return _with_logprobs(logits_SV, token_S, rows)
 
 
-def refuse_invalid(best_S: Tensor) -> None:
+def scores(logits_PV: Tensor, targets: Sequence[int], num_top: int, first_row: int) -> list[SampledToken]:
+    """Returns how likely each row's target is, with the `num_top` likeliest tokens beside it.
+
+    Raises SequencesFailed if a row is not finite; `first_row` is the number of the first.
+    """
+    refuse_invalid(logits_PV.amax(dim=1), first_row)
+    logprobs_PV = logits_PV.log_softmax(dim=1)
+    own_P = logprobs_PV.gather(1, torch.tensor(targets, device=logits_PV.device).unsqueeze(1)).squeeze(1).tolist()
+    top = logprobs_PV.topk(min(num_top, logits_PV.shape[1]), dim=1)
+    rows = zip(targets, own_P, top.indices.tolist(), top.values.tolist(), strict=True)
+    return [SampledToken(target, own, tuple(zip(ids, values, strict=True))) for target, own, ids, values in rows]
+
+
+def refuse_invalid(best_S: Tensor, first_row: int = 0) -> None:
     """Raises SequencesFailed for rows whose greatest logit is not finite (NaN spreads into it)."""
-    rows = [s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]
+    rows = [first_row + s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]
     if rows:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 

@@ -18,6 +18,22 @@ REPLAY_TOKENS = 2048
 """Tokens per call: some milliseconds in which the loop does nothing else."""
 
 
+class TextOptions(NamedTuple):
+    """What the text of an answer has.
+
+    `stop` are the strings that end it, `with_stop`: it has the one that did. `with_special`: it has
+    special tokens, by name, but the one in `ends` that ends it only `with_stop`.
+    """
+
+    stop: Sequence[str] = ()
+    with_stop: bool = False
+    with_special: bool = False
+    ends: frozenset[int] = frozenset()
+
+
+PLAIN_TEXT = TextOptions()
+
+
 class ChoiceOutput(NamedTuple):
     """The text that became certain with a token.
 
@@ -31,15 +47,18 @@ class ChoiceOutput(NamedTuple):
 class ChoiceText:
     """The text state of one choice."""
 
-    def __init__(self, model: TextModel, stop: Sequence[str] = ()) -> None:
-        self._model = model
-        self._detokenizer = model.detokenizer()
+    def __init__(self, model: TextModel, options: TextOptions = PLAIN_TEXT) -> None:
+        self._vocabulary = model.vocabulary(with_special=options.with_special)
+        self._detokenizer = self._vocabulary.detokenizer()
+        self._hidden = options.ends if options.with_special and not options.with_stop else frozenset()
         self._at_start = True
-        self._scanner = StopScanner(stop)
+        self._scanner = StopScanner(options.stop, with_stop=options.with_stop)
 
     def push(self, token_id: int) -> ChoiceOutput:
         """Takes the next token. After a stop string there is no more text."""
-        self._at_start = self._at_start and self._model.is_skipped(token_id)
+        if token_id in self._hidden:
+            return ChoiceOutput("", self._scanner.stopped)
+        self._at_start = self._at_start and self._vocabulary.is_skipped(token_id)
         text = self._detokenizer.push(token_id)
         return ChoiceOutput(self._scanner.push(text) if text else "", self._scanner.stopped)
 
@@ -48,7 +67,7 @@ class ChoiceText:
 
         This is the generated text, including stop strings.
         """
-        return self._model.text_bytes(token_id, first=self._at_start)
+        return b"" if token_id in self._hidden else self._vocabulary.text_bytes(token_id, first=self._at_start)
 
     def flush(self) -> str:
         """Returns all that was held back, up to a stop string if it contains one.
@@ -68,16 +87,16 @@ class ChoiceText:
         The state afterwards is as after `push` of each, in far less time. May be called again with
         the next tokens. Takes 1 to 4 microseconds per token: see `REPLAY_TOKENS`.
         """
-        self._at_start = self._at_start and all(map(self._model.is_skipped, token_ids))
+        self._at_start = self._at_start and all(map(self._vocabulary.is_skipped, token_ids))
         self._scanner.skip(self._detokenizer.push_all(token_ids))
 
 
-async def resumed(model: TextModel, stop: Sequence[str], token_ids: Sequence[int]) -> ChoiceText:
+async def resumed(model: TextModel, options: TextOptions, token_ids: Sequence[int]) -> ChoiceText:
     """Returns a choice that continues after these tokens.
 
     It yields to other tasks in between: an answer may be as long as the context.
     """
-    choice = ChoiceText(model, stop)
+    choice = ChoiceText(model, options)
     for start in range(0, len(token_ids), REPLAY_TOKENS):
         choice.replay(token_ids[start : start + REPLAY_TOKENS])
         if start + REPLAY_TOKENS < len(token_ids):

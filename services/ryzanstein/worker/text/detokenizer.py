@@ -8,6 +8,7 @@ however long the answer is. This module knows nothing of stop strings or choices
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 import re
 from collections.abc import Sequence
@@ -56,19 +57,32 @@ class Detokenizer(Protocol):
 class Vocabulary:
     """What a tokenizer's tokens stand for.
 
-    All choices share it; its caches are bounded by the vocabulary.
+    All choices share it; its caches are bounded by the vocabulary. `spelled` is the same vocabulary
+    where special tokens stand for their names.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: str, path: Path) -> None:
         self._tokenizer = tokenizer
-        self._bytes: dict[int, bytes] = {}
-        self._piece_bytes: dict[tuple[int, bool], bytes] = {}
+        self._skips_special = True
+        self._forget()
         self._added = dict(tokenizer.get_added_tokens_decoder())
         kinds = _decoder_kinds(json.loads(tokenizer_json).get("decoder"), path)
         self.is_byte_level = kinds == _BYTE_LEVEL
         self._has_byte_tokens = "ByteFallback" in kinds
         if not self.is_byte_level and kinds not in _PIECE_WISE:
             raise model_invalid(path, f"decoder {' + '.join(kinds)} is not supported")
+
+        self.spelled = self._spelled()
+
+    def _spelled(self) -> Vocabulary:
+        spelled = copy.copy(self)
+        spelled._skips_special = False
+        spelled._forget()
+        return spelled
+
+    def _forget(self) -> None:
+        self._bytes: dict[int, bytes] = {}
+        self._piece_bytes: dict[tuple[int, bool], bytes] = {}
 
     def detokenizer(self) -> Detokenizer:
         return ByteLevelDetokenizer(self) if self.is_byte_level else PieceDetokenizer(self)
@@ -80,7 +94,7 @@ class Vocabulary:
         a round number.
         """
         added = self._added.get(token_id)
-        return added.special if added is not None else not self.token(token_id)
+        return added.special and self._skips_special if added is not None else not self.token(token_id)
 
     def token(self, token_id: int) -> str:
         """Returns the token as the vocabulary spells it; empty if there is none."""
@@ -96,9 +110,13 @@ class Vocabulary:
         """Returns the bytes of a byte-level token; empty if it is skipped."""
         known = self._bytes.get(token_id)
         if known is None:
-            known = b"" if self.is_skipped(token_id) else _from_byte_level(self.token(token_id))
+            known = b"" if self.is_skipped(token_id) else self._spelling(token_id)
             self._bytes[token_id] = known
         return known
+
+    def _spelling(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        return added.content.encode() if added is not None and added.special else _from_byte_level(self.token(token_id))
 
     def text_bytes(self, token_id: int, *, first: bool) -> bytes:
         """Returns what a token adds to the text.

@@ -48,10 +48,11 @@ class StopScanner:
     """A scanner that follows one choice's text.
 
     Of several stop strings the first to be complete counts, wherever tokens begin and end; of those
-    complete at the same character, the longest.
+    complete at the same character, the longest. `with_stop`: the text ends with it, not before it.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, with_stop: bool = False) -> None:
+        self._with_stop = with_stop
         self._patterns = [_Pattern(text) for text in stop]
         self._held = ""
         self.stopped = False
@@ -67,7 +68,7 @@ class StopScanner:
             if ended:
                 self.stopped = True
                 self._held = ""
-                return buffer[: i - max(ended)]
+                return buffer[: i if self._with_stop else i - max(ended)]
         certain = len(buffer) - max(pattern.matched for pattern in self._patterns)
         self._held = buffer[certain:]
         return buffer[:certain]

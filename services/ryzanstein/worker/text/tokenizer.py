@@ -17,6 +17,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_name
+from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
@@ -38,7 +39,7 @@ class TextModel:
     has none.
     """
 
-    def __init__(self, files: ModelFiles, name: str) -> None:
+    def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
         self.name = name
         self.path = str(files.directory)
         self.context_length = files.context_length
@@ -49,20 +50,22 @@ class TextModel:
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
         self.template = self._template(files)
+        self.calling = Calling.of(files.chat_template or "", *calling)
+        self._special = frozenset(self._control.texts[: self._control.num_special])
         self._renderer = LocalRenderer()
 
     @classmethod
-    def load(cls, model_dir: Path | str, name: str = "") -> TextModel:
+    def load(cls, model_dir: Path | str, name: str = "", calling: tuple[str, str] = ("auto", "auto")) -> TextModel:
         """Reads a directory in the Hugging Face layout, or a GGUF file.
 
-        `name` defaults to `model_name` of it.
+        `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = Path(model_dir).resolve()
         files = ModelFiles.read(directory)
         try:
-            return cls(files, name or model_name(directory))
+            return cls(files, name or model_name(directory), calling)
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise
@@ -80,7 +83,7 @@ class TextModel:
             case TextPrompt(text):
                 return self.encode(text)
             case TokenPrompt(token_ids):
-                return self._checked_ids(token_ids)
+                return self.checked_ids(token_ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens of a conversation as the model's template writes it.
@@ -90,7 +93,16 @@ class TextModel:
         return self._encode_chat(ChatPrompt(tuple(messages)))
 
     def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(prompt), prompt))
+        told = self.calling.told(prompt)
+        return self.encode_rendered(self._renderer.render_now(self.checked_chat(told), told))
+
+    def special_id(self, text: str) -> int | None:
+        """Returns the id of the special token with this text, if there is one."""
+        return self._tokenizer.token_to_id(text) if text in self._special else None
+
+    def shows_special(self, prompt: Prompt) -> bool:
+        """Returns whether special tokens tell the parts of an answer apart, so that its text must have them."""
+        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(self.calling.markers(prompt))
 
     def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.
@@ -105,6 +117,8 @@ class TextModel:
         if (num_messages := len(prompt.messages)) > self.context_length:
             raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
         self._check_chars("messages", prompt.num_chars)
+        if "reasoning_effort" in prompt.template.variables and "reasoning_effort" not in self.template.source:
+            raise errors.invalid("reasoning_effort", f"the chat template of model {self.name} does not have it")
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
@@ -119,6 +133,15 @@ class TextModel:
         self._check_chars("text", len(text))
         return token_ids(self._tokenizer, text, special=True)
 
+    def encode_bare(self, text: str) -> list[int]:
+        """Returns a text's tokens, without special tokens around it."""
+        self._check_chars("text", len(text))
+        return token_ids(self._tokenizer, text)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """Returns the whole text of tokens, special ones by name."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the whole text of tokens, without special ones."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -129,6 +152,10 @@ class TextModel:
         The text is U+FFFD where the token is only a part of a character.
         """
         return self._vocabulary.text(token_id)
+
+    def vocabulary(self, *, with_special: bool = False) -> Vocabulary:
+        """Returns what tokens stand for in a text; special ones for their names or for nothing."""
+        return self._vocabulary.spelled if with_special else self._vocabulary
 
     def text_bytes(self, token_id: int, *, first: bool) -> bytes:
         """Returns what the token adds to a text; `first`: it is the first in the text.
@@ -149,12 +176,24 @@ class TextModel:
         """Returns a new detokenizer for one choice."""
         return self._vocabulary.detokenizer()
 
+    def bad_sequences(self, words: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each word, at the beginning of a text and, where it differs, after a space."""
+        found: list[list[int]] = []
+        for word in words:
+            begin, after_space = (token_ids(self._tokenizer, prefix + word.lstrip(" ")) for prefix in ("", " "))
+            found += [begin] if begin else []
+            # Where the space is a token of its own, the word's other tokens are those at the beginning.
+            if len(after_space) == len(begin) and after_space[:1] != begin[:1]:
+                found.append(after_space)
+        return found
+
     def _check_chars(self, field: str, num_chars: int) -> None:
         """Checks the length before any work: a text that cannot fit must not occupy the node."""
         if num_chars > self.max_prompt_chars:
             raise errors.invalid(field, f"must have at most {self.max_prompt_chars} characters for this model", num_chars)
 
-    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+    def checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns the ids. Raises CONTEXT_TOO_LONG, or INVALID_ARGUMENT for one outside the vocabulary."""
         if len(token_ids) >= self.context_length:
             raise errors.context_too_long(len(token_ids), 1, self.context_length)
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)

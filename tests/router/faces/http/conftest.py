@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -18,6 +18,8 @@ from ryzanstein.generation import (
     GenerationEvent,
     GenerationRequest,
     Prompt,
+    PromptScores,
+    PromptToken,
     Started,
     TextPrompt,
     Token,
@@ -29,9 +31,11 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
 from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.texts import Tokenized
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"
+CREATED = 1_700_000_000
 
 
 @dataclass
@@ -74,6 +78,13 @@ class EchoCore:
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         return len(_words(prompt))
 
+    async def tokenize(self, model: str, prompt: Prompt, *, special: bool = True, with_texts: bool = False) -> Tokenized:
+        words = _words(prompt)
+        return Tokenized([len(word) for word in words], words if with_texts else ())
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        return "".join(f"{token_id} " for token_id in token_ids)
+
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         self.requests.append(request)
         if self.refusal is not None:
@@ -98,7 +109,10 @@ class EchoCore:
             if generation.error is not None and not any(generation.tokens):
                 raise generation.error
             prompt_tokens = len(_words(generation.request.prompt))
-            yield Started(generation_id, MODEL, "node-0", prompt_tokens)
+            _check_position(generation, dict(from_index or {}))
+            yield Started(generation_id, MODEL, "node-0", prompt_tokens, CREATED, generation.request.shown_as)
+            if generation.request.sampling.prompt_logprobs is not None:
+                yield PromptScores(0, _scores(generation.request))
             async for event in self._events(generation, dict(from_index or {}), prompt_tokens):
                 yield event
         finally:
@@ -173,6 +187,19 @@ class EchoCore:
                 generation.reasons.setdefault(choice, reason)
                 await _notify(generation)
         await _notify(generation)
+
+
+def _scores(request: GenerationRequest) -> list[PromptToken]:
+    """The prompt's words: the first has no log probability, the others are the likeliest but one."""
+    words = _words(request.prompt)
+    top = (TopLogprob(7, "likely", -0.25),)[: request.sampling.prompt_logprobs]
+    return [PromptToken(i, word, None if not i else -1.5, top if i else ()) for i, word in enumerate(words)]
+
+
+def _check_position(generation: Generation, at: dict[int, int]) -> None:
+    for choice, index in at.items():
+        if choice >= len(generation.tokens) or index > len(generation.tokens[choice]):
+            raise errors.invalid("from_index", "no such index", index)
 
 
 async def _notify(generation: Generation) -> None:

@@ -38,6 +38,14 @@ def calling(name):
     return CALL | {"function": {"name": name, "arguments": "{}"}}
 
 
+def tool(name, **fields):
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def deep(levels):
+    return {"a": deep(levels - 1)} if levels else {}
+
+
 # What stands beside a good request, and the parameter that the error names.
 CHAT = [
     ({"temperature": -0.1}, "temperature"),
@@ -96,9 +104,23 @@ CHAT = [
     ({"priority": True}, "priority"),
     ({"session_id": "s" * 129}, "session_id"),
     ({"model": "m" * 129}, "model"),
-    ({"model": None}, "model"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [tool("f g")]}, "tools[0].function.name"),
+    ({"tools": [tool("")]}, "tools[0].function.name"),
+    ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name"),
+    ({"tools": [tool("f", parameters=[])]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", parameters={"a": deep(65)})]}, "tools[0].function.parameters"),
+    ({"tools": [tool("f", typo=1)]}, "tools[0].function.typo"),
+    ({"tools": [tool("f", description="d" * 300_000)]}, "tools"),
+    ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [tool("f")], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"tools": [tool("f")], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"response_format": {"type": "json"}}, "response_format"),
@@ -121,10 +143,25 @@ CHAT = [
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "alloy"}}, "audio"),
     ({"prediction": {"type": "content", "content": ""}}, "prediction"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"service_tier": "priority"}, "service_tier"),
-    ({"store": True}, "store"),
     ({"web_search_options": {}}, "web_search_options"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"echo": True}, "echo"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
+    ({"bad_words": ["x" * 65]}, "bad_words"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"skip_special_tokens": 1}, "skip_special_tokens"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs.a b"),
+    ({"chat_template_kwargs": {"x": "y" * 5000}}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": False, "session_id": "s"}, "continue_final_message"),
     ({"max_token": 5}, "max_token"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
@@ -179,15 +216,21 @@ COMPLETIONS = [
     ({"prompt": [""]}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": None}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
     ({"prompt": [-1]}, "prompt[0]"),
     ({"prompt": [2**32]}, "prompt[0]"),
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
-    ({"prompt": "a", "echo": True}, "echo"),
-    ({"prompt": "a", "best_of": 2}, "best_of"),
     ({"prompt": "a", "suffix": "z"}, "suffix"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt"),
+    ({"prompt": ["a"] * 257}, "prompt"),
+    ({"prompt": ["a"] * 65, "n": 4}, "prompt"),
+    ({"prompt": ["a", "b"], "stream": True}, "prompt"),
+    ({"prompt": "a", "echo": True, "stream": True}, "echo"),
+    ({"prompt": "a", "best_of": 1, "n": 2}, "best_of"),
+    ({"prompt": "a", "best_of": 17}, "best_of"),
+    ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "a", "session_id": "s"}, "session_id"),
     ({"prompt": "a", "messages": MESSAGES}, "messages"),
 ]
@@ -262,6 +305,7 @@ async def test_contradicting_sessions(http, core, chat):
 
 HARMLESS = [
     {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+    {"tools": [tool("f", parameters=None, description=None, strict=None)], "tool_choice": "auto"},
     {"response_format": {"type": "text"}, "modalities": ["text"], "service_tier": "auto", "store": False},
     {"temperature": None, "stop": None, "tools": None, "stream": None, "stream_options": None, "logit_bias": None},
     {"metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y", "reasoning_effort": None},
@@ -271,6 +315,8 @@ HARMLESS = [
     message(role="assistant", tool_calls=[CALL | {"index": 0}], reasoning_content="hm"),
     message(role="tool", tool_call_id="call_1", content=[{"type": "text", "text": "hi"}]),
     {"max_tokens": 5, "max_completion_tokens": 5},
+    {"max_tokens": 5.0, "n": 1.0, "top_k": 2.0, "seed": 7.0, "priority": 1.0, "top_logprobs": 0.0},
+    {"model": None, "store": True, "service_tier": "flex", "chat_template_kwargs": {}, "bad_words": []},
 ]
 
 
@@ -293,7 +339,7 @@ async def test_an_unknown_model_is_not_found_and_says_its_name(http, chat):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", "/v1/chat/completions", 405), ("PUT", "/v1/models", 405)],
+    [("GET", "/", 404), ("POST", "/v1/embedding", 404), ("GET", "/v1/chat/completions", 405), ("PUT", "/v1/models", 405)],
 )
 async def test_what_does_not_exist_has_an_openai_body(http, method, path, status):
     response = await http.request(method, path)

@@ -14,6 +14,7 @@ from ryzanstein.generation import Delta, Started, Token
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect
 from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter
 
 
@@ -77,10 +78,10 @@ async def test_the_whole_stream_line_by_line(http, chat, face):
         face.core.resume.set()
         events = await read_events(response)
     assert [(event.event_id, event.kind) for event in events[:-1]] == [
-        ("0:0", None),
-        ("0:1", None),
-        ("0:2", None),
-        ("0:2.", None),
+        ("g0:0:0", None),
+        ("g0:0:1", None),
+        ("g0:0:2", None),
+        ("g0:0:2.", None),
     ]
     assert [event.choice["delta"] for event in events[:-1]] == [
         {"role": "assistant", "content": ""},
@@ -175,6 +176,64 @@ async def test_attaching_to_what_ended_completely_gives_only_the_end(http, chat)
     assert rest.text == "data: [DONE]\n\n"
 
 
+async def test_a_stream_that_is_sent_again_with_its_last_event_id_goes_on(http, chat, face):
+    """No second generation: the same id, creation time and options, and each token once."""
+    face.core.pause_at = 2
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = chat("one two three four", stream=True, stream_options=options)
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        seen = await read_events(response, 2)
+    face.core.resume.set()
+    again = chat("whatever the body says now", stream=True)
+    rest = await http.post("/v1/chat/completions", json=again, headers={"Last-Event-ID": seen[-1].event_id})
+    events = seen + parse(rest.text)
+    assert contents(events) == {0: "one two three four"}
+    assert len(face.core.requests) == 1
+    assert {(event.body["id"], event.body["created"]) for event in events[:-1]} == {("chatcmpl-g0", 1_700_000_000)}
+    counts = [event.body["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 4)
+    assert events[-2].body["choices"] == []
+
+
+async def test_an_id_of_an_earlier_version_names_no_generation_and_starts_one(http, chat, face):
+    again = await http.post("/v1/chat/completions", json=chat(stream=True), headers={"Last-Event-ID": "0:1"})
+    assert contents(parse(again.text)) == {0: "one two three"}
+    assert len(face.core.requests) == 1
+
+
+@pytest.mark.parametrize("position", ["g0:0:4", "g0:1:0", "g0:x", "0:4", "g1:0:1"])
+async def test_a_position_that_the_generation_does_not_have_is_refused(http, chat, position):
+    await ask(http, chat())
+    await ask(http, chat())
+    for answer in (
+        await http.get("/v1/generations/chatcmpl-g0/events", headers={"Last-Event-ID": position}),
+        await http.post("/v1/chat/completions", json=chat(stream=True), headers={"Last-Event-ID": position}),
+    ):
+        if position in ("0:4", "g1:0:1") and answer.request.method == "POST":
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+async def test_a_completion_does_not_go_on_as_a_chat(http, chat):
+    await http.post("/v1/completions", json={"model": "echo", "prompt": "a b c", "stream": True})
+    answer = await http.post("/v1/chat/completions", json=chat(stream=True), headers={"Last-Event-ID": "g0:0:1"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+async def test_a_generation_is_cancelled_by_its_id(http, chat, face):
+    face.core.pause_at = 1
+    async with http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as response:
+        deleted = await http.delete("/v1/generations/chatcmpl-g0")
+        events = await read_events(response)
+    assert (deleted.status_code, deleted.json()["status"]) == (200, "cancelled")
+    assert face.core.cancelled == ["g0"]
+    assert events[-2].choice["finish_reason"] == "cancelled"
+    again = await http.delete("/v1/generations/chatcmpl-g0")
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "generation_not_found")
+
+
 async def test_attaching_to_nothing_is_not_found(http):
     response = await http.get("/v1/generations/chatcmpl-nothing/events")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "generation_not_found")
@@ -195,11 +254,11 @@ def test_a_position_is_written_as_it_was_read(text):
 
 
 def test_tokens_whose_text_is_not_certain_yet_move_the_position_but_send_nothing():
-    writer = ChunkWriter(Started("g", "m", "n", 1), ChatDialect(), Cursor(), include_usage=False)
+    writer = ChunkWriter(Started("g", "m", "n", 1), Shown(ChatDialect()), Cursor())
     assert writer.write(Delta(0, 0, (Token(1, "a"),), "n")).count(b"\n\n") == 2
     assert writer.write(Delta(0, 1, (Token(2, ""), Token(3, "")), "n")) == b""
     (event,) = parse(writer.write(Delta(0, 3, (Token(4, "\u00e4"),), "n")).decode())
-    assert (event.event_id, event.choice["delta"]) == ("0:4", {"content": "\u00e4"})
+    assert (event.event_id, event.choice["delta"]) == ("g:0:4", {"content": "\u00e4"})
 
 
 class TestAReaderThatTakesNothing:

@@ -10,9 +10,10 @@ done so.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -23,6 +24,7 @@ from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
+from ryzanstein.router.faces.grpc.replies import attached, read_events
 from ryzanstein.router.faces.grpc.responses import whole_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -30,6 +32,7 @@ from ryzanstein.wire.events import event_to_wire
 from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, messages_from_wire, name_from_wire
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 
 
 class InferenceServicer(InferenceServiceServicer):
@@ -46,12 +49,12 @@ class InferenceServicer(InferenceServiceServicer):
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
             asked = call.complete(chat_from_wire(request, self._most), request.request_id)
-            return whole_response(inference.ChatResponse, await self._answer(asked))
+            return await _whole(inference.ChatResponse, await self._answer(asked))
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
             asked = call.complete(complete_from_wire(request, self._most), request.request_id)
-            return whole_response(inference.CompleteResponse, await self._answer(asked))
+            return await _whole(inference.CompleteResponse, await self._answer(asked))
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
@@ -59,8 +62,8 @@ class InferenceServicer(InferenceServiceServicer):
         with self._calls.call("StreamChat", context) as call:
             asked = call.complete(chat_from_wire(request.chat, self._most), request.chat.request_id)
             async with contextlib.aclosing(self._stream(call, asked)) as events:
-                async for event in events:
-                    yield inference.StreamChatResponse(event=event_to_wire(event))
+                async for wire in read_events(events):
+                    yield inference.StreamChatResponse(event=wire)
 
     async def StreamComplete(
         self, request: inference.StreamCompleteRequest, context: _Context
@@ -79,10 +82,15 @@ class InferenceServicer(InferenceServiceServicer):
                 # The relaying router then knows at once that this one is alive.
                 await context.send_initial_metadata(())
             from_index = dict(request.from_index)
+            if not call.owner_id:
+                async with contextlib.aclosing(attached(self._core, request.generation_id, from_index)) as wires:
+                    async for wire in wires:
+                        yield inference.AttachGenerationResponse(event=wire)
+                return
             following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole)
             async with contextlib.aclosing(following) as events:
                 async for event in events:
-                    for part in apart(event) if call.owner_id else (event,):
+                    for part in apart(event):
                         yield inference.AttachGenerationResponse(event=event_to_wire(part))
 
     async def CancelGeneration(
@@ -124,6 +132,11 @@ class InferenceServicer(InferenceServiceServicer):
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
+
+
+async def _whole(kind: type[_Response], answer: Answer) -> _Response:
+    """Returns the answer as a response of this kind; made in a thread where a prompt's scores make it large."""
+    return await asyncio.to_thread(whole_response, kind, answer) if answer.prompt else whole_response(kind, answer)
 
 
 def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.v1 import inference_pb2 as inference
-from ryzanstein.wire.events import token_logprobs_to_wire, usage_to_wire
+from ryzanstein.wire.events import prompt_token_to_wire, token_logprobs_to_wire, usage_to_wire
+from ryzanstein.wire.requests import message_to_wire
 
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 
@@ -19,15 +20,18 @@ def whole_response(kind: type[_Response], answer: Answer) -> _Response:
         node_id=answer.node_id,
         choices=[_choice(answer, number) for number in sorted(answer.reasons)],
         usage=usage_to_wire(answer.usage),
+        prompt=map(prompt_token_to_wire, answer.prompt),
     )
 
 
 def _choice(answer: Answer, number: int) -> inference.Choice:
-    tokens = answer.tokens[number]
+    tokens, message = answer.tokens[number], answer.message(number)
     return inference.Choice(
         choice=number,
-        text="".join(token.text for token in tokens),
+        text=message.content,
         token_ids=[token.token_id for token in tokens],
-        finish_reason=inference.FinishReason.ValueType(answer.reasons[number]),
+        finish_reason=inference.FinishReason.ValueType(answer.reason(number, message)),
         logprobs=token_logprobs_to_wire(tokens),
+        tool_calls=message_to_wire(message).tool_calls,
+        reasoning=message.reasoning,
     )

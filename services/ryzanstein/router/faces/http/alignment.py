@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ryzanstein.generation import Token, TokenLogprobs
@@ -88,6 +88,17 @@ class Alignment:
             return True
         self._decoder.setstate(held.before)
         return held.begin + len(self._decoder.decode(held.own[:num_bytes])) >= self._certain
+
+
+def aligned(tokens: Iterable[Token]) -> tuple[str, list[LogprobRow]]:
+    """Returns the text of a whole choice, and the log probabilities that belong to it."""
+    alignment = Alignment()
+    parts: list[str] = []
+    rows: list[LogprobRow] = []
+    for token in tokens:
+        parts.append(token.text)
+        rows += alignment.push(token)
+    return "".join(parts), [*rows, *alignment.end()]
 
 
 def _whole(held: _Held) -> LogprobRow:

@@ -2,8 +2,14 @@
 
     POST /v1/chat/completions, /v1/completions      the OpenAI API, with and without streaming
     GET  /v1/generations/{id}/events                the rest of a stream, after Last-Event-ID
+    DELETE /v1/generations/{id}                     cancels it
+    POST /v1/responses                              the Responses API, with and without streaming
+    GET, DELETE /v1/responses/{id}, POST .../cancel  a response that is kept, or runs
+    POST /v1/embeddings                             refused: no model here is made for it
+    POST /tokenize, /detokenize                     tokens of a prompt and back
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
-    GET  /healthz, /readyz                          the process is alive; it has a ready node
+    GET  /health, /healthz, /readyz                 the process is alive (twice); it has a ready node
+    GET  /version, /metrics                         of this router
 
 Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key,
 X-Cancel-On-Disconnect, X-Run-Detached, traceparent, Last-Event-ID.
@@ -12,20 +18,24 @@ Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from importlib import metadata
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
+from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
     HttpFailure,
@@ -34,31 +44,63 @@ from ryzanstein.router.faces.http.failures import (
 )
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
+from ryzanstein.router.faces.http.methods import HeadAnswers
+from ryzanstein.router.faces.http.metrics import add_metrics
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft
-from ryzanstein.router.faces.http.prompts import chat_request, completion_request
+from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.http.responses.kept import KeptResponses
+from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.texts import add_text_routes
 from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.telemetry import RouterTelemetry
 
+_MAX_SEEN = 1024
+_METHODS = ["GET", "HEAD", "POST", "DELETE"]
+_CORS: dict[str, Any] = {
+    "allow_headers": ["*"],
+    "expose_headers": ["X-Request-Id", "X-Ryzanstein-Node", "Retry-After"],
+    "max_age": 3600,
+}
 
-def create_app(core: Core, telemetry: RouterTelemetry, limits: HttpLimits | None = None) -> FastAPI:
+
+def create_app(
+    core: Core,
+    telemetry: RouterTelemetry,
+    limits: HttpLimits | None = None,
+    origins: Sequence[str] = (),
+    sessions: SessionStore | None = None,
+) -> FastAPI:
     """Returns an ASGI application over the core.
 
-    It has no lifespan of its own: the core starts and ends with the router.
+    It has no lifespan of its own: the core starts and ends with the router. `origins` may read
+    answers from a browser (CORS); none: no other origin may. `sessions` keep the conversations of
+    responses, by default in memory.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
+    app.add_middleware(HeadAnswers)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     app.add_middleware(Gate, limits=limits, telemetry=telemetry)
     _handle_errors(app, telemetry)
-    _add_generation_routes(app, GenerationRoutes(core, limits), limits)
+    reader = BodyReader()
+    _add_generation_routes(app, GenerationRoutes(core, limits), reader, limits)
     _add_model_routes(app, core)
+    kept = KeptResponses(sessions or MemorySessions(SessionBounds(), lambda _: None), telemetry)
+    add_response_routes(app, ResponseRoutes(core, kept, limits), reader, limits.max_messages)
+    add_text_routes(app, core, reader, limits.max_messages)
+    add_embedding_routes(app, core, reader)
     _add_probes(app, core)
+    add_metrics(app, telemetry.registry)
     return app
 
 
-def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: HttpLimits) -> None:
-    reader = BodyReader()
+def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: BodyReader, limits: HttpLimits) -> None:
     chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
     completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -69,46 +111,57 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, limits: 
             http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
         )
         if body.stream:
-            return await generations.stream(http, request, ChatDialect(), _wants_usage(body))
+            return await generations.stream(http, request, _shown(body, ChatDialect()))
         return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
     async def completions(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        body, request = await reader.read(
-            http, completion_decoder, lambda body: completion_request(body, http.headers, request_id)
+        body, asked = await reader.read(
+            http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
         )
         if body.stream:
-            return await generations.stream(http, request, CompletionDialect(), _wants_usage(body))
-        return await generations.answer(http, request, CompletionDialect())
+            return await generations.stream(http, asked.only, _shown(body, CompletionDialect()))
+        return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")
     async def events(
         response_id: str,
         http: Request,
         last_event_id: Annotated[str, Header()] = "",
-        include_usage: bool = False,
+        include_usage: bool | None = None,
     ) -> Response:
-        return await generations.attach(http, response_id, Cursor.parse(last_event_id), include_usage)
+        return await generations.attach(http, response_id, last_event_id, include_usage)
+
+    @app.delete("/v1/generations/{response_id}")
+    async def cancel(response_id: str) -> Response:
+        return await generations.cancel(response_id)
 
 
 def _add_model_routes(app: FastAPI, core: Core) -> None:
+    seen = FirstSeen()
+
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(model) for model in core.models()]}
+        return {"object": "list", "data": [_model(model, seen) for model in core.models()]}
 
     @app.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> dict[str, Any]:
         for model in core.models():
             if model.name == name:
-                return _model(model)
+                return _model(model, seen)
         raise errors.not_found("model", name)
 
 
 def _add_probes(app: FastAPI, core: Core) -> None:
+    @app.get("/health")
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": metadata.version("ryzanstein")}
 
     @app.get("/readyz")
     async def readyz() -> Response:
@@ -142,17 +195,38 @@ def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-def _wants_usage(body: GenerationOptions) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def _shown(body: GenerationOptions, dialect: Dialect) -> Shown:
+    options = body.stream_options
+    if options is None:
+        return Shown(dialect)
+    return Shown(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))
 
 
-def _model(model: ServedModel) -> dict[str, Any]:
-    """Returns OpenAI's fields of a model, and two of our own. `created` is unknown to a router."""
+class FirstSeen:
+    """When this router was first asked for its models while a node served one, in Unix time.
+
+    Of models that are gone it forgets the first.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[str, int] = {}
+
+    def at(self, model: str) -> int:
+        if model not in self._at and len(self._at) >= _MAX_SEEN:
+            del self._at[next(iter(self._at))]
+        return self._at.setdefault(model, int(time.time()))
+
+
+def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
+    """Returns OpenAI's fields of a model, vLLM's, and two of our own."""
     return {
         "id": model.name,
         "object": "model",
-        "created": 0,
+        "created": seen.at(model.name),
         "owned_by": "ryzanstein",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.context_length,
         "context_length": model.context_length,
         "ready_nodes": model.ready_nodes,
     }

@@ -82,6 +82,8 @@ def decoded(raw: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise HttpRefused(_mistake(str(error)), MALFORMED) from None
+    except UnicodeDecodeError:
+        raise HttpRefused(_not_json("it is not UTF-8"), MALFORMED) from None
     except RecursionError:
         raise HttpRefused(_not_json("nested too deeply"), MALFORMED) from None
     except (msgspec.DecodeError, ValueError) as error:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ryzanstein.generation import GenerationEvent, Started
+from ryzanstein.generation import GenerationEvent, Started, Usage
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import Dialect, usage_body
 from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
@@ -24,15 +24,20 @@ class Chunks:
     When a chunk is yielded, `cursor` is the position of a reader that has it.
     """
 
-    def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
+    def __init__(
+        self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool, *, continuous: bool = False
+    ) -> None:
+        """`continuous`: each chunk has the usage so far, as the reader has seen it."""
         self.cursor = cursor
-        self._pieces = Pieces(cursor)
+        self._continuous = include_usage and continuous
+        self._prompt_tokens = started.prompt_tokens
+        self._pieces = Pieces(cursor, started)
         self._dialect = dialect
         self._include_usage = include_usage
         self._envelope = {
             "id": dialect.id_prefix + started.generation_id,
             "object": dialect.chunk_object,
-            "created": int(time.time()),
+            "created": started.created or int(time.time()),
             "model": started.model,
             "system_fingerprint": None,
         } | ({"usage": None} if include_usage else {})
@@ -41,18 +46,23 @@ class Chunks:
         """Yields the chunks of an event, with one choice each."""
         for piece in self._pieces.of(event):
             if (choice := self._said(piece)) is not None:
-                yield self._envelope | {"choices": [choice]}
+                yield self._envelope | {"choices": [choice]} | self._usage_so_far()
 
     def last(self) -> Iterator[Chunk]:
         """Yields what follows when all choices have ended: the usage, where the client asked for it."""
         if self._include_usage and self._pieces.usage is not None:
             yield self._envelope | {"choices": [], "usage": usage_body(self._pieces.usage)}
 
+    def _usage_so_far(self) -> Chunk:
+        if not self._continuous:
+            return {}
+        return {"usage": usage_body(Usage(self._prompt_tokens, sum(self.cursor.from_index.values())))}
+
     def _said(self, piece: Piece) -> dict[str, Any] | None:
         match piece:
             case Opening(choice):
                 return self._dialect.opening(choice)
-            case Speech(choice, text, rows):
-                return self._dialect.delta(choice, text, rows)
-            case Ending(choice, reason, rows):
-                return self._dialect.ending(choice, reason, rows)
+            case Speech(choice, said, rows):
+                return self._dialect.delta(choice, said, rows)
+            case Ending(choice, reason, rows, said):
+                return self._dialect.ending(choice, reason, rows, said)

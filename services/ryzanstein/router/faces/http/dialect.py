@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
-from ryzanstein.generation import FinishReason, Usage
+from ryzanstein.generation import FinishReason, Message, PromptToken, TopLogprob, Usage
+from ryzanstein.replies.parts import CallDelta
+from ryzanstein.replies.reader import NOTHING, Said
 from ryzanstein.router.faces.http.alignment import LogprobRow
 
 # OpenAI uses this for a token that is almost impossible; JSON has no infinity.
@@ -15,6 +18,7 @@ _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
+    FinishReason.TOOL_CALLS: "tool_calls",
 }
 
 
@@ -24,19 +28,20 @@ class Dialect(Protocol):
     `rows` are the log probabilities, if the client requested any.
     """
 
+    kind: str
     id_prefix: str
     object: str
     chunk_object: str
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """Returns what a stream sends before a choice's first token, if anything."""
         ...
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
         """Returns the last chunk of a choice. `rows` are those that a stop string cut."""
         ...
 
@@ -44,14 +49,15 @@ class Dialect(Protocol):
 class ChatDialect:
     """The chat format: chat.completion and chat.completion.chunk."""
 
+    kind = "chat"
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": _message(message),
             "logprobs": _chat_logprobs(rows),
             "finish_reason": _FINISH[reason],
         }
@@ -59,36 +65,68 @@ class ChatDialect:
     def opening(self, choice: int) -> dict[str, Any] | None:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**_chunk(choice, {"content": text}), "logprobs": _chat_logprobs(rows)}
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(said) or {"content": ""}), "logprobs": _chat_logprobs(rows)}
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**_chunk(choice, {}), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(said)), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
 
 
 class CompletionDialect:
     """The completion format: text_completion, for answers and chunks."""
 
+    kind = "completion"
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def answer(self, choice: int, text: str, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
-        return {**self.delta(choice, text, rows), "finish_reason": _FINISH[reason]}
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        return {**self.delta(choice, Said(message.content), rows), "finish_reason": _FINISH[reason]}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, choice: int, text: str, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
         return {
             "index": choice,
-            "text": text,
+            "text": said.content,
             "logprobs": _completion_logprobs(rows),
             "finish_reason": None,
         }
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**self.delta(choice, "", rows), "finish_reason": _FINISH[reason]}
+    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
+        return {**self.delta(choice, said, rows), "finish_reason": _FINISH[reason]}
+
+
+def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    """Returns the log probabilities of a prompt's tokens and of the answer that follows its `num_chars` characters."""
+    ends = list(accumulate((len(token.text) for token in prompt), initial=0))
+    answer = _completion_logprobs(rows) or {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    of_prompt: dict[str, list[Any]] = {
+        "tokens": [token.text for token in prompt],
+        "token_logprobs": [None if token.logprob is None else max(token.logprob, _LOWEST_LOGPROB) for token in prompt],
+        "top_logprobs": [None if token.logprob is None else _tops(token.top) for token in prompt],
+        "text_offset": ends[:-1],
+    }
+    answer["text_offset"] = [num_chars + offset for offset in answer["text_offset"]]
+    return {name: of_prompt[name] + answer[name] for name in of_prompt}
+
+
+def prompt_logprobs_body(prompt: Sequence[PromptToken]) -> list[dict[str, Any] | None]:
+    """Returns a prompt's log probabilities as vLLM shows them, by token id. The first token has none."""
+    return [None if token.logprob is None else _ranked(token) for token in prompt]
+
+
+def _ranked(token: PromptToken) -> dict[str, Any]:
+    own = {"logprob": max(token.logprob or 0.0, _LOWEST_LOGPROB), "rank": None, "decoded_token": token.text}
+    return {str(token.token_id): own} | {
+        str(top.token_id): {"logprob": max(top.logprob, _LOWEST_LOGPROB), "rank": rank, "decoded_token": top.text}
+        for rank, top in enumerate(token.top, 1)
+    }
+
+
+def _tops(tops: Sequence[TopLogprob]) -> dict[str, float]:
+    return {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in tops}
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -100,7 +138,39 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _chunk(choice: int, delta: dict[str, str]) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, Any]:
+    """Returns the answer as a message. Fields that only some answers have are absent from the others."""
+    shown: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["content"] = message.content or None
+        shown["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return shown
+
+
+def _delta(said: Said) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if said.content:
+        delta["content"] = said.content
+    if said.reasoning:
+        delta["reasoning_content"] = said.reasoning
+    if said.calls:
+        delta["tool_calls"] = [_call(call) for call in said.calls]
+    return delta
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
@@ -126,6 +196,6 @@ def _completion_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     return {
         "tokens": [row.text for row in rows],
         "token_logprobs": [max(row.logprobs.logprob, _LOWEST_LOGPROB) for row in rows],
-        "top_logprobs": [{top.text: max(top.logprob, _LOWEST_LOGPROB) for top in row.logprobs.top} for row in rows],
+        "top_logprobs": [_tops(row.logprobs.top) for row in rows],
         "text_offset": [row.offset for row in rows],
     }

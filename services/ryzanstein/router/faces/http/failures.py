@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import CONTEXT_TOO_LONG, Code, RyzansteinError
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -90,16 +90,17 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
     return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,
-        param=_param(error.violations[0].field) if error.violations else _missing(error),
+        param=_param(error),
         code=_CODES.get(error.reason, error.reason.lower()),
         headers=headers,
     )
 
 
-def _param(field: str) -> str:
-    name = field.removeprefix("sampling.")
-    return "response_format" if name.partition(".")[0] == "constraint" else name
-
-
-def _missing(error: RyzansteinError) -> str | None:
+def _param(error: RyzansteinError) -> str | None:
+    """Returns the field that is wrong, as the client spelled it."""
+    if error.reason == CONTEXT_TOO_LONG:
+        return "messages"
+    if error.violations:
+        name = error.violations[0].field.removeprefix("sampling.")
+        return "response_format" if name.partition(".")[0] == "constraint" else name
     return "model" if error.resource is not None and error.resource[0] == "model" else None

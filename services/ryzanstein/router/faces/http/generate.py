@@ -8,26 +8,33 @@ X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Token
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
+from ryzanstein.router.faces.http.alignment import aligned
+from ryzanstein.router.faces.http.completions import completion_body, echoed_texts
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, usage_body
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, prompt_logprobs_body, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.prompts import Completions
+from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 
 NODE = "X-Ryzanstein-Node"
@@ -48,44 +55,95 @@ class GenerationRoutes:
         generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
             answer = await while_connected(http.receive, self._read(generation_id))
-        content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
+        content = await asyncio.to_thread(_content, answer, dialect) if answer.prompt else _content(answer, dialect)
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
-    async def stream(self, http: Request, request: GenerationRequest, dialect: Dialect, include_usage: bool) -> Response:
-        """Returns the answer as events. Raises an error that comes before the first event."""
+    async def complete(self, http: Request, asked: Completions) -> Response:
+        """Returns the answers to all prompts as JSON. Raises as `answer` does."""
+        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        echoed = await echoed_texts(self._core, asked)
+        running: dict[str, GenerationRequest] = {}
+        try:
+            for request in asked.requests:
+                generation_id = await self._core.submit(replace(request, detached=detached), resumable=detached)
+                running[generation_id] = request
+            answers = await while_connected(http.receive, self._read_all(list(running)))
+        except BaseException:
+            for generation_id, request in running.items():
+                if request.key is None and not detached:
+                    await leave(self._core, generation_id)
+            raise
+        # In a thread: a long prompt has hundreds of thousands of log probabilities.
+        write = partial(completion_body, asked, answers, echoed)
+        content = await asyncio.to_thread(write) if answers[0].prompt else write()
+        return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
+
+    async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
+        """Returns the answer as events. Raises an error that comes before the first event.
+
+        A request with a `Last-Event-ID` that names a generation goes on in that one.
+        """
+        position = http.headers.get(LAST_EVENT_ID, "")
+        if generation_id := generation_of(position):
+            return await self.attach(http, generation_id, position, kind=shown.dialect.kind)
         disconnect = on_disconnect(http.headers)
-        request = replace(request, detached=disconnect is OnDisconnect.DETACH)
+        request = replace(request, detached=disconnect is OnDisconnect.DETACH, shown_as=shown.written)
         ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
         generation_id = await self._core.submit(request, resumable=not ends_with_stream)
         async with self._cancelled_if_left(request, generation_id):
-            response = await self._open(http, generation_id, dialect, Cursor(), include_usage)
+            response = await self._open(http, generation_id, Cursor(), lambda _: shown)
         if ends_with_stream:
             response.on_left = partial(leave, self._core, generation_id)
         return response
 
-    async def attach(self, http: Request, response_id: str, cursor: Cursor, include_usage: bool) -> Response:
-        """Returns the rest of a stream.
+    async def attach(
+        self, http: Request, response_id: str, position: str, include_usage: bool | None = None, kind: str = ""
+    ) -> Response:
+        """Returns the rest of a stream, from `position`, a `Last-Event-ID`, on.
 
-        Raises NOT_FOUND when the generation is unknown or its re-attach window is over.
+        It is shown as the request asked for. `include_usage` None: also what is said of usage.
+
+        Raises NOT_FOUND when the generation is unknown or its re-attach window is over, and
+        INVALID_ARGUMENT for a position that it does not have, or an answer of another `kind`.
         """
-        dialect: Dialect = ChatDialect()
-        if response_id.startswith(CompletionDialect.id_prefix):
-            dialect = CompletionDialect()
-        return await self._open(http, response_id.removeprefix(dialect.id_prefix), dialect, cursor, include_usage)
+        generation_id = bare_id(response_id)
+        cursor = cursor_of(position, generation_id)
+        return await self._open(http, generation_id, cursor, partial(_shown, response_id, include_usage, kind))
+
+    async def cancel(self, response_id: str) -> Response:
+        """Cancels a generation. Raises NOT_FOUND when it does not run."""
+        await self._core.cancel(bare_id(response_id))
+        return JSONResponse({"id": response_id, "object": "generation", "status": "cancelled"})
 
     async def _open(
-        self, http: Request, generation_id: str, dialect: Dialect, cursor: Cursor, include_usage: bool
+        self,
+        http: Request,
+        generation_id: str,
+        cursor: Cursor,
+        shown_to: Callable[[Started], Shown],
     ) -> EventStreamResponse:
-        wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
-        events: Events = self._core.follow(generation_id, wanted)
-        try:
-            started = await while_connected(http.receive, read_start(events))
-        except BaseException:
-            await events.aclose()
-            raise
-        writer = ChunkWriter(started, dialect, cursor, include_usage)
+        with _naming_the_position():
+            wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+            events: Events = self._core.follow(generation_id, wanted)
+            try:
+                started = await while_connected(http.receive, read_start(events))
+                shown = shown_to(started)
+            except BaseException:
+                await events.aclose()
+                raise
+        writer = ChunkWriter(started, shown, cursor)
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
+
+    async def _read_all(self, generation_ids: list[str]) -> list[Answer]:
+        """Returns all answers. When one fails the others are read no more."""
+        reading = [asyncio.create_task(self._read(generation_id)) for generation_id in generation_ids]
+        try:
+            return await asyncio.gather(*reading)
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
 
     async def _read(self, generation_id: str) -> Answer:
         async with aclosing(self._core.follow(generation_id, whole=True)) as events:
@@ -103,13 +161,17 @@ class GenerationRoutes:
     async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
         """Returns the index of the first token wanted of each choice.
 
-        Log probabilities are aligned with the text from its beginning. A stream with log
-        probabilities therefore also reads the tokens that the reader has seen, for the writer
-        alone.
+        Log probabilities are aligned with the text from its beginning, and calls are read from
+        there. Such a stream therefore also reads the tokens that the reader has seen, for the
+        writer alone.
         """
         seen = cursor.from_index
         if not any(seen.values()):
             return seen
+        async with aclosing(self._core.follow(generation_id, seen)) as events:
+            started = await read_start(events)  # checks the position
+        if started.reply is not None:
+            return {}
         async with aclosing(self._core.follow(generation_id, {})) as events:
             async for event in events:
                 if isinstance(event, Delta):
@@ -117,23 +179,47 @@ class GenerationRoutes:
         return seen
 
 
+def bare_id(response_id: str) -> str:
+    """Returns the generation's id of the id that an answer had."""
+    for dialect in (ChatDialect, CompletionDialect):
+        response_id = response_id.removeprefix(dialect.id_prefix)
+    return response_id
+
+
+def _shown(response_id: str, include_usage: bool | None, kind: str, started: Started) -> Shown:
+    shown = Shown.read(started.shown_as, response_id)
+    if kind and shown.dialect.kind != kind:
+        raise errors.invalid(LAST_EVENT_ID, f"must be of a {kind} request's event, not of a {shown.dialect.kind}'s")
+    return shown if include_usage is None else replace(shown, usage=include_usage)
+
+
+@contextmanager
+def _naming_the_position() -> Iterator[None]:
+    """Names the header, not the core's own argument, in the error for a position."""
+    try:
+        yield
+    except RyzansteinError as error:
+        if error.violations and error.violations[0].field == "from_index":
+            raise errors.invalid(LAST_EVENT_ID, error.violations[0].description) from None
+        raise
+
+
+def _content(answer: Answer, dialect: Dialect) -> bytes:
+    return json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
+
+
 def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
     return {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,
-        "created": int(time.time()),
+        "created": answer.started.created or int(time.time()),
         "model": answer.started.model,
         "system_fingerprint": None,
-        "choices": [
-            dialect.answer(choice, *_aligned(answer.tokens[choice]), reason)
-            for choice, reason in sorted(answer.reasons.items())
-        ],
+        "choices": [_choice(answer, choice, dialect) for choice in sorted(answer.reasons)],
         "usage": usage_body(answer.usage),
-    }
+    } | ({"prompt_logprobs": prompt_logprobs_body(answer.prompt)} if answer.prompt else {})
 
 
-def _aligned(tokens: list[Token]) -> tuple[str, list[LogprobRow]]:
-    """Returns the text of a choice, and the log probabilities that belong to it."""
-    alignment = Alignment()
-    rows = [row for token in tokens for row in alignment.push(token)]
-    return "".join(token.text for token in tokens), [*rows, *alignment.end()]
+def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
+    message = answer.message(choice)
+    return dialect.answer(choice, message, aligned(answer.tokens[choice])[1], answer.reason(choice, message))

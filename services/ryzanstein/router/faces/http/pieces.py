@@ -10,7 +10,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, Usage
+from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, Started, Usage
+from ryzanstein.replies.follower import ReplyFollower
+from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 
@@ -22,19 +24,20 @@ class Opening(NamedTuple):
 
 
 class Speech(NamedTuple):
-    """New text of a choice, and the log probabilities that became certain. One of both may be empty."""
+    """What a choice says anew, and the log probabilities that became certain. One of both may be empty."""
 
     choice: int
-    text: str
+    said: Said
     rows: Sequence[LogprobRow]
 
 
 class Ending(NamedTuple):
-    """A choice ends. `rows` are those that a stop string cut."""
+    """A choice ends. `rows` are those that a stop string cut; `said` became certain with the end."""
 
     choice: int
     reason: FinishReason
     rows: Sequence[LogprobRow]
+    said: Said
 
 
 Piece = Opening | Speech | Ending
@@ -46,8 +49,9 @@ class Pieces:
     When a piece is yielded, the cursor is the position of a reader that has it.
     """
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, started: Started) -> None:
         self.cursor = cursor
+        self._replies = ReplyFollower(started, cursor.from_index)
         self.usage: Usage | None = None
         """The usage of all choices, once one has ended."""
         self._seen = cursor.from_index
@@ -70,34 +74,38 @@ class Pieces:
             yield Opening(choice)
 
     def _speech(self, delta: Delta) -> Iterator[Speech]:
-        if delta.tokens[0].logprobs is not None:
-            yield from self._with_logprobs(delta)
+        if delta.tokens[0].logprobs is not None or self._replies.active:
+            yield from self._from_the_beginning(delta)
             return
         self.cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
         if text := delta.text:
-            yield Speech(delta.choice, text, ())
+            yield Speech(delta.choice, Said(text), ())
 
-    def _with_logprobs(self, delta: Delta) -> Iterator[Speech]:
-        """Yields the piece of a Delta with log probabilities.
+    def _from_the_beginning(self, delta: Delta) -> Iterator[Speech]:
+        """Yields the piece of a Delta of a choice that is read from its first token.
 
-        Tokens that the reader has seen only prepare the alignment of later ones.
+        That is one with log probabilities, or with more than content. Tokens that the reader has
+        seen only prepare what later ones say.
         """
-        alignment = self._alignments[delta.choice]
-        num_seen = max(0, self._seen.get(delta.choice, 0) - delta.first_index)
-        for token in delta.tokens[:num_seen]:
-            deque(alignment.push(token), maxlen=0)
-        tokens = delta.tokens[num_seen:]
-        if not tokens:
-            return
-        self.cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
-        text = "".join(token.text for token in tokens)
-        rows = [row for token in tokens for row in alignment.push(token)]
-        if text or rows:
-            yield Speech(delta.choice, text, rows)
+        num_seen, rows = self._replies.num_seen(delta), []
+        if delta.tokens[0].logprobs is not None:
+            alignment = self._alignments[delta.choice]
+            for token in delta.tokens[:num_seen]:
+                deque(alignment.push(token), maxlen=0)
+            rows = [row for token in delta.tokens[num_seen:] for row in alignment.push(token)]
+        if self._replies.active:
+            said = self._replies.said(delta)
+        else:
+            said = Said("".join(token.text for token in delta.tokens[num_seen:]))
+        if num_seen < len(delta.tokens):
+            self.cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
+            if said or rows:
+                yield Speech(delta.choice, said, rows)
 
     def _ending(self, finished: Finished) -> Iterator[Ending]:
         if self.cursor.ended(finished.choice):
             return
         self.cursor.end(finished.choice)
         rows = list(self._alignments.pop(finished.choice, Alignment()).end())
-        yield Ending(finished.choice, finished.reason, rows)
+        said, reason = self._replies.ended(finished)
+        yield Ending(finished.choice, reason, rows, said)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+from msgspec import Raw
 
 from ryzanstein import clock, errors
 from ryzanstein.generation import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
     MAX_NAME_CHARS,
     TENANT_ID,
     ChatPrompt,
@@ -17,13 +21,15 @@ from ryzanstein.generation import (
     Prompt,
     Role,
     SamplingParams,
+    TemplateOptions,
     TextPrompt,
     TokenPrompt,
     ToolCall,
     valid_priority,
     valid_tenant,
+    with_variable,
 )
-from ryzanstein.router.faces.http.sampling import sampling_params
+from ryzanstein.router.faces.http.sampling import sampling_params, whole
 from ryzanstein.router.faces.http.schemas import (
     ChatCompletionRequest,
     ChatMessage,
@@ -34,6 +40,7 @@ from ryzanstein.router.faces.http.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
+from ryzanstein.router.faces.http.tools import tools_of
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 # Newer OpenAI clients call the system role "developer".
@@ -44,8 +51,39 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
 }
+_TIERS = {"auto": 0, "default": 0, "scale": 0, "flex": -5, "priority": 5}
+MAX_ANSWERS = 256
+"""Of one completion request: prompts times choices."""
 _MAX_TIMEOUT_MS = 86_400_000
 _DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The generations that one completion request asks for, one for each prompt.
+
+    Of each the `num_shown` best answers are shown, with `logprobs`, and after the prompt with
+    `echo`. `silent`: not even one token of them. `with_scores`: each choice has the prompt's log
+    probabilities.
+    """
+
+    requests: tuple[GenerationRequest, ...]
+    num_shown: int
+    logprobs: int | None
+    echo: bool = False
+    silent: bool = False
+    with_scores: bool = False
+
+    @property
+    def only(self) -> GenerationRequest:
+        """The request that is streamed. Raises INVALID_ARGUMENT for what cannot be."""
+        if len(self.requests) > 1:
+            raise errors.invalid("prompt", "several prompts cannot be streamed in one answer", len(self.requests))
+        if self.echo:
+            raise errors.invalid("echo", "is not supported with stream: true")
+        return self.requests[0]
+
+
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -54,47 +92,105 @@ def chat_request(
 ) -> GenerationRequest:
     """Returns the request of a chat body. Raises INVALID_ARGUMENT that names the field."""
     refuse_unsupported(body)
-    if not body.messages:
-        raise errors.invalid("messages", "must have at least one message")
-    if len(body.messages) > max_messages:
-        raise errors.invalid("messages", f"must have at most {max_messages} messages", len(body.messages))
-    prompt = ChatPrompt(tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)))
+    messages = conversation(body.messages, max_messages)
+    prompt = ChatPrompt(messages, template_options(body), tools_of(body))
     sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
-    request = _request(body, prompt, sampling, headers, request_id)
-    return _keyed(replace(request, session_id=_session_id(body, headers)), headers)
+    _refuse_streamed_scores(body, sampling)
+    request = base_request(body, prompt, sampling, headers, request_id)
+    session_id = _session_id(body, headers)
+    if session_id and prompt.template.continues:
+        raise errors.invalid("continue_final_message", "is not supported in a session")
+    return _keyed(replace(request, session_id=session_id), headers)
 
 
-def completion_request(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> GenerationRequest:
-    """Returns the request of a completion body, with OpenAI's default of 16 tokens.
+def conversation(messages: Sequence[ChatMessage], most: int) -> tuple[Message, ...]:
+    """Returns the messages of a body. Raises INVALID_ARGUMENT that names the message and its field."""
+    if not messages:
+        raise errors.invalid("messages", "must have at least one message")
+    if len(messages) > most:
+        raise errors.invalid("messages", f"must have at most {most} messages", len(messages))
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def completion_requests(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> Completions:
+    """Returns the requests of a completion body, with OpenAI's default of 16 tokens.
 
     Raises INVALID_ARGUMENT that names the field.
     """
     refuse_unsupported(body)
-    max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = sampling_params(body, max_tokens, body.logprobs)
-    return _keyed(_request(body, _completion_prompt(body), sampling, headers, request_id), headers)
+    if body.suffix:
+        raise errors.invalid("suffix", "is not supported: the model has no tokens to fill in the middle")
+    max_tokens = whole("max_tokens", body.max_tokens)
+    silent = bool(body.echo) and max_tokens == 0
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens or int(silent)
+    logprobs = whole("logprobs", body.logprobs)
+    sampling = sampling_params(body, max_tokens, logprobs)
+    num_shown, best_of = sampling.n, whole("best_of", body.best_of)
+    if best_of is not None and best_of != num_shown:
+        sampling = _best_of(body, sampling, best_of)
+    if body.echo and logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs or 0))
+    sampling.validate()
+    _refuse_streamed_scores(body, sampling)
+    prompts = _completion_prompts(body)
+    if len(prompts) * sampling.n > MAX_ANSWERS:
+        raise errors.invalid("prompt", f"prompts times choices must be at most {MAX_ANSWERS}", len(prompts) * sampling.n)
+    key = key_of_header(headers.get(HEADER))
+    requests = [base_request(body, prompt, sampling, headers, request_id) for prompt in prompts]
+    if len(requests) > 1:
+        requests = [keyed(each, f"{key}/{i}" if key else "", HEADER) for i, each in enumerate(requests)]
+    else:
+        requests = [keyed(requests[0], key, HEADER)]
+    return Completions(tuple(requests), num_shown, logprobs, bool(body.echo), silent, body.prompt_logprobs is not None)
 
 
-def _request(
+def _best_of(body: CompletionRequest, sampling: SamplingParams, best_of: int) -> SamplingParams:
+    """Returns the parameters that generate so many answers and tell how likely each is."""
+    if best_of < sampling.n:
+        raise errors.invalid("best_of", f"must be at least n ({sampling.n})", best_of)
+    if body.stream:
+        raise errors.invalid("best_of", "cannot be streamed: which answers are best is known at the end", best_of)
+    if best_of > MAX_CHOICES:
+        raise errors.invalid("best_of", f"must be in [1, {MAX_CHOICES}]", best_of)
+    return replace(sampling, n=best_of, logprobs=sampling.logprobs or 0)
+
+
+def _refuse_streamed_scores(body: GenerationOptions, sampling: SamplingParams) -> None:
+    if body.stream and sampling.prompt_logprobs is not None:
+        field = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
+        raise errors.invalid(field, "log probabilities of the prompt are not available with stream: true")
+
+
+def base_request(
     body: GenerationOptions,
     prompt: Prompt,
     sampling: SamplingParams,
     headers: Mapping[str, str],
     request_id: str,
 ) -> GenerationRequest:
+    """Returns a request without a session and without a key. Raises INVALID_ARGUMENT that names the field."""
     traceparent = headers.get("traceparent", "")
-    user = _name(body.user or "", "user")
+    user = name_of(body.user or "", "user")
     return GenerationRequest(
-        model=_name(body.model, "model"),
+        model=name_of(body.model or "", "model"),
         prompt=prompt,
         sampling=sampling,
         user=user,
-        priority=valid_priority(body.priority or 0),
+        priority=valid_priority(_priority(body)),
         tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
         deadline=_deadline(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
+
+
+def _priority(body: GenerationOptions) -> int:
+    """Returns the priority, where it is not given that of the service tier."""
+    tier = body.service_tier or "auto"
+    if tier not in _TIERS:
+        raise errors.invalid("service_tier", f"must be one of {', '.join(_TIERS)}", tier[:64])
+    given = whole("priority", body.priority)
+    return _TIERS[tier] if given is None else given
 
 
 def _keyed(request: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
@@ -137,36 +233,38 @@ def _text(part: ContentPart, path: str) -> str:
     return part.text
 
 
-def _completion_prompt(body: CompletionRequest) -> Prompt:
-    prompt = body.prompt if isinstance(body.prompt, str) else _only(body.prompt)
-    if not prompt:
-        raise errors.invalid("prompt", "must not be empty")
-    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
-
-
-def _only(prompt: Sequence[str | int | list[int]]) -> str | Sequence[int]:
-    """Returns the token ids, or the one prompt in the list."""
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
-        return cast(Sequence[int], prompt)
+def _completion_prompts(body: CompletionRequest) -> list[Prompt]:
+    given = body.prompt
+    if isinstance(given, str):
+        given = [given]
+    kinds = set(map(type, given))
     if len(kinds) > 1:
-        raise errors.invalid("prompt", "must be a string, a list of token ids, or a list with one of these")
-    if len(prompt) > 1:
-        raise errors.invalid("prompt", "several prompts in one request are not supported", len(prompt))
-    return cast(str | list[int], prompt[0]) if prompt else []
+        raise errors.invalid("prompt", "must be a string, a list of token ids, or a list of these")
+    if kinds == {int}:
+        given = [cast(list[int], given)]
+    if not given or not all(cast(list[str | list[int]], given)):
+        raise errors.invalid("prompt", "must not be empty")
+    return [
+        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
+        for prompt in cast(list[str | list[int]], given)
+    ]
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:
-    old, new = body.max_tokens, body.max_completion_tokens
+    old = whole("max_tokens", body.max_tokens)
+    new = whole("max_completion_tokens", body.max_completion_tokens)
     if old is not None and new is not None and old != new:
         raise errors.invalid("max_completion_tokens", f"conflicts with max_tokens ({old})", new)
     return old if new is None else new
 
 
 def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
+    top = whole("top_logprobs", body.top_logprobs) or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise errors.invalid("top_logprobs", f"must be in [0, {MAX_LOGPROBS}]", top)
     if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
+        return top
+    if top:
         raise errors.invalid("top_logprobs", "requires logprobs: true")
     return None
 
@@ -179,10 +277,42 @@ def _session_id(body: ChatCompletionRequest, headers: Mapping[str, str]) -> str:
     in_header = headers.get("x-session-id", "")
     if body.session_id and in_header and body.session_id != in_header:
         raise errors.invalid("session_id", "conflicts with the header X-Session-Id")
-    return _name(body.session_id or in_header, "session_id")
+    return name_of(body.session_id or in_header, "session_id")
 
 
-def _name(value: str, field: str) -> str:
+class TemplateFields(Protocol):
+    """A body that says what its chat template is given besides the messages."""
+
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def chat_template_kwargs(self) -> Raw | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def template_options(body: TemplateFields) -> TemplateOptions:
+    """Returns what the chat template is given besides the messages. Raises INVALID_ARGUMENT."""
+    raw = bytes(body.chat_template_kwargs or b"")
+    try:
+        variables = "" if raw in (b"", b"null", b"{}") else raw.decode()
+    except UnicodeDecodeError:
+        raise errors.invalid("chat_template_kwargs", "must be UTF-8") from None
+    adds = True if body.add_generation_prompt is None else body.add_generation_prompt
+    options = TemplateOptions(with_effort(variables, body.reasoning_effort), adds, bool(body.continue_final_message))
+    options.validate()
+    return options
+
+
+def with_effort(variables: str, effort: str | None) -> str:
+    """Returns the variables of a template with the effort that it is to make the model take."""
+    return with_variable(variables, "reasoning_effort", effort) if effort and effort != "none" else variables
+
+
+def name_of(value: str, field: str) -> str:
+    """Returns the name of a model, user or session. Raises INVALID_ARGUMENT for one that is too long."""
     if len(value) > MAX_NAME_CHARS:
         raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
 from ryzanstein.router.faces.http.response_format import constraint_of
-from ryzanstein.router.faces.http.schemas import GenerationOptions
+from ryzanstein.router.faces.http.schemas import GenerationOptions, Whole
 
 _UINT32 = 2**32 - 1
 
@@ -18,27 +18,42 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
     given = {
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": None if body.top_k == -1 else body.top_k,
+        "top_k": None if body.top_k == -1 else whole("top_k", body.top_k),
         "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
-        "min_tokens": body.min_tokens,
-        "n": body.n,
+        "min_tokens": whole("min_tokens", body.min_tokens),
+        "n": whole("n", body.n),
         "ignore_eos": body.ignore_eos,
+        "skip_special_tokens": body.skip_special_tokens,
+        "include_stop_str_in_output": body.include_stop_str_in_output,
+        "prompt_logprobs": whole("prompt_logprobs", body.prompt_logprobs),
+        "truncate_prompt_tokens": whole("truncate_prompt_tokens", body.truncate_prompt_tokens),
     }
     params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        seed=None if body.seed is None else _seed(body.seed),
+        seed=None if body.seed is None else _seed(whole("seed", body.seed) or 0),
         max_tokens=max_tokens,
         stop=_stop(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
         constraint=constraint_of(body),
+        bad_words=tuple(body.bad_words or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
     )
     params.validate()
     return params
+
+
+def whole(field: str, value: Whole | None) -> int | None:
+    """Returns the integer. Raises INVALID_ARGUMENT for a fraction."""
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise errors.invalid(field, "must be an integer", value)
+        return int(value)
+    return value
 
 
 def _seed(seed: int) -> int:

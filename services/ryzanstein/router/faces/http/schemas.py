@@ -16,31 +16,34 @@ from msgspec import Meta, Raw
 
 from ryzanstein import errors
 from ryzanstein.constraints import MAX_ALTERNATIVES
-from ryzanstein.generation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOOL_CALLS
+from ryzanstein.generation import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOOL_CALLS,
+)
+from ryzanstein.tools import MAX_TOOLS
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Whole = int | float
+"""An integer, also as 5.0: some JSON libraries write no other numbers. `sampling.whole` refuses 5.5."""
 
 # Each field with the values that request nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
-        "best_of": (1,),
-        "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
         "prediction": (),
-        "reasoning_effort": ("none",),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "suffix": ("",),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
 )
+_CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"best_of": (1,), "echo": (False,), "suffix": ("",)})
 # Fields that a client sends back when it repeats a message that it received.
 _MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"annotations": ([],), "audio": (), "function_call": (), "refusal": ()}
@@ -59,6 +62,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StreamOptions(Body, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Raw = _ABSENT
 
 
@@ -68,27 +72,26 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     None means the default of `SamplingParams`.
     """
 
-    model: str = ""
+    model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
+    n: Whole | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Extensions of the OpenAI API.
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Whole | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    priority: int | None = None
     # Constraints, see `response_format`.
     response_format: Raw = _ABSENT
     structured_outputs: Raw = _ABSENT
@@ -96,26 +99,26 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(max_length=MAX_ALTERNATIVES)] | None = None
     guided_grammar: str | None = None
+    priority: Whole | None = None
+    service_tier: str | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    truncate_prompt_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
     # Refused unless they request nothing.
     audio: Raw = _ABSENT
-    best_of: Raw = _ABSENT
-    echo: Raw = _ABSENT
     function_call: Raw = _ABSENT
     functions: Raw = _ABSENT
     modalities: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prediction: Raw = _ABSENT
-    reasoning_effort: Raw = _ABSENT
-    service_tier: Raw = _ABSENT
-    store: Raw = _ABSENT
-    suffix: Raw = _ABSENT
-    tool_choice: Raw = _ABSENT
-    tools: Raw = _ABSENT
     verbosity: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
     # These never change an answer.
+    store: bool | None = None
     metadata: Raw = _ABSENT
-    parallel_tool_calls: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     safety_identifier: Raw = _ABSENT
@@ -129,6 +132,31 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+
+
+class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`parameters` is a JSON schema, which is only checked to be an object."""
+
+    name: str
+    description: str | None = None
+    parameters: Raw = _ABSENT
+    strict: bool | None = None
+
+
+class OfferedTool(msgspec.Struct, frozen=True):
+    """A tool. `function` is set where `type` is "function". Fields of other types are skipped."""
+
+    type: str
+    function: OfferedFunction | None = None
+
+
+class ChosenFunction(Body, frozen=True):
+    name: str
+
+
+class ToolChoice(Body, frozen=True):
+    type: str
+    function: ChosenFunction | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -161,34 +189,50 @@ class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    tools: Annotated[list[OfferedTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Whole | None = None
     session_id: str | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Raw = _ABSENT
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    best_of: Raw = _ABSENT
+    echo: Raw = _ABSENT
+    suffix: Raw = _ABSENT
 
 
 class CompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
-    logprobs: int | None = None
+    logprobs: Whole | None = None
+    echo: bool | None = None
+    best_of: Whole | None = None
+    suffix: str | None = None
 
 
 def refuse_unsupported(body: GenerationOptions) -> None:
     """Raises INVALID_ARGUMENT for a field that requests what this cluster does not have."""
-    _refuse(body, _UNSUPPORTED, "")
+    refuse(body, _UNSUPPORTED, "")
+    if isinstance(body, ChatCompletionRequest):
+        refuse(body, _CHAT_UNSUPPORTED, "")
     if body.stream_options is not None:
-        _refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
+        refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
         if not body.stream:
             raise errors.invalid("stream_options", "requires stream: true")
 
 
 def refuse_unsupported_in_message(message: ChatMessage, path: str) -> None:
     """Raises INVALID_ARGUMENT for such a field in the message at `path`."""
-    _refuse(message, _MESSAGE_UNSUPPORTED, f"{path}.")
+    refuse(message, _MESSAGE_UNSUPPORTED, f"{path}.")
 
 
-def _refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], path: str) -> None:
+def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], path: str) -> None:
+    """Raises INVALID_ARGUMENT for a field that is not one of the values that request nothing."""
     for name, idle in unsupported.items():
         given = getattr(body, name)
         if given is not None and not _is_idle(bytes(given), idle):

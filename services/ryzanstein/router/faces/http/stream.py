@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from typing import Protocol
 
 import structlog
 from starlette.responses import Response
@@ -23,21 +24,47 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import GenerationEvent, Started
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import Dialect
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
 from ryzanstein.router.faces.http.gate import HttpCall
+from ryzanstein.router.faces.http.position import event_id
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.shown import Shown
 
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
 
+class EventWriter(Protocol):
+    """Converts the events of a generation to the bytes of a stream."""
+
+    def opening(self) -> bytes:
+        """Returns what comes before all events."""
+        ...
+
+    def write(self, event: GenerationEvent) -> bytes: ...
+
+    def close(self) -> bytes:
+        """Returns the end of a complete stream."""
+        ...
+
+    def failed(self, failure: HttpFailure) -> bytes:
+        """Returns the end of a stream whose generation failed."""
+        ...
+
+
 class ChunkWriter:
     """Frames chunks as server-sent events. Each reader has its own."""
 
-    def __init__(self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool) -> None:
-        self._chunks = Chunks(started, dialect, cursor, include_usage)
+    def __init__(self, started: Started, shown: Shown, cursor: Cursor) -> None:
+        self._generation_id = started.generation_id
+        self._chunks = Chunks(started, shown.dialect, cursor, shown.usage, continuous=shown.continuous)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def failed(self, failure: HttpFailure) -> bytes:
+        return error_event(failure)
 
     def write(self, event: GenerationEvent) -> bytes:
         """Returns the bytes of an event; empty for tokens whose text is not certain yet."""
@@ -49,12 +76,12 @@ class ChunkWriter:
 
     def _framed(self, chunks: Iterator[Chunk]) -> bytes:
         # Chunk by chunk, because the id is the cursor as it stands after each of them.
-        return b"".join(_event(str(self._chunks.cursor), chunk) for chunk in chunks)
+        return b"".join(_event(event_id(self._generation_id, self._chunks.cursor), chunk) for chunk in chunks)
 
 
-def _event(event_id: str, chunk: Chunk) -> bytes:
+def _event(position: str, chunk: Chunk) -> bytes:
     data = json.dumps(chunk, separators=(",", ":"))
-    return f"id: {event_id}\ndata: {data}\n\n".encode()
+    return f"id: {position}\ndata: {data}\n\n".encode()
 
 
 def error_event(failure: HttpFailure) -> bytes:
@@ -72,7 +99,7 @@ class EventStreamResponse(Response):
     def __init__(
         self,
         events: AsyncGenerator[GenerationEvent, None],
-        writer: ChunkWriter,
+        writer: EventWriter,
         call: HttpCall,
         write_timeout_s: float,
         headers: dict[str, str],
@@ -86,6 +113,8 @@ class EventStreamResponse(Response):
         self._write_timeout_s = write_timeout_s
         self.on_left: Callable[[], Awaitable[None]] | None = None
         """Called when the client disconnects, or stops reading, before the end."""
+        self.before_end: Callable[[], Awaitable[None]] | None = None
+        """Called when the generation is complete, before the client reads the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -112,10 +141,15 @@ class EventStreamResponse(Response):
 
     async def _parts(self) -> AsyncIterator[bytes]:
         try:
+            if opening := self._writer.opening():
+                yield opening
             async for event in self._events:
                 if part := self._writer.write(event):
                     yield part
-            yield self._writer.close()
+            end = self._writer.close()
+            if self.before_end is not None:
+                await self.before_end()
+            yield end
         except RyzansteinError as error:
             yield self._failed(error)
         except Exception:
@@ -125,4 +159,4 @@ class EventStreamResponse(Response):
     def _failed(self, error: RyzansteinError) -> bytes:
         failure = failure_from_error(error)
         self._call.code = failure.status
-        return error_event(failure)
+        return self._writer.failed(failure)

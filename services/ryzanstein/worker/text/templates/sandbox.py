@@ -66,17 +66,35 @@ class ChatTemplate:
         """
         parts: list[str] = []
         num_chars = 0
-        for part in self._template.generate(
-            **self._variables, messages=told.messages, tools=told.tools, documents=None, add_generation_prompt=True
-        ):
+        own = {
+            "messages": told.messages,
+            "tools": told.tools,
+            "documents": None,
+            "add_generation_prompt": told.add_generation_prompt,
+        }
+        for part in self._template.generate(**told.variables | self._variables | own):
             num_chars += len(part)
             if num_chars > self._max_chars:
                 raise OutputTooLong
             parts.append(part)
-        return "".join(parts)
+        text = "".join(parts)
+        return _up_to(text, told.messages[-1]["content"] or "") if told.continues else text
 
     def _strftime_now(self, pattern: str) -> str:
         return self._moment.strftime(pattern)
+
+
+def _up_to(text: str, content: str) -> str:
+    """Returns the text up to the end of its last message, of which the answer is to be the rest.
+
+    Many templates strip messages: white space at the end stays where the template leaves it.
+    """
+    begin = text.rfind(content.strip())
+    if begin < 0 or not content.strip():
+        raise TemplateError("continue_final_message: the last message is empty, or the template changes it")
+    stripped = content.lstrip()
+    end = begin + len(stripped if text.startswith(stripped, begin) else stripped.rstrip())
+    return text[:end]
 
 
 def parse(source: str) -> None:

@@ -8,28 +8,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ryzanstein.generation import ChatPrompt, Message, Role, ToolCall
+from ryzanstein.generation import ChatPrompt, Message, Role, ToolCall, template_variables
+from ryzanstein.tools import Tool
 
 Text = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The variables `messages` and `tools` of a template. `tools` is None without any."""
+    """The variables of a template: `messages`, `tools`, and those that the request sets.
+
+    `tools` is None without any. With `continues` the text ends with the last message's content.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continues: bool = False
 
     @classmethod
     def of(cls, prompt: ChatPrompt) -> Told:
-        return cls([_message(message) for message in prompt.messages])
+        template = prompt.template
+        return cls(
+            [_message(message) for message in prompt.messages],
+            [_tool(tool) for tool in prompt.tools.offered] or None,
+            variables=template_variables(template.variables),
+            add_generation_prompt=template.add_generation_prompt,
+            continues=template.continues,
+        )
 
     def mapped(self, text: Text) -> Told:
         """Returns the same with each text from outside replaced by what `text` returns for it."""
-        return Told([_mapped_message(message, text) for message in self.messages])
+        return replace(
+            self,
+            messages=[_mapped_message(message, text) for message in self.messages],
+            tools=None if self.tools is None else [_mapped_tool(tool, text) for tool in self.tools],
+            variables={name: mapped_tree(value, text) for name, value in self.variables.items()},
+        )
 
     def texts(self) -> list[str]:
         """Returns the texts from outside."""
@@ -74,6 +93,19 @@ def _arguments(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters:
+        function["parameters"] = json.loads(tool.parameters)
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _mapped_tool(tool: dict[str, Any], text: Text) -> dict[str, Any]:
+    return {"type": "function", "function": {key: mapped_tree(value, text) for key, value in tool["function"].items()}}
 
 
 def _mapped_message(told: dict[str, Any], text: Text) -> dict[str, Any]:

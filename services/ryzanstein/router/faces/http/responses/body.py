@@ -1,0 +1,255 @@
+"""The body of POST /v1/responses, and the request that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from ryzanstein import errors
+from ryzanstein.generation import MAX_LOGPROBS, ChatPrompt, GenerationRequest, Message, Role, TemplateOptions, ToolCall
+from ryzanstein.router.faces.http.prompts import base_request, name_of, with_effort
+from ryzanstein.router.faces.http.sampling import sampling_params, whole
+from ryzanstein.router.faces.http.schemas import (
+    Body,
+    ContentPart,
+    GenerationOptions,
+    Whole,
+    refuse,
+)
+
+MAX_METADATA = 16
+MAX_METADATA_CHARS = 512
+_ABSENT: Any = None
+# Each field with the values that request nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "include": ([], ["reasoning.encrypted_content"]),
+        "max_tool_calls": (),
+        "moderation": (),
+        "prompt": (),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+    }
+)
+_TEXT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"verbosity": ("medium",)})
+_STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
+_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """How much the model is to think. Summaries of it are not made."""
+
+    effort: str | None = None
+
+
+class TextFormat(Body, frozen=True):
+    """The form of the answer: any text, any JSON object, or JSON that a schema admits. Schemas are always enforced."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Raw = _ABSENT
+    strict: bool | None = None
+
+
+class TextOptions(Body, frozen=True):
+    """What the text of an answer is like."""
+
+    format: TextFormat | None = None
+    verbosity: Raw = _ABSENT
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """One item of the input: a message, a call that the model made, or what it returned.
+
+    Fields of other kinds, and what a client repeats of an item that it received, are skipped.
+    """
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class ResponsesRequest(Body, frozen=True, kw_only=True):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: Whole | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    previous_response_id: str | None = None
+    reasoning: Reasoning | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Raw] | None = None
+    temperature: float | None = None
+    text: TextOptions | None = None
+    top_p: float | None = None
+    top_logprobs: Whole | None = None
+    truncation: str | None = None
+    user: str | None = None
+    # Refused unless they request nothing.
+    background: Raw = _ABSENT
+    context_management: Raw = _ABSENT
+    conversation: Raw = _ABSENT
+    include: Raw = _ABSENT
+    max_tool_calls: Raw = _ABSENT
+    moderation: Raw = _ABSENT
+    prompt: Raw = _ABSENT
+    tool_choice: Raw = _ABSENT
+    tools: Raw = _ABSENT
+    # These never change an answer.
+    parallel_tool_calls: Raw = _ABSENT
+    prompt_cache_key: Raw = _ABSENT
+    prompt_cache_retention: Raw = _ABSENT
+    safety_identifier: Raw = _ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for. `said` are the new messages; `request` has no prompt yet."""
+
+    body: ResponsesRequest
+    request: GenerationRequest
+    said: tuple[Message, ...]
+    template: TemplateOptions
+
+    @property
+    def stored(self) -> bool:
+        return self.body.store is not False
+
+    def with_history(self, history: Sequence[Message]) -> ChatPrompt:
+        """Returns the prompt: instructions, what was said before, and what is new."""
+        instructions = (Message(Role.SYSTEM, self.body.instructions),) if self.body.instructions else ()
+        return ChatPrompt((*instructions, *history, *self.said), template=self.template)
+
+
+def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
+    """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
+    refuse(body, _UNSUPPORTED, "")
+    for name in body.stream_options or {}:
+        if name not in _STREAM_UNSUPPORTED:
+            raise errors.invalid(f"stream_options.{name}"[:128], "is not a field of this request")
+    if body.truncation not in (None, "disabled"):
+        raise errors.invalid("truncation", "only disabled is supported: shorten the input instead", body.truncation[:64])
+    _check_metadata(body.metadata or {})
+    top = whole("top_logprobs", body.top_logprobs)
+    if top:
+        raise errors.invalid("top_logprobs", "is not supported here; /v1/chat/completions has it", min(top, MAX_LOGPROBS))
+    name_of(body.previous_response_id or "", "previous_response_id")
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    options = GenerationOptions(
+        model=body.model,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        user=body.user,
+        service_tier=body.service_tier,
+        response_format=_response_format(body.text),
+    )
+    sampling = sampling_params(options, _max_tokens(body), None)
+    said = _messages(body.input, max_items)
+    request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
+    return Asked(body, request, said, TemplateOptions(with_effort("", effort)))
+
+
+def _response_format(text: TextOptions | None) -> Any:
+    """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
+    if text is None:
+        return None
+    refuse(text, _TEXT_UNSUPPORTED, "text.")
+    form = text.format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Raw(b'{"type":"json_object"}')
+    if form.schema is None:
+        raise errors.invalid("text.format.schema", "is required")
+    return Raw(b'{"type":"json_schema","json_schema":{"schema":%b}}' % bytes(form.schema))
+
+
+def _max_tokens(body: ResponsesRequest) -> int | None:
+    max_tokens = whole("max_output_tokens", body.max_output_tokens)
+    if max_tokens is not None and max_tokens < 1:
+        raise errors.invalid("max_output_tokens", "must be at least 1", max_tokens)
+    return max_tokens
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    for name, value in metadata.items():
+        if len(name) > MAX_METADATA_CHARS or len(value) > MAX_METADATA_CHARS:
+            raise errors.invalid("metadata", f"keys and values must have at most {MAX_METADATA_CHARS} characters")
+
+
+def _messages(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=given)]
+    if not given:
+        raise errors.invalid("input", "must have at least one item")
+    if len(given) > most:
+        raise errors.invalid("input", f"must have at most {most} items", len(given))
+    messages: list[Message] = []
+    for i, item in enumerate(given):
+        _add(messages, item, f"input[{i}]")
+    if not messages:
+        raise errors.invalid("input", "must have at least one message")
+    return tuple(messages)
+
+
+def _add(messages: list[Message], item: InputItem, path: str) -> None:
+    match item.type:
+        case "message":
+            messages.append(_message(item, path))
+        case "function_call":
+            _add_call(messages, item, path)
+        case "function_call_output":
+            message = Message(Role.TOOL, _text(item.output, f"{path}.output"), tool_call_id=item.call_id or "")
+            message.validate(path)
+            messages.append(message)
+        case "reasoning":
+            pass  # the model's own thoughts; templates leave those of earlier turns out
+        case _:
+            raise errors.invalid(f"{path}.type", "is not supported", item.type[:64])
+
+
+def _message(item: InputItem, path: str) -> Message:
+    role = _ROLES.get(item.role or "")
+    if role is None:
+        raise errors.invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}", (item.role or "")[:64])
+    return Message(role, _text(item.content, f"{path}.content"))
+
+
+def _add_call(messages: list[Message], item: InputItem, path: str) -> None:
+    """Adds a call to the assistant's message before it, or as a message of its own."""
+    call = ToolCall(item.call_id or "", item.name or "", item.arguments or "")
+    before = messages[-1] if messages and messages[-1].role is Role.ASSISTANT else None
+    message = Message(Role.ASSISTANT, before.content if before else "", (*(before.tool_calls if before else ()), call))
+    message.validate(path)
+    if before is not None:
+        messages.pop()
+    messages.append(message)
+
+
+def _text(content: str | Sequence[ContentPart] | None, path: str) -> str:
+    if content is None:
+        raise errors.invalid(path, "must be a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type not in _TEXT_PARTS or part.text is None:
+            raise errors.invalid(f"{path}[{i}].type", "only text parts are supported", part.type[:64])
+    return "\n".join(part.text or "" for part in content)

@@ -1,0 +1,129 @@
+"""The routes of /v1/responses: create, retrieve, delete, cancel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from ryzanstein import errors
+from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, Role, valid_tenant
+from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.answer import read_start
+from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.http.bodies import BodyReader
+from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.generate import NODE
+from ryzanstein.router.faces.http.openapi import described
+from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked
+from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter
+from ryzanstein.router.faces.http.responses.kept import KeptResponses
+from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
+from ryzanstein.router.faces.http.stream import EventStreamResponse
+
+
+class ResponseRoutes:
+    """Answers requests in the shape of the Responses API."""
+
+    def __init__(self, core: Core, kept: KeptResponses, limits: HttpLimits) -> None:
+        self._core = core
+        self._kept = kept
+        self._limits = limits
+
+    async def create(self, http: Request, asked_for: Asked) -> Response:
+        """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached."""
+        tenant, previous = tenant_of(http), asked_for.body.previous_response_id
+        history: tuple[Message, ...] = ()
+        if previous:
+            history = await self._kept.conversation(tenant, previous, "previous_response_id")
+        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached)
+        generation_id = await self._core.submit(request, resumable=detached)
+        events = self._core.follow(generation_id)
+        try:
+            started = await while_connected(http.receive, read_start(events))
+            told = ResponseEvents(started, asked_for.body)
+            keep = partial(self._keep, told, asked_for, tenant, history)
+            headers = {NODE: started.node_id}
+            if asked_for.body.stream:
+                call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
+                response = EventStreamResponse(events, ResponseWriter(told), call, timeout_s, headers)
+                response.before_end = keep
+                response.on_left = None if detached else partial(leave, self._core, generation_id)
+                return response
+            await while_connected(http.receive, _drained(events, told))
+        except BaseException as error:
+            await events.aclose()
+            if isinstance(error, ClientLeft) and not detached:
+                await leave(self._core, generation_id)
+            raise
+        list(told.end())
+        await keep()
+        return _json(told.response, headers)
+
+    async def retrieve(self, tenant: str, response_id: str) -> Response:
+        return _json(await self._kept.retrieve(tenant, response_id), {})
+
+    async def delete(self, tenant: str, response_id: str) -> Response:
+        await self._kept.delete(tenant, response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, response_id: str) -> Response:
+        """Cancels a response that runs. Raises NOT_FOUND when it does not."""
+        if not response_id.startswith(PREFIX):
+            raise errors.not_found("response", response_id)
+        await self._core.cancel(response_id.removeprefix(PREFIX))
+        return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
+
+    async def _keep(self, told: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
+        if not asked_for.stored or told.reason in (None, FinishReason.CANCELLED):
+            return
+        conversation = (*history, *asked_for.said, Message(Role.ASSISTANT, told.text))
+        await self._kept.keep(tenant, told.response, conversation)
+
+
+async def _drained(events: AsyncGenerator[GenerationEvent, None], told: ResponseEvents) -> None:
+    async with aclosing(events):
+        async for event in events:
+            for _ in told.of(event):
+                pass
+
+
+def _json(response: Shape, headers: dict[str, Any]) -> Response:
+    content = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
+    return Response(content, headers=headers, media_type="application/json")
+
+
+def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, max_items: int) -> None:
+    decoder = msgspec.json.Decoder(ResponsesRequest)
+
+    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest))
+    async def create(http: Request) -> Response:
+        request_id = call_of(http.scope).request_id
+        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
+        return await routes.create(http, asked_for)
+
+    @app.get("/v1/responses/{response_id}")
+    async def retrieve(response_id: str, http: Request) -> Response:
+        return await routes.retrieve(tenant_of(http), response_id)
+
+    @app.delete("/v1/responses/{response_id}")
+    async def delete(response_id: str, http: Request) -> Response:
+        return await routes.delete(tenant_of(http), response_id)
+
+    @app.post("/v1/responses/{response_id}/cancel")
+    async def cancel(response_id: str) -> Response:
+        return await routes.cancel(response_id)
+
+
+def tenant_of(http: Request) -> str:
+    """Returns the tenant that the gateway names: a request without a body has no user."""
+    return valid_tenant(http.headers.get(TENANT_ID, ""), "")

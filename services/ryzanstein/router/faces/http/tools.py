@@ -1,0 +1,41 @@
+"""Converts `tools`, `tool_choice` and `parallel_tool_calls` of a chat body."""
+
+from __future__ import annotations
+
+from ryzanstein import errors
+from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, OfferedTool, ToolChoice
+from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
+
+_MODES = {mode.value: mode for mode in ToolMode if mode is not ToolMode.NAMED}
+
+
+def tools_of(body: ChatCompletionRequest) -> Tools:
+    """Returns what the assistant may call. Raises INVALID_ARGUMENT that names the field."""
+    mode, named = _choice(body.tool_choice)
+    offered = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    tools = Tools(offered, mode, named, body.parallel_tool_calls is not False)
+    tools.validate()
+    return tools if offered else NO_TOOLS
+
+
+def _tool(tool: OfferedTool, path: str) -> Tool:
+    if tool.type != "function":
+        raise errors.invalid(f"{path}.type", "only functions are supported", tool.type[:64])
+    if (function := tool.function) is None:
+        raise errors.invalid(f"{path}.function", "is required")
+    schema = "" if function.parameters is None else bytes(function.parameters).decode()
+    return Tool(function.name, function.description or "", "" if schema == "null" else schema, bool(function.strict))
+
+
+def _choice(choice: str | ToolChoice | None) -> tuple[ToolMode, str]:
+    if choice is None:
+        return ToolMode.AUTO, ""
+    if isinstance(choice, str):
+        if choice not in _MODES:
+            raise errors.invalid("tool_choice", f"must be one of {', '.join(_MODES)}, or name a function", choice[:64])
+        return _MODES[choice], ""
+    if choice.type != "function":
+        raise errors.invalid("tool_choice.type", "must be function", choice.type[:64])
+    if choice.function is None:
+        raise errors.invalid("tool_choice.function", "is required")
+    return ToolMode.NAMED, choice.function.name

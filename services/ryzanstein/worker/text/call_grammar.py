@@ -1,0 +1,83 @@
+"""The grammar of an answer that has to be a call: with it any model calls, and its arguments match the schema.
+
+It is in llguidance's variant of Lark. The number of calls is bounded in it, and it has no white
+space that could be repeated, so that no model runs on to its last token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ryzanstein.constraints import Constraint
+from ryzanstein.generation import ReplyStyle
+from ryzanstein.replies.families import DEEPSEEK_TOKENS
+from ryzanstein.tools import Tool, Tools
+
+MAX_CALLS = 16
+"""So many calls an answer may have where the request allows several."""
+
+SpecialId = Callable[[str], int | None]
+
+
+def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> Constraint:
+    """Returns the constraint of an answer that must call one of the functions.
+
+    `special_id` returns the id of the special token with this text. Where the prompt ends with
+    `<think>` the calls come after the reasoning.
+    """
+    several = tools.parallel and not tools.named
+    grammar = _grammar(style.calls, tools.callable, several, lambda text: _literal(text, special_id))
+    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "")
+
+
+def _grammar(family: str, tools: Sequence[Tool], several: bool, literal: Callable[[str], str]) -> str:
+    begin, separator, end = _AROUND[family]
+    rest = f" ({_words(separator, literal)} call){{0,{MAX_CALLS - 1}}}" if several else ""
+    lines = [
+        f"start: {_words(begin, literal)} call{rest} {_words(end, literal)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
+        *(f"call_{i}: {_call(family, tool, literal)}" for i, tool in enumerate(tools)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _CALLS_END = DEEPSEEK_TOKENS
+# What stands before the first call, between two, and after the last. Each part is a token or a text.
+_AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "hermes": ((), ("\n",), ()),
+    "generic": ((), ("\n",), ()),
+    "llama3": ((), ("; ",), ()),
+    "mistral": (("[TOOL_CALLS]", "["), (", ",), ("]",)),
+    "deepseek": ((_CALLS_BEGIN,), ("\n",), (_CALLS_END,)),
+}
+
+
+def _call(family: str, tool: Tool, literal: Callable[[str], str]) -> str:
+    arguments = f"%json {json.dumps(_schema(tool))}"
+    if family == "deepseek":
+        return " ".join((_words((_CALL_BEGIN, tool.name, _SEPARATOR), literal), arguments, literal(_CALL_END)))
+    key = "parameters" if family == "llama3" else "arguments"
+    before, after = ["{" + f'"name": {json.dumps(tool.name)}, "{key}": '], ["}"]
+    if family in ("hermes", "generic"):
+        before, after = ["<tool_call>", "\n", *before], [*after, "\n", "</tool_call>"]
+    return " ".join((_words(before, literal), arguments, _words(after, literal)))
+
+
+def _words(texts: Sequence[str], literal: Callable[[str], str]) -> str:
+    return " ".join(map(literal, texts))
+
+
+def _literal(text: str, special_id: SpecialId) -> str:
+    token_id = special_id(text)
+    return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Returns the schema of an object with the arguments; a function without parameters has none."""
+    if not tool.parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    schema: dict[str, Any] = json.loads(tool.parameters)
+    return schema if "type" in schema else {"type": "object", **schema}

@@ -1,0 +1,150 @@
+"""How a model calls functions: its family, as its chat template shows it, and what is said without one.
+
+A template that knows no tools gets a generic form: a system message with the functions and how to
+call them, calls and results as plain text. It says nothing that users' text could not say, so it
+can forge no control token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ryzanstein.generation import ChatPrompt, Message, ReplyStyle, Role, ToolCall
+from ryzanstein.replies.families import MARKERS
+from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
+
+GENERIC = "generic"
+_THINK = "<think>"
+_KNOWS_TOOLS = re.compile(r"\btools\b")
+# What only the template of a family has, the most telling first. `None`: a form that is not read
+# here, so that the generic one is used instead.
+_SIGNS: tuple[tuple[str, str | None], ...] = (
+    ("<function=", None),
+    ("<start_function_call>", "gemma"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<\uff5ctool\u2581call", "deepseek"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3"),
+    ("Environment: ipython", "llama3"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How one model calls functions and thinks.
+
+    `native`: its template is given the tools. `thinking`: its reasoning stands between tags.
+    """
+
+    family: str = GENERIC
+    native: bool = False
+    thinking: bool = False
+
+    @classmethod
+    def of(cls, template: str, family: str = "auto", reasoning: str = "auto") -> Calling:
+        """Returns what a template shows. `family` and `reasoning` are settings that override it."""
+        found = next((name for sign, name in _SIGNS if sign in template), GENERIC)
+        native = found is not None and _KNOWS_TOOLS.search(template) is not None
+        thinking = _THINK in template if reasoning == "auto" else reasoning == "think"
+        if family != "auto":
+            return cls(family, native, thinking)
+        return cls(found if native and found is not None else GENERIC, native, thinking)
+
+    def told(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Returns the conversation as the template can show it."""
+        offered = prompt.tools.offered if prompt.tools.mode is not ToolMode.NONE else ()
+        if self.native:
+            return replace(prompt, tools=replace(prompt.tools, offered=offered))
+        messages = tuple(_joined(_plain(prompt.messages)))
+        if offered:
+            messages = _with_system(messages, instructions(prompt.tools))
+        return replace(prompt, messages=messages, tools=NO_TOOLS)
+
+    def style(self, prompt: ChatPrompt, text: str) -> ReplyStyle | None:
+        """Returns how answers to the conversation with this text are read; None: as content alone."""
+        calls = self.family if prompt.tools.callable else ""
+        if prompt.tools.must and calls == "gemma":  # its arguments are no JSON, for which there is a grammar
+            calls = GENERIC
+        if not calls and not self.thinking:
+            return None
+        return ReplyStyle(calls, self.thinking, self.thinking and text.rstrip().endswith(_THINK))
+
+    def markers(self, prompt: ChatPrompt) -> tuple[str, ...]:
+        """Returns the texts that tell calls and reasoning apart: they must be seen even where they are special tokens."""
+        calls = MARKERS[self.family] if prompt.tools.callable else ()
+        return (*calls, _THINK, "</think>") if self.thinking else calls
+
+
+def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Returns the conversation with its system message at the beginning of the first user's, for templates that know none."""
+    if len(messages) < 2 or messages[0].role is not Role.SYSTEM or messages[1].role is not Role.USER:
+        return tuple(messages)
+    first = replace(messages[1], content=f"{messages[0].content}\n\n{messages[1].content}")
+    return (first, *messages[2:])
+
+
+def instructions(tools: Tools) -> str:
+    """Returns what a model without tools of its own is told."""
+    lines = [
+        "You can call functions. These are offered, each with the JSON schema of its arguments:",
+        *map(_offer, tools.offered),
+        "To call one, answer with nothing but",
+        '<tool_call>{"name": "the function", "arguments": {}}</tool_call>',
+    ]
+    if tools.parallel:
+        lines.append("once for each call.")
+    if tools.mode is ToolMode.REQUIRED:
+        lines.append("You must call a function now.")
+    elif tools.mode is ToolMode.NAMED:
+        lines.append(f"You must call {tools.named} now.")
+    return "\n".join(lines)
+
+
+def _offer(tool: Tool) -> str:
+    schema = json.loads(tool.parameters) if tool.parameters else {}
+    return json.dumps({"name": tool.name, "description": tool.description, "parameters": schema}, ensure_ascii=False)
+
+
+def _with_system(messages: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    if messages and messages[0].role is Role.SYSTEM:
+        return (replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:])
+    return (Message(Role.SYSTEM, text), *messages)
+
+
+def _plain(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yields each message with its calls, or the call that it is the result of, as text."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role is Role.TOOL:
+            name = names.get(message.tool_call_id, message.name or "the function")
+            yield Message(Role.USER, f"<tool_response>{name}: {message.content}</tool_response>")
+        elif message.tool_calls:
+            yield Message(message.role, "\n".join(filter(None, (message.content, *map(_written, message.tool_calls)))))
+        else:
+            yield message
+
+
+def _written(call: ToolCall) -> str:
+    return f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}</tool_call>'
+
+
+def _joined(messages: Iterator[Message]) -> Iterator[Message]:
+    """Yields the messages, results one after the other as one: many templates demand that roles alternate."""
+    before: Message | None = None
+    for message in messages:
+        if before is not None and _is_result(before) and message.role is Role.USER:
+            before = replace(message, content=f"{before.content}\n{message.content}")
+            continue
+        if before is not None:
+            yield before
+        before = message
+    if before is not None:
+        yield before
+
+
+def _is_result(message: Message) -> bool:
+    return message.role is Role.USER and message.content.startswith("<tool_response>")

@@ -1,0 +1,26 @@
+"""How a generation's answers are read: what its node said of the model, and what its request allows."""
+
+from __future__ import annotations
+
+from ryzanstein.generation import MAX_TOOL_CALLS, ChatPrompt, Prompt, ReplyFormat, ReplyStyle
+from ryzanstein.replies.families import FAMILIES
+from ryzanstein.tools import ToolMode
+
+
+def reply_format(prompt: Prompt, style: ReplyStyle) -> ReplyFormat | None:
+    """Returns the format; None: the text is content alone.
+
+    A family that only a newer node knows is read as none: its calls are content.
+    """
+    tools = prompt.tools if isinstance(prompt, ChatPrompt) else None
+    callable = () if tools is None or style.calls not in FAMILIES else tools.callable
+    if tools is None or not callable:
+        return ReplyFormat(thinking=True, opened=style.opened) if style.thinking else None
+    return ReplyFormat(
+        style.calls,
+        style.thinking,
+        style.opened,
+        tuple(tool.name for tool in callable),
+        MAX_TOOL_CALLS if tools.parallel and tools.mode is not ToolMode.NAMED else 1,
+        tools.mode is ToolMode.NAMED,
+    )

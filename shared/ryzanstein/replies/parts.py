@@ -1,0 +1,114 @@
+"""The parts of an answer, and who collects them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from hashlib import blake2b
+from typing import NamedTuple
+
+_ID_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_ID_LENGTH = 9
+"""Mistral's templates refuse ids of another length."""
+
+
+class Content(NamedTuple):
+    """A piece of what the assistant answers."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """A piece of what the assistant thinks before it answers."""
+
+    text: str
+
+
+class CallDelta(NamedTuple):
+    """A piece of a call's arguments. The first of each call has its id and name, later ones are without.
+
+    Calls have the indices 0, 1, 2, ... in the order in which they begin, and one ends before the
+    next begins.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+Part = Content | Reasoning | CallDelta
+
+
+def call_id(generation_id: str, choice: int, index: int) -> str:
+    """Returns the id of a call: the same for every reader of the generation, at every router."""
+    number = int.from_bytes(blake2b(f"{generation_id}:{choice}:{index}".encode(), digest_size=8).digest())
+    chars = []
+    for _ in range(_ID_LENGTH):
+        number, rest = divmod(number, len(_ID_CHARS))
+        chars.append(_ID_CHARS[rest])
+    return "".join(chars)
+
+
+class Sink:
+    """Collects the parts of one choice as they become certain.
+
+    White space at the end of the content is held back: before and after calls it is layout, and
+    not part of the answer.
+    """
+
+    def __init__(self, names: Collection[str], max_calls: int, generation_id: str, choice: int) -> None:
+        self._names = names
+        self._max_calls = max_calls
+        self._generation_id, self._choice = generation_id, choice
+        self._parts: list[Part] = []
+        self._space = ""
+        self._after_call = False
+        self.num_calls = 0
+
+    def accepts(self, name: str) -> bool:
+        """Returns whether this function may be called now; the text of another call is content."""
+        return name in self._names and self.num_calls < self._max_calls
+
+    def content(self, text: str) -> None:
+        said = text.rstrip()
+        if said:
+            self._parts.append(Content(self._space + said))
+            self._space, self._after_call = "", False
+        self._space += text[len(said) :]
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self._parts.append(Reasoning(text))
+
+    def begin(self, name: str) -> None:
+        """Begins a call of a function that is accepted."""
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        self._space, self._after_call = "", True
+        self._parts.append(CallDelta(index, call_id(self._generation_id, self._choice, index), name, ""))
+
+    def arguments(self, text: str) -> None:
+        """Adds to the arguments of the call that began last."""
+        if text:
+            self._parts.append(CallDelta(self.num_calls - 1, "", "", text))
+
+    def end(self) -> None:
+        """Ends the text: white space that nothing followed is content, unless it follows a call."""
+        if self._space and not self._after_call:
+            self._parts.append(Content(self._space))
+        self._space = ""
+
+    def taken(self) -> list[Part]:
+        """Returns the parts since the last time, neighbours of one kind joined."""
+        parts, self._parts = self._parts, []
+        joined: list[Part] = []
+        for part in parts:
+            before = joined[-1] if joined else None
+            if isinstance(part, CallDelta) and isinstance(before, CallDelta) and before.index == part.index:
+                joined[-1] = before._replace(arguments=before.arguments + part.arguments)
+            elif isinstance(part, Content) and isinstance(before, Content):
+                joined[-1] = Content(before.text + part.text)
+            elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
+                joined[-1] = Reasoning(before.text + part.text)
+            else:
+                joined.append(part)
+        return joined

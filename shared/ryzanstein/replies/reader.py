@@ -1,0 +1,142 @@
+"""Reads the text of one choice: reasoning first, then content and calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from ryzanstein.generation import FinishReason, Message, ReplyFormat, Role, ToolCall
+from ryzanstein.replies.families import FAMILIES, content_until
+from ryzanstein.replies.parts import CallDelta, Content, Part, Reasoning, Sink
+from ryzanstein.replies.source import Source, Step
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_CLOSE_PATTERN = re.compile(_CLOSE)
+_NEVER = "\x00"
+
+
+class ReplyReader:
+    """Reads one choice of a generation, from its first text on.
+
+    What it has returned after some text is the same however the text was divided.
+    """
+
+    def __init__(self, format: ReplyFormat, generation_id: str, choice: int) -> None:
+        self._format = format
+        self._source = Source()
+        self._sink = Sink(format.tools, format.max_calls, generation_id, choice)
+        self._steps: Generator[None, None, None] | None = _reply(self._source, self._sink, format)
+        next(self._steps)
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._sink.num_calls
+
+    def push(self, text: str) -> list[Part]:
+        """Returns what became certain with this text."""
+        if not text:
+            return []
+        self._source.add(text)
+        self._go_on()
+        return self._sink.taken()
+
+    def end(self) -> list[Part]:
+        """Returns what is left when the text has ended."""
+        self._source.ended = True
+        self._go_on()
+        self._sink.end()
+        return self._sink.taken()
+
+    def _go_on(self) -> None:
+        if self._steps is None:
+            return
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What became certain: content, reasoning, and pieces of calls in order."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Said:
+        return cls(
+            "".join(part.text for part in parts if isinstance(part, Content)),
+            "".join(part.text for part in parts if isinstance(part, Reasoning)),
+            tuple(part for part in parts if isinstance(part, CallDelta)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+
+NOTHING = Said()
+
+
+def shown_reason(format: ReplyFormat | None, num_calls: int, reason: FinishReason) -> FinishReason:
+    """Returns the reason that a client is shown: a plain end after calls is TOOL_CALLS, unless the function was named."""
+    called = format is not None and num_calls > 0 and not format.named
+    return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
+
+
+def read_message(format: ReplyFormat | None, generation_id: str, choice: int, text: str) -> Message:
+    """Returns a whole answer as a message of the conversation."""
+    if format is None:
+        return Message(Role.ASSISTANT, text)
+    reader = ReplyReader(format, generation_id, choice)
+    return joined([*reader.push(text), *reader.end()])
+
+
+def joined(parts: Sequence[Part]) -> Message:
+    """Returns the message that all parts of an answer make."""
+    calls: list[list[str]] = []
+    for part in parts:
+        if isinstance(part, CallDelta):
+            if part.index == len(calls):
+                calls.append([part.id, part.name, ""])
+            calls[part.index][2] += part.arguments
+    said = Said.of(parts)
+    return Message(Role.ASSISTANT, said.content, tuple(ToolCall(*call) for call in calls), reasoning=said.reasoning)
+
+
+def _reply(source: Source, sink: Sink, format: ReplyFormat) -> Step[None]:
+    yield
+    if format.thinking:
+        yield from _reasoning(source, sink, format.opened)
+    if format.calls:
+        yield from FAMILIES[format.calls](source, sink)
+    yield from content_until(source, sink, _NEVER)
+
+
+def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
+    """Reads what stands between `<think>` and `</think>`, without the white space around it.
+
+    `opened`: the prompt ends with the first of them. Otherwise an answer without it has no reasoning.
+    """
+    source.mark()
+    yield from source.space()
+    if not (yield from source.literal(_OPEN)) and not opened:
+        sink.content(source.since_mark())
+        return
+    source.unmark()
+    yield from source.space()
+    space = ""
+    while True:
+        text, marker, ended = source.before((_CLOSE,), _CLOSE_PATTERN)
+        said = text.rstrip()
+        if said:
+            sink.reasoning(space + said)
+            space = ""
+        space += text[len(said) :]
+        if marker or ended:
+            break
+        yield
+    yield from source.space()

@@ -1,0 +1,198 @@
+"""The HTTP face over a real cluster: what needs a node to be true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.demo import MODEL_DIR
+
+QUESTION = {"role": "user", "content": "Count from 1 to 40."}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, num_routers=2, tp=1)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(cluster: LocalCluster) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=cluster.http_url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def completed(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = http.post("/v1/completions", json={"model": "demo", "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def chatted(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": "demo", "temperature": 0, "messages": [QUESTION], **fields}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def tokens_of(http: httpx.Client, **fields: Any) -> list[int]:
+    ids: list[int] = http.post("/tokenize", json={"model": "demo", **fields}).json()["tokens"]
+    return ids
+
+
+def test_a_prompt_is_scored_as_it_was_generated(http: httpx.Client) -> None:
+    """Decoded one by one or fed at once, in chunks: each token has the same log probability."""
+    prompt = tokens_of(http, messages=[QUESTION]) * 8
+    said = completed(http, prompt=prompt, max_tokens=150, logprobs=2, ignore_eos=True)["choices"][0]["logprobs"]
+    texts = http.post("/tokenize", json={"prompt": "".join(said["tokens"]), "add_special_tokens": False}).json()
+    whole = [*prompt, *texts["tokens"]]
+    for _ in range(2):  # the second time its blocks are cached
+        (choice,) = completed(http, prompt=[whole], echo=True, logprobs=2, max_tokens=0)["choices"]
+        scores = choice["logprobs"]
+        assert len(scores["tokens"]) == len(whole)
+        assert scores["token_logprobs"][0] is None
+        assert scores["token_logprobs"][len(prompt) :] == pytest.approx(said["token_logprobs"], abs=1e-3)
+        assert [set(top) for top in scores["top_logprobs"][len(prompt) :]] == [set(top) for top in said["top_logprobs"]]
+
+
+def test_bad_words_and_allowed_tokens_shape_the_answer(http: httpx.Client) -> None:
+    plain = chatted(http, max_tokens=24)["choices"][0]["message"]["content"]
+    word = plain.split()[3]
+    without = chatted(http, max_tokens=24, bad_words=[word])["choices"][0]["message"]["content"]
+    assert word in plain.split()
+    assert word not in without.split()
+    allowed = tokens_of(http, prompt="7", add_special_tokens=False)
+    only = chatted(http, max_tokens=5, allowed_token_ids=allowed, temperature=1)["choices"][0]["message"]["content"]
+    assert set(only.replace(" ", "")) == {"7"}
+
+
+def test_the_text_has_what_was_asked_for(http: httpx.Client) -> None:
+    plain = chatted(http, max_tokens=40, stop=["5"])["choices"][0]["message"]["content"]
+    with_stop = chatted(http, max_tokens=40, stop=["5"], include_stop_str_in_output=True)["choices"][0]["message"]["content"]
+    assert with_stop == plain + "5"
+    ask = {"messages": [{"role": "user", "content": "Count from 1 to 3."}], "max_tokens": 64}
+    bare = chatted(http, **ask)["choices"][0]
+    assert bare["finish_reason"] == "stop"
+    spelled = chatted(http, **ask, skip_special_tokens=False)["choices"][0]["message"]["content"]
+    ended = chatted(http, **ask, skip_special_tokens=False, include_stop_str_in_output=True)["choices"][0]["message"]["content"]
+    assert spelled == bare["message"]["content"]
+    assert ended.startswith(spelled)
+    assert len(ended) > len(spelled)
+
+
+def test_a_prompt_is_truncated_from_its_beginning(http: httpx.Client) -> None:
+    ids = tokens_of(http, prompt="one two three four five six seven", add_special_tokens=False)
+    whole = completed(http, prompt=ids[-4:], max_tokens=8)
+    cut = completed(http, prompt=ids, max_tokens=8, truncate_prompt_tokens=4)
+    assert cut["usage"]["prompt_tokens"] == 4
+    assert cut["choices"][0]["text"] == whole["choices"][0]["text"]
+
+
+def test_the_last_message_is_continued(http: httpx.Client) -> None:
+    begun = "1 2 3 4 5"
+    messages = [QUESTION, {"role": "assistant", "content": begun}]
+    fields = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    text = http.post("/detokenize", json={"tokens": tokens_of(http, **fields)}).json()["prompt"]
+    assert text.endswith(begun)
+    answer = chatted(http, **fields, max_tokens=8)["choices"][0]["message"]["content"]
+    assert answer.split()[0] in ("6", ",", "6,")
+
+
+def test_what_the_template_lacks_is_refused_by_name(http: httpx.Client) -> None:
+    body = {"model": "demo", "messages": [QUESTION], "reasoning_effort": "high"}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_too_long_a_prompt_is_refused_in_known_words(http: httpx.Client) -> None:
+    (model,) = http.get("/v1/models").json()["data"]
+    body = {"model": "demo", "messages": [QUESTION], "max_tokens": model["max_model_len"]}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"].startswith(f"This model's maximum context length is {model['max_model_len']} tokens. However, ")
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_parameters_survive_the_node(http: httpx.Client, cluster: LocalCluster) -> None:
+    """Bad words, allowed tokens and the text are functions of the generated tokens, wherever they were generated."""
+    plain = chatted(http, max_tokens=60)["choices"][0]["message"]["content"]
+    fields = {"bad_words": [plain.split()[20]], "logprobs": True, "skip_special_tokens": False, "max_tokens": 60}
+    undisturbed = chatted(http, **fields)["choices"][0]
+    body = {"model": "demo", "temperature": 0, "messages": [QUESTION], "stream": True, **fields}
+    texts, rows, killed = [], [], False
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        node = response.headers["x-ryzanstein-node"]
+        assert node in cluster.node_ids
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            texts.append(choice["delta"].get("content") or "")
+            rows += (choice["logprobs"] or {}).get("content", [])
+            if len(rows) > 8 and not killed:
+                cluster.kill(node)
+                killed = True
+    assert "".join(texts) == undisturbed["message"]["content"]
+    assert [row["token"] for row in rows] == [row["token"] for row in undisturbed["logprobs"]["content"]]
+    cluster.restart(node)
+    cluster.wait_nodes(2)
+
+
+def test_a_stream_goes_on_at_another_router_as_it_was(cluster: LocalCluster, http: httpx.Client) -> None:
+    """The router dies in the middle: same id, creation time, options and usage, and each token once."""
+    options = {"stream": True, "stream_options": {"include_usage": True}, "bad_words": ["30"]}
+    body = {"model": "demo", "temperature": 0, "messages": [QUESTION], "max_tokens": 90, "ignore_eos": True, **options}
+    whole = chatted(http, **{**body, "stream": False, "stream_options": None})
+    dying, other = cluster.router_names
+    chunks: list[dict[str, Any]] = []
+    last = ""
+    with httpx.stream("POST", f"{cluster.http_url_of(dying)}/v1/chat/completions", json=body, trust_env=False) as stream:
+        for line in stream.iter_lines():
+            last = line.removeprefix("id: ") if line.startswith("id: ") else last
+            if line.startswith("data: {"):
+                chunks.append(json.loads(line.removeprefix("data: ")))
+            if len(chunks) == 12:
+                break
+    cluster.kill(dying)
+    again = {**body, "stream_options": None}
+    url = f"{cluster.http_url_of(other)}/v1/chat/completions"
+    rest = httpx.post(url, json=again, headers={"Last-Event-ID": last}, timeout=60, trust_env=False)
+    assert rest.status_code == 200, rest.text
+    lines = rest.text.splitlines()
+    chunks += [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert lines[-2] == "data: [DONE]"
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 90
+    past = f"{last.split(':')[0]}:0:9999"
+    for method, where in (("POST", "/v1/chat/completions"), ("GET", f"/v1/generations/{last.split(':')[0]}/events")):
+        answer = httpx.request(
+            method,
+            cluster.http_url_of(other) + where,
+            json=body if method == "POST" else None,
+            headers={"Last-Event-ID": past},
+            trust_env=False,
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+    cluster.restart(dying)
+
+
+def test_the_official_client_holds_a_conversation_of_responses(cluster: LocalCluster) -> None:
+    with openai.OpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as client:
+        first = client.responses.create(model="demo", input="My name is Tavik.", temperature=0)
+        stream = client.responses.create(
+            model="demo", input="What is my name?", previous_response_id=first.id, temperature=0, stream=True
+        )
+        events = list(stream)
+        last = events[-1].response
+        assert "Tavik" in last.output_text
+        assert client.responses.retrieve(last.id).output_text == last.output_text
+        client.responses.delete(last.id)

@@ -1,0 +1,304 @@
+"""Each family's calls are read, and what is read after some text is the same however the text was divided."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ryzanstein.generation import Message, ReplyFormat, ToolCall
+from ryzanstein.replies.families import FAMILIES
+from ryzanstein.replies.parts import CallDelta, Content, Part, Reasoning
+from ryzanstein.replies.reader import ReplyReader, joined, read_message
+from ryzanstein.replies.source import MAX_HELD_CHARS
+
+TOOLS = ("weather", "add", "f")
+ARGUMENTS = '{"city": "K\\u00f6ln \\"}{", "days": [1, {"a": null}]}'
+DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>"
+DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
+
+
+def call(name: str = "weather", arguments: str = ARGUMENTS, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+def tagged(text: str) -> str:
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+W, ADD = ("weather", ARGUMENTS), ("add", '{"a":1,"b":[2]}')
+# Family, text, the content and the calls in it.
+READ = {
+    "hermes": ("hermes", f"I look.\n{tagged(call(*W))}", "I look.", [W]),
+    "hermes, several": ("hermes", f"{tagged(call(*W))}\n{tagged(call(*ADD))}", "", [W, ADD]),
+    "hermes, one line": ("hermes", f"<tool_call>{call(*ADD)}</tool_call> done", " done", [ADD]),
+    "hermes, arguments first": ("hermes", tagged(f'{{"arguments": {ADD[1]}, "name": "add"}}'), "", [ADD]),
+    "hermes, as a string": ("hermes", tagged('{"name": "f", "arguments": "{\\"a\\": 1}"}'), "", [("f", '{"a": 1}')]),
+    "hermes, none": ("hermes", tagged('{"name": "f"}'), "", [("f", "{}")]),
+    "hermes, null": ("hermes", tagged('{"name": "f", "arguments": null}'), "", [("f", "{}")]),
+    "hermes, more keys": ("hermes", tagged('{"name": "f", "why": "so", "arguments": {}, "x": [1]}'), "", [("f", "{}")]),
+    "hermes, as OpenAI": ("hermes", tagged(f'{{"type": "function", "function": {call(*ADD)}}}'), "", [ADD]),
+    "hermes, unknown between": (
+        "hermes",
+        tagged(call(*ADD)) + tagged(call("nope", "{}")) + tagged(call(*W)),
+        tagged(call("nope", "{}")),
+        [ADD, W],
+    ),
+    "hermes, broken before": (
+        "hermes",
+        '<tool_call>{"name" "f"}</tool_call>' + tagged(call(*W)),
+        '<tool_call>{"name" "f"}</tool_call>',
+        [W],
+    ),
+    "hermes, no JSON": ("hermes", "<tool_call>weather()</tool_call>", "<tool_call>weather()</tool_call>", []),
+    "hermes, cut in the name": ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
+    "hermes, cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\\', "", [("f", '{"a": "x\\')]),
+    "hermes, not closed": ("hermes", f"<tool_call>{call(*ADD)}", "", [ADD]),
+    "llama, bare": ("llama3", call(*ADD, "parameters"), "", [ADD]),
+    "llama, tagged": ("llama3", f"<|python_tag|>{call(*ADD, 'parameters')}; {call(*W, 'parameters')}", "", [ADD, W]),
+    "llama, a JSON answer": ("llama3", '{"answer": {"name": "f"}}', '{"answer": {"name": "f"}}', []),
+    "llama, a name": ("llama3", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    "llama, code": ("llama3", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
+    "mistral, list": ("mistral", f"[TOOL_CALLS] [{call(*ADD)}, {call(*W)}]", "", [ADD, W]),
+    "mistral, an unknown one": (
+        "mistral",
+        f"[TOOL_CALLS][{call(*ADD)},{call('no', '{}')},{call(*W)}]",
+        f",{call('no', '{}')}",
+        [ADD, W],
+    ),
+    "mistral, named": ("mistral", f"Hm.[TOOL_CALLS]add[ARGS]{ADD[1]}[TOOL_CALLS]weather{ARGUMENTS}", "Hm.", [ADD, W]),
+    "mistral, an empty list": ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    "deepseek": (
+        "deepseek",
+        f"Hm.\n\n{DEEPSEEK}function<\uff5ctool\u2581sep\uff5c>add\n```json\n{ADD[1]}\n```{DEEPSEEK_END}",
+        "Hm.",
+        [ADD],
+    ),
+    "deepseek 3.1": (
+        "deepseek",
+        f"{DEEPSEEK}add<\uff5ctool\u2581sep\uff5c>{ADD[1]}<\uff5ctool\u2581call\u2581end\uff5c>\n<\uff5ctool\u2581call\u2581begin\uff5c>weather<\uff5ctool\u2581sep\uff5c>{ARGUMENTS}{DEEPSEEK_END}",
+        "",
+        [ADD, W],
+    ),
+    "deepseek, none": ("deepseek", f"{DEEPSEEK}??", f"{DEEPSEEK}??", []),
+    "gemma": (
+        "gemma",
+        "<start_function_call>call:weather{city:<escape>K}öln, so<escape>,days:[1,{a:true}],n:-2.5}<end_function_call>",
+        "",
+        [("weather", '{"city": "K}öln, so", "days": [1, {"a": true}], "n": -2.5}')],
+    ),
+    "gemma, broken": (
+        "gemma",
+        "<start_function_call>call:f{a<end_function_call>",
+        "<start_function_call>call:f{a<end_function_call>",
+        [],
+    ),
+    "generic, bare": ("generic", f" \n{call(*ADD)}", "", [ADD]),
+    "generic, list": ("generic", f"[{call(*ADD)}, {call(*W)}]\n", "", [ADD, W]),
+    "generic, fenced": ("generic", f"```json\n{call(*ADD)}\n```", "", [ADD]),
+    "generic, tagged": ("generic", f"Well: {tagged(call(*ADD))}", "Well:", [ADD]),
+    "generic, an answer": ("generic", "[1, 2] is a list {}\n", "[1, 2] is a list {}\n", []),
+}
+
+
+def read(family: str, text: str, **format: object) -> Message:
+    return read_message(ReplyFormat(calls=family, tools=TOOLS, **format), "g", 0, text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", READ)
+def test_calls_are_read_and_all_else_is_content(case: str) -> None:
+    family, text, content, calls = READ[case]
+    message = read(family, text)
+    assert message.content == content
+    assert [(each.name, each.arguments) for each in message.tool_calls] == calls
+    assert len({each.id for each in message.tool_calls}) == len(calls)
+
+
+def said(parts: list[Part]) -> tuple[object, ...]:
+    """What parts say together, in order, with neighbours of one kind joined."""
+    found: list[tuple[object, ...]] = []
+    for part in parts:
+        kind = (type(part), part.index) if isinstance(part, CallDelta) else (type(part), -1)
+        text = part.arguments if isinstance(part, CallDelta) else part.text
+        if found and found[-1][0] == kind:
+            found[-1] = (*found[-1][:3], str(found[-1][3]) + text)
+        else:
+            found.append((kind, getattr(part, "id", ""), getattr(part, "name", ""), text))
+    return tuple(found)
+
+
+def pieces_read(format: ReplyFormat, pieces: list[str]) -> tuple[list[tuple[object, ...]], tuple[object, ...]]:
+    """What was read after each piece, and at the end."""
+    reader, parts, after = ReplyReader(format, "g", 0), [], []
+    for piece in pieces:
+        parts += reader.push(piece)
+        after.append(said(parts))
+    return after, said(parts + reader.end())
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("case", READ)
+def test_every_division_of_a_text_reads_the_same(case: str, thinking: bool) -> None:
+    """At every pair of cuts, and after every beginning: what was read depends on the text so far alone."""
+    family, text, _, _ = READ[case]
+    text = f"<think>\nLet me see: {{</think>\n\n{text}" if thinking else text
+    format = ReplyFormat(calls=family, tools=TOOLS, thinking=thinking)
+    by_char, whole = pieces_read(format, list(text))
+    for cut in range(len(text) + 1):
+        (begun, _), end = pieces_read(format, [text[:cut], text[cut:]])
+        assert end == whole, f"cut at {cut}"
+        assert begun == (by_char[cut - 1] if cut else ()), f"after {cut} characters"
+    draw = random.Random(case)
+    for _ in range(50):
+        cuts = sorted(draw.sample(range(1, len(text)), min(6, len(text) - 1)))
+        assert pieces_read(format, [text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)])[1] == whole
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(
+        [
+            *'{}[],:;"\\ \n`ax0<',
+            *(
+                '{"name": "f"',
+                '"arguments": {',
+                '"name"',
+                '"add"',
+                "}}",
+                '"x"',
+                "null",
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+            ),
+            *(
+                "<|python_tag|>",
+                DEEPSEEK,
+                DEEPSEEK_END,
+                "<\uff5ctool\u2581sep\uff5c>",
+                "```json",
+                "<start_function_call>call:f{",
+                "<end_function_call>",
+            ),
+            *("<escape>", "<think>", "</think>", "[ARGS]", "f"),
+        ]
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(pieces=FRAGMENTS, opened=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_whatever_a_model_writes_reads_the_same_in_any_pieces(family: str, pieces: list[str], opened: bool) -> None:
+    format = ReplyFormat(calls=family, tools=TOOLS, thinking=True, opened=opened)
+    text = "".join(pieces)
+    after, whole = pieces_read(format, pieces)
+    by_char, end = pieces_read(format, list(text))
+    assert end == whole == pieces_read(format, [text])[1]
+    at = 0
+    for piece, read_so_far in zip(pieces, after, strict=True):
+        at += len(piece)
+        assert read_so_far == by_char[at - 1]
+
+
+@given(pieces=FRAGMENTS)
+@settings(max_examples=200, deadline=None)
+def test_text_without_calls_is_never_lost(pieces: list[str]) -> None:
+    """No function may be called, so all of it is content, to the last space."""
+    text = "".join(pieces)
+    for family in FAMILIES:
+        assert read_message(ReplyFormat(calls=family, tools=()), "g", 0, text).content == text
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content"),
+    [
+        ("<think>\nhm <b>\n</think>\n\nyes", False, "hm <b>", "yes"),
+        ("hm\n</think>\n\nyes ", True, "hm", "yes "),
+        ("<think>hm</think>yes", True, "hm", "yes"),
+        ("yes <think>no</think>", False, "", "yes <think>no</think>"),
+        ("<think>\n\n</think>\n\nyes", False, "", "yes"),
+        ("still thinking ", True, "still thinking", ""),
+        ("<thin", False, "", "<thin"),
+    ],
+)
+def test_reasoning_is_apart(text: str, opened: bool, reasoning: str, content: str) -> None:
+    message = read_message(ReplyFormat(thinking=True, opened=opened), "g", 0, text)
+    assert (message.reasoning, message.content) == (reasoning, content)
+
+
+def test_arguments_arrive_while_they_are_written() -> None:
+    reader = ReplyReader(ReplyFormat(calls="hermes", tools=TOOLS), "g", 0)
+    assert reader.push('Hm. <tool_call>{"name": "f", "arguments": ') == [Content("Hm.")]
+    first, second = reader.push('{"a": "b'), reader.push('c"')
+    assert [type(part) for part in (*first, *second)] == [CallDelta, CallDelta]
+    assert first[0] == CallDelta(0, first[0].id, "f", '{"a": "b')  # type: ignore[union-attr]
+    assert second == [CallDelta(0, "", "", 'c"')]
+
+
+def test_ids_are_the_same_for_every_reader_and_differ_between_calls_choices_and_generations() -> None:
+    format, text = ReplyFormat(calls="hermes", tools=TOOLS), tagged(call(*ADD)) * 2
+    ids = [
+        each.id
+        for generation, choice in (("g", 0), ("g", 1), ("h", 0))
+        for each in read_message(format, generation, choice, text).tool_calls
+    ]
+    assert len(set(ids)) == 6
+    assert [each.id for each in read_message(format, "g", 0, text).tool_calls] == ids[:2]
+    assert all(len(each) == 9 and each.isalnum() for each in ids), "as Mistral's templates demand"
+
+
+def test_more_calls_than_are_allowed_are_content() -> None:
+    message = read("hermes", tagged(call(*ADD)) * 3, max_calls=1)
+    assert len(message.tool_calls) == 1
+    assert message.content == tagged(call(*ADD)) * 2
+
+
+def test_what_may_become_a_call_is_held_for_a_bounded_text_only() -> None:
+    text = '<tool_call>{"arguments": {"a": "' + "x" * 2 * MAX_HELD_CHARS + '"}, "name": "f"}</tool_call>'
+    reader = ReplyReader(ReplyFormat(calls="hermes", tools=TOOLS), "g", 0)
+    assert joined(reader.push(text[: MAX_HELD_CHARS + 100])).content
+    assert read("hermes", text) == Message(read("hermes", text).role, text)
+    assert (
+        pieces_read(ReplyFormat(calls="hermes", tools=TOOLS), [text[:99], text[99:30_000], text[30_000:]])[1]
+        == pieces_read(ReplyFormat(calls="hermes", tools=TOOLS), [text])[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" * 40_000,
+        '<tool_call>{"arguments": {' * 20_000,
+        '<tool_call>{"name": "f", "arguments": ' + '{"a": [' * 60_000,
+        '<tool_call>{"name": "f", "arguments": {"a": "' + "\\\\" * 200_000,
+        "[TOOL_CALLS]" * 40_000,
+        " " * 400_000,
+        "{" * 400_000,
+        "<start_function_call>call:f{a:" * 15_000,
+    ],
+    ids=lambda text: text[:24],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_time_grows_with_the_text_and_not_faster(family: str, text: str) -> None:
+    """Of the longest answers: some 100,000 tokens. A quadratic reader takes minutes for one."""
+    begun = time.perf_counter()
+    read(family, text)
+    assert time.perf_counter() - begun < 3
+    reader = ReplyReader(ReplyFormat(calls=family, tools=TOOLS), "g", 0)
+    begun = time.perf_counter()
+    for start in range(0, 100_000, 4):
+        reader.push(text[start : start + 4])
+    assert time.perf_counter() - begun < 5
+
+
+def test_a_reader_may_be_shown_every_kind_of_part() -> None:
+    text = f"<think>hm</think>Yes.\n{tagged(call(*ADD))}"
+    parts = ReplyReader(ReplyFormat(calls="hermes", tools=TOOLS, thinking=True), "g", 0).push(text)
+    assert [type(part) for part in parts] == [Reasoning, Content, CallDelta]
+    assert json.loads(joined(parts).tool_calls[0].arguments) == {"a": 1, "b": [2]}
+    assert joined(parts).tool_calls == (ToolCall(joined(parts).tool_calls[0].id, *ADD),)

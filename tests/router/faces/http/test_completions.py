@@ -1,0 +1,88 @@
+"""/v1/completions as OpenAI and vLLM have it: lists of prompts, echo, the best of several answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from ryzanstein.generation import TextPrompt, TokenPrompt
+
+
+async def complete(http, **fields):
+    response = await http.post("/v1/completions", json={"model": "echo", **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_each_prompt_of_a_list_is_answered_in_its_place(http, face):
+    answer = await complete(http, prompt=["a b", "c d e", "f"], n=2)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert [choice["text"] for choice in answer["choices"]] == ["a b", "a b", "c d e", "c d e", "f", "f"]
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert answer["usage"]["completion_tokens"] == 12
+    assert [request.prompt for request in face.core.requests] == [TextPrompt("a b"), TextPrompt("c d e"), TextPrompt("f")]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ([1, 2], [TokenPrompt((1, 2))]),
+        ([[1, 2]], [TokenPrompt((1, 2))]),
+        ([[1], [2, 3]], [TokenPrompt((1,)), TokenPrompt((2, 3))]),
+        (["a"], [TextPrompt("a")]),
+    ],
+)
+async def test_prompts_may_be_texts_or_tokens(http, face, given, prompts):
+    await complete(http, prompt=given)
+    assert [request.prompt for request in face.core.requests] == prompts
+
+
+async def test_when_one_prompt_fails_the_others_are_cancelled(http, face):
+    face.core.pause_at = 1
+    answer = await http.post("/v1/completions", json={"model": "echo", "prompt": ["a b", "c d"], "stream": False, "n": 17})
+    assert answer.status_code == 400
+    face.core.fail_at = 0
+    answer = await http.post("/v1/completions", json={"model": "echo", "prompt": ["a b", "c d"]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+async def test_echo_puts_the_prompt_in_front(http):
+    (choice,) = (await complete(http, prompt="one two", echo=True, max_tokens=1))["choices"]
+    assert choice["text"] == "one twoone "
+    (choice,) = (await complete(http, prompt=[5, 6], echo=True, max_tokens=1))["choices"]
+    assert choice["text"] == "5 6 5 "
+
+
+async def test_echo_with_logprobs_has_those_of_the_prompt_first(http, face):
+    (choice,) = (await complete(http, prompt="one two", echo=True, logprobs=1, max_tokens=1))["choices"]
+    assert face.core.requests[0].sampling.prompt_logprobs == 1
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["one ", "two", "one "]
+    assert logprobs["token_logprobs"] == [None, -1.5, -0.5]
+    assert logprobs["top_logprobs"] == [None, {"likely": -0.25}, {"one ": -0.5}]
+    assert logprobs["text_offset"] == [0, 4, 7]
+
+
+async def test_the_prompt_alone_can_be_scored(http, face):
+    answer = await complete(http, prompt="one two", echo=True, logprobs=0, max_tokens=0)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("one two", [None, -1.5])
+    assert answer["usage"] == answer["usage"] | {"prompt_tokens": 2, "completion_tokens": 0}
+    assert face.core.requests[0].sampling.max_tokens == 1
+
+
+async def test_prompt_logprobs_are_shown_as_vllm_shows_them(http, chat):
+    (choice,) = (await complete(http, prompt="one two", prompt_logprobs=1))["choices"]
+    first, second = choice["prompt_logprobs"]
+    assert first is None
+    assert second["1"] == {"logprob": -1.5, "rank": None, "decoded_token": "two"}
+    assert second["7"] == {"logprob": -0.25, "rank": 1, "decoded_token": "likely"}
+    answer = (await http.post("/v1/chat/completions", json=chat("one two", prompt_logprobs=0))).json()
+    assert [row if row is None else list(row) for row in answer["prompt_logprobs"]] == [None, ["1"]]
+
+
+async def test_the_best_answers_are_shown(http, face):
+    answer = await complete(http, prompt="one two", best_of=4, n=2)
+    assert face.core.requests[0].sampling.n == 4
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["logprobs"] is None
+    assert answer["usage"]["completion_tokens"] == 8, "all of them were generated"

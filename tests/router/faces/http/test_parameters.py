@@ -1,0 +1,126 @@
+"""What clients of vLLM and OpenAI send reaches the core, and the small routes beside the answers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from ryzanstein.router.faces.http.app import create_app
+from ryzanstein.router.telemetry import RouterTelemetry
+
+
+async def asked(http, face, body):
+    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    return face.core.requests[-1]
+
+
+async def test_sampling_parameters_of_vllm(http, face, chat):
+    fields = {
+        "bad_words": ["no"],
+        "allowed_token_ids": [1, 2],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "truncate_prompt_tokens": 8.0,
+        "prompt_logprobs": 0,
+        "min_p": 0.5,
+        "repetition_penalty": 1.5,
+    }
+    sampling = (await asked(http, face, chat(**fields))).sampling
+    assert (sampling.bad_words, sampling.allowed_token_ids) == (("no",), (1, 2))
+    assert (sampling.skip_special_tokens, sampling.include_stop_str_in_output) == (False, True)
+    assert (sampling.truncate_prompt_tokens, sampling.prompt_logprobs) == (8, 0)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.5, 1.5)
+
+
+async def test_options_of_the_chat_template(http, face, chat):
+    fields = {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "high", "add_generation_prompt": False}
+    request = await asked(http, face, chat(**fields, continue_final_message=True))
+    assert request.prompt.template.variables == '{"thinking":true,"reasoning_effort":"high"}'
+    assert (request.prompt.template.add_generation_prompt, request.prompt.template.continues) == (False, True)
+    assert request.features == {"doors"}
+    assert not (await asked(http, face, chat())).features
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({}, 0),
+        ({"service_tier": "auto"}, 0),
+        ({"service_tier": "flex"}, -5),
+        ({"service_tier": "priority"}, 5),
+        ({"service_tier": "flex", "priority": 2}, 2),
+    ],
+)
+async def test_a_service_tier_is_a_priority(http, face, chat, fields, priority):
+    assert (await asked(http, face, chat(**fields))).priority == priority
+
+
+async def test_tokenize_and_back(http):
+    answer = (await http.post("/tokenize", json={"model": "echo", "prompt": "a bb", "return_token_strs": True})).json()
+    assert answer == {"count": 2, "tokens": [2, 2], "max_model_len": 512, "token_strs": ["a ", "bb"]}
+    answer = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})).json()
+    assert answer["count"] == 1
+    assert (await http.post("/detokenize", json={"tokens": [1, 2]})).json() == {"prompt": "1 2 "}
+    for bad in ({}, {"prompt": "a", "messages": []}, {"messages": []}, {"prompt": 5}):
+        assert (await http.post("/tokenize", json=bad)).status_code == 400
+    assert (await http.post("/detokenize", json={"tokens": [-1]})).json()["error"]["param"] == "tokens[0]"
+
+
+async def test_a_model_says_what_clients_ask_for(http):
+    (model,) = (await http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"], model["owned_by"]) == ("echo", 512, "ryzanstein")
+    assert model["created"] > 1_700_000_000
+    assert (await http.get("/v1/models/echo")).json() == model
+
+
+async def test_probes_version_and_metrics(http):
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.get("/version")).json()["version"]
+    answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "ryzanstein_router_requests_total" in answer.text
+
+
+async def test_head_is_get_without_content(http):
+    for path in ("/v1/models", "/health", "/openapi.json", "/metrics"):
+        head = await http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+    assert (await http.head("/v1/models/none")).status_code == 404
+    assert (await http.head("/v1/chat/completions")).status_code == 405
+
+
+async def test_embeddings_are_refused_by_name(http):
+    refused = await http.post("/v1/embeddings", json={"model": "echo", "input": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_embeddings")
+    assert (await http.post("/v1/embeddings", json={"model": "x", "input": "a"})).status_code == 404
+
+
+@pytest.mark.parametrize("origins", [(), ("https://a.example",)])
+async def test_only_named_origins_may_read_answers(make_core, origins):
+    transport = httpx.ASGITransport(create_app(make_core(), RouterTelemetry(), origins=origins))
+    async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
+        for origin, allowed in (("https://a.example", bool(origins)), ("https://b.example", False)):
+            answer = await client.get("/v1/models", headers={"Origin": origin})
+            assert ("access-control-allow-origin" in answer.headers) == allowed
+            asked = {
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "content-type",
+            }
+            preflight = await client.options("/v1/chat/completions", headers=asked)
+            assert (preflight.status_code == 200) == allowed
+
+
+async def test_too_long_is_said_in_words_that_clients_know(http, chat, face):
+    from ryzanstein import errors
+
+    face.core.refusal = errors.context_too_long(500, 100, 512)
+    error = (await http.post("/v1/chat/completions", json=chat())).json()["error"]
+    assert error["message"].startswith("This model's maximum context length is 512 tokens. However, you requested 600 tokens")
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'{"model": "\xff"}', b'{"metadata": ' + b"[" * 50_000])
+async def test_what_is_no_json_says_so(http, body):
+    answer = await http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

@@ -1,0 +1,166 @@
+"""/v1/responses with the official client: created, streamed, continued, retrieved, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+from ryzanstein.generation import Message, Role
+
+
+async def test_a_response_is_the_answer_in_one_item(client, face):
+    answer = await client.responses.create(
+        model="echo", input="one two", instructions="Be short.", max_output_tokens=9, metadata={"a": "b"}
+    )
+    assert (answer.status, answer.output_text, answer.object) == ("completed", "one two", "response")
+    assert (answer.id, answer.output[0].id) == ("resp_g0", "msg_g0")
+    assert (answer.metadata, answer.max_output_tokens) == ({"a": "b"}, 9)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (2, 2)
+    request = face.core.requests[0]
+    assert request.prompt.messages == (Message(Role.SYSTEM, "Be short."), Message(Role.USER, "one two"))
+    assert request.sampling.max_tokens == 9
+
+
+async def test_the_events_of_a_stream(client):
+    stream = await client.responses.create(model="echo", input="one two", stream=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == "one two"
+    identities = {event.item_id for event in events if hasattr(event, "item_id")}
+    last = events[-1].response
+    assert identities == {last.output[0].id} == {events[2].item.id} == {"msg_g0"}
+    assert last.usage.output_tokens == 2
+    assert (await client.responses.retrieve(last.id)).output_text == "one two"
+
+
+async def test_a_conversation_goes_on_from_any_response(client, face):
+    first = await client.responses.create(model="echo", input="one", instructions="Only now.")
+    for text in ("two", "three"):  # both continue the first
+        await client.responses.create(model="echo", input=text, previous_response_id=first.id)
+        said = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
+        assert said == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, text)]
+
+
+async def test_items_of_calls_become_messages(client, face):
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        {"type": "message", "role": "user", "content": "so?"},
+    ]
+    await client.responses.create(model="echo", input=items)
+    messages = face.core.requests[0].prompt.messages
+    assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER]
+    assert [call.id for call in messages[1].tool_calls] == ["c1", "c2"]
+    assert (messages[2].content, messages[2].tool_call_id) == ("sun", "c1")
+
+
+async def test_a_schema_constrains_the_answer(client, face):
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}, "strict": True}
+    answer = await client.responses.create(model="echo", input="one", text={"format": form})
+    constraint = face.core.requests[0].sampling.constraint
+    assert (constraint.kind.value, json.loads(constraint.text)) == ("json_schema", {"type": "integer"})
+    assert answer.text.format.type == "json_schema"
+
+
+async def test_an_answer_that_is_cut_is_incomplete(client):
+    answer = await client.responses.create(model="echo", input="one two three", max_output_tokens=1)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_what_is_deleted_or_not_stored_is_gone(client):
+    kept = await client.responses.create(model="echo", input="one")
+    unkept = await client.responses.create(model="echo", input="one", store=False)
+    await client.responses.delete(kept.id)
+    for response_id in (kept.id, unkept.id, "resp_none", "other"):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response_id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="echo", input="two", previous_response_id=response_id)
+
+
+async def test_another_tenant_sees_nothing(client):
+    kept = await client.responses.create(model="echo", input="one", extra_headers={"X-Tenant-Id": "a"})
+    assert (await client.responses.retrieve(kept.id, extra_headers={"X-Tenant-Id": "a"})).output_text == "one"
+    for headers in ({}, {"X-Tenant-Id": "b"}):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(kept.id, extra_headers=headers)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="echo", input="x", previous_response_id=kept.id, extra_headers=headers)
+
+
+async def test_a_running_response_is_cancelled(client, face, eventually):
+    face.core.pause_at = 1
+    stream = await client.responses.create(model="echo", input="one two", stream=True)
+    events = aiter(stream)
+    first = await anext(events)
+    cancelled = await client.responses.cancel(first.response.id)
+    assert cancelled.status == "cancelled"
+    rest = [event async for event in events]
+    assert (rest[-1].type, rest[-1].response.status) == ("response.incomplete", "cancelled")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.cancel(first.response.id)
+
+
+async def test_a_failure_ends_the_stream_as_failed(client, face):
+    face.core.fail_at = 1
+    stream = await client.responses.create(model="echo", input="one two", stream=True)
+    events = [event async for event in stream]
+    assert (events[-1].type, events[-1].response.status) == ("response.failed", "failed")
+    assert events[-1].response.error.message == "the script says so"
+
+
+async def test_a_client_that_leaves_cancels_its_response(client, face, eventually):
+    face.core.pause_at = 1
+    stream = await client.responses.create(model="echo", input="one two", stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    await eventually(lambda: face.core.cancelled == ["g0"], "cancelled")
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"conversation": "c"}, "conversation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"temperature": 3}, "temperature"),
+        ({"typo": 1}, "typo"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_is_not_supported_is_refused_by_name(http, face, fields, param):
+    answer = await http.post("/v1/responses", json={"model": "echo", "input": "x", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert face.core.requests == []
