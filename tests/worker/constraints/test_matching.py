@@ -35,8 +35,8 @@ class Tokens:
     def state(self, constraint: Constraint, generated: tuple[int, ...] = (), **more: Any) -> GrammarState:
         return GrammarState(compiled(constraint, self.table, self.tokenizer), self.bits, generated, **more)
 
-    def allowed(self, state: GrammarState, banned: tuple[int, ...] = ()) -> list[int]:
-        self.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], banned, constraint=state)])
+    def allowed(self, state: GrammarState, banned: tuple[int, ...] = (), only: tuple[int, ...] = ()) -> list[int]:
+        self.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], banned, only, constraint=state)])
         flags = self.masks.wait()
         assert flags is not None
         return [int(i) for i in np.flatnonzero(flags[0])]
@@ -146,6 +146,15 @@ def test_banned_stops_and_ignored_ends_give_way_only_where_nothing_else_is_left(
     only_end = Constraint.grammar("start: A\nA: /a{2,3}/ & /aa/")
     state = tokens.state(only_end, tuple(tokens.ids("aa")))
     assert state.finished or tokens.allowed(state, banned=(end,)) == [end]
+
+
+def test_a_request_may_allow_fewer_tokens_but_not_none(tokens: Tokens) -> None:
+    state = tokens.state(Constraint.regex("[0-9]+"))
+    only = tuple(tokens.ids("1a"))
+    assert tokens.allowed(state, only=only) == tokens.ids("1")
+    assert not state.failure
+    tokens.allowed(state, only=tuple(tokens.ids("a")))
+    assert "allowed_token_ids" in state.failure
 
 
 def test_white_space_alone_does_not_go_on_for_ever(tokens: Tokens) -> None:
