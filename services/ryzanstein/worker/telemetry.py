@@ -36,6 +36,7 @@ class ConstraintMetrics:
             buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
             registry=registry,
         )
+        self.tool_fallbacks = self._counter("tool_fallbacks_total", "Requests with tools whose chat template knows none.")
         self.refusals = counter("grammar_refusals_total", "Constraints refused, by cause.", "cause")
         self.verdicts = counter("grammar_verdicts_total", "Constraints looked up before a compile.", "outcome")
         self.grammars = counter("grammars_total", "Compiled constraints looked up on rank 0.", "outcome")
