@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
     Attempt,
@@ -21,9 +23,12 @@ from ryzanstein.generation import (
     FinishReason,
     GenerationRequest,
     Message,
+    PromptScores,
+    PromptToken,
     Role,
     SamplingParams,
     Started,
+    TemplateOptions,
     TextPrompt,
     Token,
     TokenLogprobs,
@@ -36,7 +41,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire, submit_now
-from ryzanstein.wire.events import event_to_wire, logprobs_from_wire
+from ryzanstein.wire.events import event_from_wire, event_to_wire, logprobs_from_wire
 from ryzanstein.wire.membership import (
     beat_from_wire,
     beat_to_wire,
@@ -49,11 +54,22 @@ from ryzanstein.wire.membership import (
     node_report_from_wire,
     node_to_wire,
 )
-from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire
+from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, sampling_from_wire, sampling_to_wire
 
 uint32 = st.integers(0, 2**32 - 1)
 halves = st.integers(-4, 4).map(lambda n: n / 2)
 texts = st.text(max_size=20)
+
+
+constraints = st.builds(
+    replace,
+    st.just(Constraint.json_object())
+    | st.builds(Constraint.json_schema, st.text(min_size=1, max_size=20))
+    | st.builds(Constraint.regex, st.text(min_size=1, max_size=20))
+    | st.builds(Constraint.grammar, st.text(min_size=1, max_size=20))
+    | st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4).map(Constraint.choice),
+    after=st.text(max_size=8),
+)
 
 
 @st.composite
@@ -76,6 +92,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         logprobs=draw(st.none() | st.integers(0, 20)),
         n=draw(st.integers(1, 4)),
         ignore_eos=draw(st.booleans()),
+        constraint=draw(st.none() | constraints),
     )
 
 
@@ -118,6 +135,28 @@ def test_an_attempt_survives_the_wire(attempt: Attempt) -> None:
     submit = worker.Submit.FromString(packed)
     assert submit.handle == 7
     assert attempt_from_wire(submit) == attempt
+
+
+@pytest.mark.parametrize(
+    ("wire", "field"),
+    [
+        (inference.Constraint(), "sampling.constraint"),
+        (inference.Constraint(json_object=False), "sampling.constraint"),
+        (inference.Constraint(json_schema=""), "sampling.constraint.json_schema"),
+        (inference.Constraint(regex="x" * (MAX_CONSTRAINT_BYTES + 1)), "sampling.constraint.regex"),
+        (inference.Constraint(grammar="é" * (MAX_CONSTRAINT_BYTES // 2 + 1)), "sampling.constraint.grammar"),
+        (inference.Constraint(choice=inference.Constraint.Choices()), "sampling.constraint.choice"),
+        (inference.Constraint(choice=inference.Constraint.Choices(choices=["a", ""])), "sampling.constraint.choice"),
+        (inference.Constraint(choice=inference.Constraint.Choices(choices=["a"] * 1025)), "sampling.constraint.choice"),
+        (inference.Constraint(json_object=True, after="x" * 65), "sampling.constraint.after"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_constraint_out_of_its_bounds_is_refused_by_name(wire: inference.Constraint, field: str) -> None:
+    with pytest.raises(RyzansteinError) as refused:
+        sampling_from_wire(inference.SamplingParams(constraint=wire))
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert refused.value.violations[0].field == field
 
 
 def test_a_node_goes_by_the_time_that_is_left_and_not_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,3 +357,29 @@ def test_a_message_that_cannot_be_is_refused_by_name(role: inference.Role.ValueT
     with pytest.raises(RyzansteinError) as failure:
         chat_from_wire(inference.ChatRequest(messages=[message]))
     assert failure.value.violations[0].field == f"messages[0].{field}"
+
+
+def test_what_came_with_the_doors_goes_over_the_wire_and_back() -> None:
+    params = SamplingParams(
+        seed=1,
+        bad_words=("no", "never"),
+        allowed_token_ids=(3, 1),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        prompt_logprobs=0,
+        truncate_prompt_tokens=9,
+    )
+    assert sampling_from_wire(sampling_to_wire(params)) == params
+    for template in (
+        TemplateOptions(),
+        TemplateOptions('{"a":1}'),
+        TemplateOptions(add_generation_prompt=False),
+        TemplateOptions("", False, True),
+    ):
+        request = GenerationRequest("m", ChatPrompt((Message(Role.USER, "a"),), template=template), SamplingParams(seed=1))
+        attempt = Attempt("g", 0, request, (ChoiceProgress(),))
+        assert attempt_from_wire(attempt_to_wire(attempt, 1)).request.prompt == request.prompt
+    started = Started("g", "m", "n", 5, 1_700_000_000, "chat,usage")
+    scores = PromptScores(3, [PromptToken(1, "a", None), PromptToken(2, "b", -0.5, (TopLogprob(7, "c", -0.25),))])
+    assert event_from_wire(event_to_wire(started)) == started
+    assert event_from_wire(event_to_wire(scores)) == scores

@@ -33,7 +33,9 @@ MAX_AUTHOR_CHARS = 64
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_TEMPLATE_VARIABLES_BYTES = 4096
+MAX_TEMPLATE_VARIABLES_CHARS = 4096
+MAX_PROMPT_SCORES = 262_144
+"""Log probabilities of one prompt: its tokens, times one and the alternatives of each."""
 DOORS = "doors"
 """The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
 TOOLS = "tools"
@@ -130,8 +132,6 @@ class TemplateOptions:
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the field."""
-        if len(self.variables.encode()) > MAX_TEMPLATE_VARIABLES_BYTES:
-            raise errors.invalid("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_VARIABLES_BYTES} bytes of JSON")
         if self.variables:
             template_variables(self.variables)
         if self.continues and self.add_generation_prompt:
@@ -145,6 +145,8 @@ _TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_pr
 def template_variables(text: str) -> dict[str, Any]:
     """Returns the variables of a chat template. Raises INVALID_ARGUMENT for anything but their JSON."""
     field = "chat_template_kwargs"
+    if len(text) > MAX_TEMPLATE_VARIABLES_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_TEMPLATE_VARIABLES_CHARS} characters of JSON", len(text))
     try:
         variables = json.loads(text) if text else {}
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ QUESTION = {"role": "user", "content": "Count from 1 to 40."}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2)) as running:
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, num_routers=2, tp=1)) as running:
         yield running
 
 
@@ -143,6 +143,46 @@ def test_parameters_survive_the_node(http: httpx.Client, cluster: LocalCluster) 
     assert [row["token"] for row in rows] == [row["token"] for row in undisturbed["logprobs"]["content"]]
     cluster.restart(node)
     cluster.wait_nodes(2)
+
+
+def test_a_stream_goes_on_at_another_router_as_it_was(cluster: LocalCluster, http: httpx.Client) -> None:
+    """The router dies in the middle: same id, creation time, options and usage, and each token once."""
+    options = {"stream": True, "stream_options": {"include_usage": True}, "bad_words": ["30"]}
+    body = {"model": "demo", "temperature": 0, "messages": [QUESTION], "max_tokens": 90, "ignore_eos": True, **options}
+    whole = chatted(http, **{**body, "stream": False, "stream_options": None})
+    dying, other = cluster.router_names
+    chunks: list[dict[str, Any]] = []
+    last = ""
+    with httpx.stream("POST", f"{cluster.http_url_of(dying)}/v1/chat/completions", json=body, trust_env=False) as stream:
+        for line in stream.iter_lines():
+            last = line.removeprefix("id: ") if line.startswith("id: ") else last
+            if line.startswith("data: {"):
+                chunks.append(json.loads(line.removeprefix("data: ")))
+            if len(chunks) == 12:
+                break
+    cluster.kill(dying)
+    again = {**body, "stream_options": None}
+    url = f"{cluster.http_url_of(other)}/v1/chat/completions"
+    rest = httpx.post(url, json=again, headers={"Last-Event-ID": last}, timeout=60, trust_env=False)
+    assert rest.status_code == 200, rest.text
+    lines = rest.text.splitlines()
+    chunks += [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert lines[-2] == "data: [DONE]"
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 90
+    past = f"{last.split(':')[0]}:0:9999"
+    for method, where in (("POST", "/v1/chat/completions"), ("GET", f"/v1/generations/{last.split(':')[0]}/events")):
+        answer = httpx.request(
+            method,
+            cluster.http_url_of(other) + where,
+            json=body if method == "POST" else None,
+            headers={"Last-Event-ID": past},
+            trust_env=False,
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+    cluster.restart(dying)
 
 
 def test_the_official_client_holds_a_conversation_of_responses(cluster: LocalCluster) -> None:

@@ -10,6 +10,9 @@ from functools import cached_property
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
 BOUND = 4 * 2**20
 _USER = b'{"role":"user","content":"%s"}'
 
@@ -61,6 +64,17 @@ def _ids(count: int) -> bytes:
     return b"[%s]" % b",".join(b"%d" % (2**32 - 1 - i % 999) for i in range(count))
 
 
+_PREVIOUS = "previous_response_id"
+
+
+def _input(inner: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"scripted","max_output_tokens":2,%s"input":%s}' % (more, inner)
+
+
+def _previous(length: int) -> bytes:
+    return b'"%s":"%s",' % (_PREVIOUS.encode(), b"r" * length)
+
+
 BODIES: tuple[HostileBody, ...] = (
     # What held a router for seconds.
     HostileBody("200,000 floats as prompt", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b"1.5", 200_000)), 400, "prompt"),
@@ -92,7 +106,28 @@ BODIES: tuple[HostileBody, ...] = (
     HostileBody("2 million token ids", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b"1", 2_000_000)), 400, "prompt"),
     HostileBody("250,000 keys", CHAT, _wide, 400, "body"),
     HostileBody("one key 400,000 times", CHAT, lambda: b'{%s,"messages":[]}' % _many(b'"n":1', 400_000), 400, "body"),
+    HostileBody(
+        "a million alternatives", CHAT, lambda: _with(b'"guided_choice":[%s],' % _many(b'"a"', 900_000)), 400, "guided_choice"
+    ),
+    HostileBody(
+        "a schema of 200,000 values",
+        CHAT,
+        lambda: _with(b'"guided_json":{"enum":[%s]},' % _many(b'"value"', 200_000)),
+        400,
+        "guided_json",
+    ),
+    HostileBody("4 MB of a regular expression", CHAT, lambda: _with(b'"guided_regex":"%s",' % (b"(" * 3_900_000)), 400),
     # Depth and length.
+    HostileBody("60,000 open brackets as a schema", CHAT, lambda: _with(b'"guided_json":%s,' % (b"[" * 60_000)), 400),
+    HostileBody(
+        "a schema 60,000 deep",
+        CHAT,
+        lambda: _with(
+            b'"response_format":{"type":"json_schema","json_schema":{"schema":%s{}%s}},'
+            % (b'{"items":' * 60_000, b"}" * 60_000)
+        ),
+        400,
+    ),
     HostileBody("2 million open brackets", CHAT, lambda: b"[" * 2_000_000, 400, "body"),
     HostileBody("60,000 open brackets as metadata", CHAT, lambda: _with(b'"metadata":%s,' % (b"[" * 60_000)), 400),
     HostileBody("50,000 objects in each other", CHAT, lambda: b'{"messages":' + b'{"a":' * 50_000, 400, "messages"),
@@ -121,6 +156,34 @@ BODIES: tuple[HostileBody, ...] = (
     HostileBody("half a surrogate pair behind 3 MB", CHAT, lambda: _messages(_USER % (b"a" * 3_000_000 + b"\\ud800")), 400),
     HostileBody("no UTF-8 behind 3 MB", CHAT, lambda: _messages(_USER % (b"a" * 3_000_000 + b"\xff")), 400),
     HostileBody("a comma too many behind 130,000 ids", COMPLETIONS, lambda: _prompt(b"[%s,]" % _many(b"1", 130_000)), 400),
+    # The other routes, and vLLM's options.
+    HostileBody("255 empty prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'""', 255)), 400, "prompt"),
+    HostileBody("30,000 prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'"a"', 30_000)), 400, "prompt"),
+    HostileBody("20,000 bad words", CHAT, lambda: _with(b'"bad_words":[%s],' % _many(b'"a"', 20_000)), 400, "bad_words"),
+    HostileBody(
+        "130,000 allowed tokens", CHAT, lambda: _with(b'"allowed_token_ids":%s,' % _ids(130_000)), 400, "allowed_token_ids"
+    ),
+    HostileBody(
+        "variables of 4 MB",
+        CHAT,
+        lambda: _with(b'"reasoning_effort":"high","chat_template_kwargs":{"a":"%s"},' % (b"a" * 4_000_000)),
+        400,
+        "chat_template_kwargs",
+    ),
+    HostileBody(
+        "variables 1,900 deep",
+        CHAT,
+        lambda: _with(b'"chat_template_kwargs":{"a":%s%s},' % (b"[" * 1_900, b"]" * 1_900)),
+        400,
+    ),
+    HostileBody("30,000 items", RESPONSES, lambda: _input(b"[%s]" % _many(_USER % b"hi", 15_000)), 400, "input"),
+    HostileBody("200,000 items", RESPONSES, lambda: _input(b"[%s]" % _many(b"{}", 200_000)), 400, "input"),
+    HostileBody("an input of 4 MB", RESPONSES, lambda: _input(b'"%s"' % (b"a" * 4_000_000)), 400, "messages"),
+    HostileBody("60,000 pairs of metadata", RESPONSES, lambda: _input(b'"a"', b'"metadata":%s,' % _wide()), 400, "metadata"),
+    HostileBody("a response that names 4 MB", RESPONSES, lambda: _input(b'"a"', _previous(4_000_000)), 400, _PREVIOUS),
+    HostileBody("a text of 4 MB to tokenize", TOKENIZE, lambda: b'{"prompt":"%s"}' % (b"a" * 4_000_000), 400, "text"),
+    HostileBody("2 million tokens", DETOKENIZE, lambda: b'{"tokens":[%s]}' % _many(b"1", 2_000_000), 400, "tokens"),
+    HostileBody("brackets as tokens", DETOKENIZE, lambda: b'{"tokens":' + b"[" * 1_000_000, 400, "tokens"),
     # Large, and fine.
     HostileBody("32,768 token ids near the limit", COMPLETIONS, lambda: _prompt(_ids(32_768)), 200),
     HostileBody("131,000 token ids near the limit", COMPLETIONS, lambda: _prompt(_ids(131_000)), 200),

@@ -101,6 +101,10 @@ class ScriptedNode(WorkerServiceServicer):
     """Further models, each on a stream of its own."""
     lost_models: set[str] = field(default_factory=set)
     """As `ranks_lost`, of these further models alone."""
+    features: tuple[str, ...] = ()
+    """What it understands beyond the first version of the protocol."""
+    takes_constraints: bool = True
+    """False: an older node, which would ignore a constraint."""
     knows_models: bool = True
     """False: an older node, which takes every stream for one of its model."""
     default_tokens: int = 16
@@ -144,7 +148,10 @@ class ScriptedNode(WorkerServiceServicer):
         assert opening.HasField("hello")
         model = opening.hello.model if self.knows_models else ""
         node_id = f"{self.node_id}/{model}" if model else self.node_id
-        hello = worker.NodeHello(node_id=node_id, incarnation=self._incarnation, beat=self._beat(model), model=model)
+        hello = worker.NodeHello(
+            node_id=node_id, incarnation=self._incarnation, beat=self._beat(model), model=model, features=self.features
+        )
+        hello.takes_constraints = self.takes_constraints
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -112,6 +113,30 @@ async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
     reply = await call.read()
     assert {SERVICE, "grpc.health.v1.Health"} <= {entry.name for entry in reply.list_services_response.service}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_of_both_versions_describes_all_services(channel: grpc.aio.Channel, version: str) -> None:
+    """The messages of v1 are generated from what the server says of itself, and then used."""
+    request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+    service = f"grpc.reflection.{version}.ServerReflection"
+    call = ask(
+        iter([request(list_services=""), request(file_containing_symbol=service), request(file_by_filename="x")]), timeout=5
+    )
+    listed = {entry.name for entry in (await call.read()).list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health", service} <= listed
+    (file,) = (await call.read()).file_descriptor_response.file_descriptor_proto
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file)
+    described = pool.FindServiceByName(service).methods_by_name["ServerReflectionInfo"]
+    made = message_factory.GetMessageClass(described.input_type)(list_services="*")
+    assert request.FromString(made.SerializeToString()).list_services == "*"
+    assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 async def test_a_taken_port_is_an_os_error(server: RpcServer) -> None:

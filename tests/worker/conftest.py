@@ -79,7 +79,7 @@ class NodeProcess:
         return [pid for server in self.server_pids() for pid in _children(server)]
 
     def server_pids(self) -> list[int]:
-        return [pid for pid in _children(self.process.pid) if pid not in self.template_pids()]
+        return [pid for pid in _children(self.process.pid) if _name(pid) not in ("templates", "grammars")]
 
     def template_pids(self) -> list[int]:
         """The process that renders chat templates."""
@@ -90,6 +90,10 @@ class NodeProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _children(pid: int) -> list[int]:

@@ -23,7 +23,7 @@ def enable_reflection(service_names: Sequence[str], server: grpc.aio.Server) -> 
     _describe_v1()
     names = (*service_names, f"{ALPHA}.{_SERVICE}", f"{V1}.{_SERVICE}")
     servicer: Any = reflection.aio.ReflectionServicer(service_names=names)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     answer = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

@@ -246,3 +246,41 @@ async def test_a_request_that_every_node_fails_on_is_given_up_after_some_attempt
         await Reading().read(client.inference.StreamChat(request()))
     assert error_from_rpc(failure.value).code is Code.INTERNAL
     assert len(primary.submits) + len(backup.submits) <= 1 + 5
+
+
+CONSTRAINED = {"constraint": inference.Constraint(regex="[0-9]+")}
+
+
+async def test_a_constraint_goes_only_to_nodes_that_enforce_it(start_node: Any, start_router: Any) -> None:
+    old, new = await start_node("old"), await start_node("new")
+    old.takes_constraints = False
+    client = await start_router(old, new)
+    for session in "abcdef":
+        reading = await Reading().read(client.inference.StreamChat(request(session_id=session, **CONSTRAINED)))
+        assert reading.nodes == ["new"]
+    assert old.submits == []
+    assert new.submits[-1].sampling.constraint.regex == "[0-9]+"
+
+
+async def test_a_constraint_that_no_node_enforces_is_refused_at_once(start_node: Any, start_router: Any) -> None:
+    node = await start_node("old")
+    node.takes_constraints = False
+    client = await start_router(node)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await Reading().read(client.inference.StreamChat(request(**CONSTRAINED)))
+    error = error_from_rpc(failure.value)
+    assert (error.code, error.reason) == (Code.FAILED_PRECONDITION, "CONSTRAINTS_UNSUPPORTED")
+    assert node.submits == []
+    assert client.value("failovers_exhausted_total", cause="constraints_unsupported") == 1
+    assert (await Reading().read(client.inference.StreamChat(request()))).tokens == {0: whole()}
+
+
+async def test_a_constraint_that_fails_on_two_nodes_is_the_requests_fault(pair: Any) -> None:
+    client, primary, backup = pair
+    for node in (primary, backup):
+        node.refuse = errors.constraint_failed("the constraint became too complex")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await Reading().read(client.inference.StreamChat(request(**CONSTRAINED)))
+    assert error_from_rpc(failure.value).reason == "CONSTRAINT_FAILED"
+    for node in (primary, backup):
+        assert client.value("breaker_state", node_id=node.node_id) == 0

@@ -89,7 +89,12 @@ class FakeRanks:
         bad = {i: "logits are not numbers" for i, row in enumerate(rows) if self.failing(row)}
         if bad:
             raise SequencesFailed(bad)
-        return [self._sample(plan, s, row) for s, row in zip(plan.sampled, rows, strict=True)]
+        sampled = [self._sample(plan, s, row) for s, row in zip(plan.sampled, rows, strict=True)]
+        return [*sampled, *(self._score(plan, t, target) for t, target in zip(plan.scored, plan.targets, strict=True))]
+
+    def _score(self, plan: StepPlan, t: int, target: int) -> SampledToken:
+        """The score of a target is the token that was fed before it: a wrong row gives a wrong score."""
+        return SampledToken(target, -float(plan.token_ids[t]), tuple((rank, -0.5) for rank in range(plan.num_top)))
 
     def rearrange(self, change: Rearrangement) -> None:
         assert len({target for _, target in change.moves}) == len(change.moves)

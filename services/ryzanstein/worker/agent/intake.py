@@ -15,7 +15,16 @@ from typing import TypeVar
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt, ChatPrompt, Prompt, ReplyStyle, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.generation import (
+    MAX_PROMPT_SCORES,
+    Attempt,
+    ChatPrompt,
+    Prompt,
+    ReplyStyle,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
 from ryzanstein.worker.text.calling import without_system
@@ -154,6 +163,9 @@ def group_of(
     """
     request = attempt.request
     sampling = request.sampling
+    if sampling.prompt_logprobs is not None and len(prompt_ids) * (1 + sampling.prompt_logprobs) > MAX_PROMPT_SCORES:
+        bound = f"the prompt's tokens times one more than this must be at most {MAX_PROMPT_SCORES}"
+        raise errors.invalid("sampling.prompt_logprobs", bound, sampling.prompt_logprobs)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     _check_ids("sampling.logit_bias", (token_id for token_id, _ in sampling.logit_bias), model.vocab_size)
     _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)

@@ -43,7 +43,8 @@ class TextServicer(TextServiceServicer):
                 token_ids = await asyncio.to_thread(model.encode_bare, request.text)
             case _:
                 raise errors.invalid("prompt", "a conversation or a text is required")
-        texts = [model.token_text(token_id) for token_id in token_ids] if request.with_texts else []
+        # In a thread: there may be hundreds of thousands.
+        texts = await asyncio.to_thread(lambda: list(map(model.token_text, token_ids))) if request.with_texts else []
         return pb.TokenizeResponse(token_ids=token_ids, texts=texts)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:

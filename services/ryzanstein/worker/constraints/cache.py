@@ -37,7 +37,11 @@ class Grammars:
 
     def get(self, constraint: Constraint, num_bytes: int) -> Future[LLMatcher]:
         """Returns the compiled grammar. `num_bytes` is what it takes, as measured elsewhere."""
-        if (kept := self._kept.get(constraint)) is not None:
+        kept = self._kept.get(constraint)
+        if kept is not None and kept[0].done() and kept[0].exception() is not None:
+            self._bytes -= self._kept.pop(constraint)[1]
+            kept = None
+        if kept is not None:
             self._kept.move_to_end(constraint)
             self.hits += 1
             return kept[0]

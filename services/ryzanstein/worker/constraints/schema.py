@@ -27,8 +27,11 @@ from ryzanstein.worker.constraints.keywords import (
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 
 Schema = dict[str, Any]
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""What may be written at each place where JSON allows white space: so much, not any amount."""
+WHITESPACE = r"(\x20|\x0A(\x20{0,12}|\x09{0,6}))"
+"""What may be written at each place where JSON allows white space: a space, or a line break and an indent.
+
+Any amount would let a model write white space until its last token.
+"""
 
 
 def checked_schema(text: str) -> Schema:

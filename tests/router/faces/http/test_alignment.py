@@ -16,6 +16,8 @@ from ryzanstein.generation import Delta, Finished, FinishReason, Started, Token,
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.http.position import cursor_of
+from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter
 from ryzanstein.worker.text.stops import StopScanner
 
@@ -123,11 +125,11 @@ def test_a_reader_that_comes_back_gets_each_row_once(pieces: list[bytes], stop: 
     tokens, started = tokens_of(pieces, stop), Started("g", "m", "n", 1)
     deltas = [Delta(0, i, (token,), "n") for i, token in enumerate(tokens)]
     end = Finished(0, FinishReason.STOP, Usage())
-    first = ChunkWriter(started, ChatDialect(), Cursor(), include_usage=False)
+    first = ChunkWriter(started, Shown(ChatDialect()), Cursor())
     sent = b"".join(first.write(event) for event in (*deltas, end)).split(b"\n\n")[:-1]
     before = b"".join(event + b"\n\n" for event in sent[: data.draw(st.integers(1, len(sent)))])
     # The id that a reader comes back with is of the last event that it was sent: tokens that sent nothing come again.
-    second = ChunkWriter(started, ChatDialect(), Cursor.parse(chunks_of(before)[2][-1]), include_usage=False)
+    second = ChunkWriter(started, Shown(ChatDialect()), cursor_of(chunks_of(before)[2][-1], "g"))
     after = b"".join(second.write(event) for event in (*deltas, end))
     text, rows, _ = chunks_of(before + after)
     content = "".join(token.text for token in tokens)

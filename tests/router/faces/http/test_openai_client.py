@@ -200,7 +200,7 @@ async def test_the_synchronous_client(face):
 
 REFUSALS = [
     (errors.queue_full(7, 7, 1.5), openai.RateLimitError, 429, "queue_full", None),
-    (errors.context_too_long(500, 100, 512), openai.BadRequestError, 400, "context_length_exceeded", "max_tokens"),
+    (errors.context_too_long(500, 100, 512), openai.BadRequestError, 400, "context_length_exceeded", "messages"),
     (errors.not_found("model", "x"), openai.NotFoundError, 404, "model_not_found", "model"),
     (errors.already_exists("session", "s"), openai.ConflictError, 409, "session_exists", None),
     (errors.no_nodes("echo", "all died"), openai.InternalServerError, 503, "no_nodes", None),

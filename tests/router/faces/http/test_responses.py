@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
@@ -73,6 +74,14 @@ async def test_items_of_calls_become_messages(client, face):
     assert (messages[2].content, messages[2].tool_call_id) == ("sun", "c1")
 
 
+async def test_a_schema_constrains_the_answer(client, face):
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}, "strict": True}
+    answer = await client.responses.create(model="echo", input="one", text={"format": form})
+    constraint = face.core.requests[0].sampling.constraint
+    assert (constraint.kind.value, json.loads(constraint.text)) == ("json_schema", {"type": "integer"})
+    assert answer.text.format.type == "json_schema"
+
+
 async def test_an_answer_that_is_cut_is_incomplete(client):
     answer = await client.responses.create(model="echo", input="one two three", max_output_tokens=1)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -138,7 +147,9 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"conversation": "c"}, "conversation"),

@@ -10,9 +10,10 @@ done so.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -31,6 +32,7 @@ from ryzanstein.wire.events import event_to_wire
 from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, messages_from_wire, name_from_wire
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
 
 
 class InferenceServicer(InferenceServiceServicer):
@@ -47,12 +49,12 @@ class InferenceServicer(InferenceServiceServicer):
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
             asked = call.complete(chat_from_wire(request, self._most), request.request_id)
-            return whole_response(inference.ChatResponse, await self._answer(asked))
+            return await _whole(inference.ChatResponse, await self._answer(asked))
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
             asked = call.complete(complete_from_wire(request, self._most), request.request_id)
-            return whole_response(inference.CompleteResponse, await self._answer(asked))
+            return await _whole(inference.CompleteResponse, await self._answer(asked))
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
@@ -130,6 +132,11 @@ class InferenceServicer(InferenceServiceServicer):
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
+
+
+async def _whole(kind: type[_Response], answer: Answer) -> _Response:
+    """Returns the answer as a response of this kind; made in a thread where a prompt's scores make it large."""
+    return await asyncio.to_thread(whole_response, kind, answer) if answer.prompt else whole_response(kind, answer)
 
 
 def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:

@@ -92,7 +92,9 @@ class Alignment:
 
 def aligned(tokens: Iterable[Token]) -> tuple[str, list[LogprobRow]]:
     """Returns the text of a whole choice, and the log probabilities that belong to it."""
-    alignment, parts, rows = Alignment(), [], []
+    alignment = Alignment()
+    parts: list[str] = []
+    rows: list[LogprobRow] = []
     for token in tokens:
         parts.append(token.text)
         rows += alignment.push(token)

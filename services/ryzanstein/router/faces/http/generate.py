@@ -55,7 +55,7 @@ class GenerationRoutes:
         generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
             answer = await while_connected(http.receive, self._read(generation_id))
-        content = json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
+        content = await asyncio.to_thread(_content, answer, dialect) if answer.prompt else _content(answer, dialect)
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
     async def complete(self, http: Request, asked: Completions) -> Response:
@@ -73,7 +73,9 @@ class GenerationRoutes:
                 if request.key is None and not detached:
                     await leave(self._core, generation_id)
             raise
-        content = completion_body(asked, answers, echoed)
+        # In a thread: a long prompt has hundreds of thousands of log probabilities.
+        write = partial(completion_body, asked, answers, echoed)
+        content = await asyncio.to_thread(write) if answers[0].prompt else write()
         return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
 
     async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
@@ -200,6 +202,10 @@ def _naming_the_position() -> Iterator[None]:
         if error.violations and error.violations[0].field == "from_index":
             raise errors.invalid(LAST_EVENT_ID, error.violations[0].description) from None
         raise
+
+
+def _content(answer: Answer, dialect: Dialect) -> bytes:
+    return json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:

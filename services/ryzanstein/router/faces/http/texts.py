@@ -54,7 +54,7 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
         answer: dict[str, Any] = {"count": len(found.token_ids), "tokens": list(found.token_ids)}
         answer["max_model_len"] = _context(core, model)
         answer["token_strs"] = list(found.texts) if body.return_token_strs else None
-        return JSONResponse(answer)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
 
     @app.post("/detokenize", openapi_extra=described(DetokenizeBody))
     async def detokenize(http: Request) -> Response:

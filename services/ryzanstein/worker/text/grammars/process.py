@@ -56,6 +56,7 @@ _PATIENCE = 15
 _MAX_VERDICTS = 1024
 _MAX_VERDICT_CHARS = 8 * 2**20
 _AT_ONCE = 2
+_MAX_MODELS = 8
 _FULL_S = 0.01
 _decoder = msgspec.msgpack.Decoder(Answer)
 
@@ -132,7 +133,6 @@ class GrammarProcess:
         self._observer.looked_up(known is not None)
         if known is None:
             known = await self._judged(constraint, opened)
-            opened.verdicts.add(constraint, known)
         if isinstance(known, RyzansteinError):
             raise known
         return known
@@ -165,8 +165,7 @@ class GrammarProcess:
         """Returns the model, open in the process. Calls at the same time wait for the same opening."""
         known = self._models.get(model.path)
         if known is None or known.text is not model or (known.table.done() and known.table.exception() is not None):
-            if known is not None:
-                await self._send(Close(model.path))
+            await self._close(model.path)
             table: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             table.add_done_callback(_look)
             known = self._models[model.path] = _Model(model, model.path, table, _Verdicts())
@@ -181,16 +180,33 @@ class GrammarProcess:
         await asyncio.shield(known.table)
         return known
 
+    async def _close(self, path: str) -> None:
+        """Closes this model if it is open, and the one that was opened first if too many are."""
+        paths = [path] if path in self._models else []
+        if len(self._models) >= _MAX_MODELS:
+            paths = paths or [next(iter(self._models))]
+        for each in paths:
+            del self._models[each]
+            await self._send(Close(each))
+
     async def _judged(self, constraint: Constraint, model: _Model) -> Verdict | RyzansteinError:
+        """Returns the verdict of the process, and remembers it."""
         if self._num_waiting >= self._bounds.max_waiting:
             raise errors.queue_full(self._num_waiting, self._bounds.max_waiting)
         self._num_waiting += 1
         try:
             async with self._places:
+                if (known := model.verdicts.get(constraint)) is not None:
+                    return known  # many ask for one constraint at the same time
                 make = partial(Judge, path=model.path, constraint=constraint)
                 answer, _ = await self._ask(make, _PATIENCE * self._bounds.cpu_s)
+                known = self._verdict(constraint, answer)
+                model.verdicts.add(constraint, known)
+                return known
         finally:
             self._num_waiting -= 1
+
+    def _verdict(self, constraint: Constraint, answer: Answer) -> Verdict | RyzansteinError:
         match answer:
             case Sound(_, compile_s, grammar_bytes):
                 self._observer.compiled(compile_s)
@@ -274,7 +290,10 @@ class GrammarProcess:
         try:
             command = (*_COMMAND, "--parent", str(os.getpid()), "--fd", str(theirs.fileno()), *arguments)
             fds = (theirs.fileno(),)
-            return ours, subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
+            # It forks, so it has no threads of libraries.
+            env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            popen = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
+            return ours, popen
         except OSError:
             ours.close()
             raise

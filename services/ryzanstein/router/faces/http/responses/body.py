@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -25,7 +25,6 @@ from ryzanstein.router.faces.http.schemas import (
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 _ABSENT: Any = None
-_PLAIN = {"format": {"type": "text"}}
 # Each field with the values that request nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -36,16 +35,11 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
-        "text": (
-            {},
-            {"format": {"type": "text"}},
-            {"format": {"type": "text"}, "verbosity": "medium"},
-            {"verbosity": "medium"},
-        ),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
     }
 )
+_TEXT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"verbosity": ("medium",)})
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
@@ -55,6 +49,23 @@ class Reasoning(msgspec.Struct, frozen=True):
     """How much the model is to think. Summaries of it are not made."""
 
     effort: str | None = None
+
+
+class TextFormat(Body, frozen=True):
+    """The form of the answer: any text, any JSON object, or JSON that a schema admits. Schemas are always enforced."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Raw = _ABSENT
+    strict: bool | None = None
+
+
+class TextOptions(Body, frozen=True):
+    """What the text of an answer is like."""
+
+    format: TextFormat | None = None
+    verbosity: Raw = _ABSENT
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -87,6 +98,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, Raw] | None = None
     temperature: float | None = None
+    text: TextOptions | None = None
     top_p: float | None = None
     top_logprobs: Whole | None = None
     truncation: str | None = None
@@ -99,7 +111,6 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     max_tool_calls: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prompt: Raw = _ABSENT
-    text: Raw = _ABSENT
     tool_choice: Raw = _ABSENT
     tools: Raw = _ABSENT
     # These never change an answer.
@@ -148,11 +159,27 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
         top_p=body.top_p,
         user=body.user,
         service_tier=body.service_tier,
+        response_format=_response_format(body.text),
     )
     sampling = sampling_params(options, _max_tokens(body), None)
     said = _messages(body.input, max_items)
     request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
     return Asked(body, request, said, TemplateOptions(with_effort("", effort)))
+
+
+def _response_format(text: TextOptions | None) -> Any:
+    """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
+    if text is None:
+        return None
+    refuse(text, _TEXT_UNSUPPORTED, "text.")
+    form = text.format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Raw(b'{"type":"json_object"}')
+    if form.schema is None:
+        raise errors.invalid("text.format.schema", "is required")
+    return Raw(b'{"type":"json_schema","json_schema":{"schema":%b}}' % bytes(form.schema))
 
 
 def _max_tokens(body: ResponsesRequest) -> int | None:

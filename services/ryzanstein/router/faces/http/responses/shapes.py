@@ -6,6 +6,7 @@ that ends the stream, and when the response is retrieved.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ryzanstein.generation import FinishReason, Started, Usage
@@ -43,7 +44,7 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format(body)},
         "tool_choice": "auto",
         "tools": [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -52,6 +53,14 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "user": body.user,
         "metadata": body.metadata or {},
     }
+
+
+def _format(body: ResponsesRequest) -> Shape:
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type != "json_schema":
+        return {"type": "text" if form is None else form.type}
+    schema = None if form.schema is None else json.loads(bytes(form.schema))
+    return {"type": form.type, "name": form.name, "schema": schema, "strict": True}
 
 
 def ended(response: Shape, generation_id: str, text: str, reason: FinishReason, usage: Usage) -> Shape:
