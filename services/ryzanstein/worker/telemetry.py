@@ -36,7 +36,6 @@ class ConstraintMetrics:
             buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
             registry=registry,
         )
-        self.tool_fallbacks = self._counter("tool_fallbacks_total", "Requests with tools whose chat template knows none.")
         self.refusals = counter("grammar_refusals_total", "Constraints refused, by cause.", "cause")
         self.verdicts = counter("grammar_verdicts_total", "Constraints looked up before a compile.", "outcome")
         self.grammars = counter("grammars_total", "Compiled constraints looked up on rank 0.", "outcome")
@@ -105,6 +104,7 @@ class WorkerTelemetry:
         self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
         self.generations = self._counter("generations_total", "Attempts ended, by outcome.", "outcome")
         self.choices = self._counter("choices_total", "Choices ended, by finish reason.", "reason")
+        self.tool_fallbacks = self._counter("tool_fallbacks_total", "Requests with tools whose chat template knows none.")
         self.refusals = self._counter("refusals_total", "Submits refused, by reason.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
         self.recoveries = self._counter("recoveries_total", "Recovery actions, by rung of the recovery ladder.", "rung")
