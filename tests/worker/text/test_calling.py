@@ -34,6 +34,7 @@ TALK = (
         ("{% if tools %}{{ tools }}{% endif %}", "generic", True, False),
         ("{% if tools %}<tool_call>{% endif %}<think>", "hermes", True, True),
         ("{{ tools }}<tool_call>\n<function=", "generic", False, False),
+        ("{{ message.content.split('</think>')[-1] }}", "generic", False, True),
         ("{{ tools }}[TOOL_CALLS]", "mistral", True, False),
         ("{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek", True, False),
         ("{{ tools }}Environment: ipython", "llama3", True, False),
@@ -46,7 +47,8 @@ def test_the_family_is_read_from_the_template(template: str, family: str, native
 
 def test_settings_override_the_template() -> None:
     assert Calling.of("{{ tools }}<tool_call><think>", "llama3", "none") == Calling("llama3", True, False)
-    assert Calling.of("{{ messages }}", "hermes", "think") == Calling("hermes", False, True)
+    assert Calling.of("{{ tools }}<function=", "hermes") == Calling("hermes", True, False)
+    assert Calling.of("{{ messages }}", "llama3", "think") == Calling("generic", False, True), "it is told the generic form"
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:
