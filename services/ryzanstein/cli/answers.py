@@ -106,7 +106,7 @@ def shown(event: pb.GenerationEvent) -> str:
     if event.WhichOneof("kind") not in ("delta", "finished"):
         return ""
     said = event.delta if event.HasField("delta") else event.finished
-    calls = (f"\n{piece.name}({piece.arguments}" if piece.id else piece.arguments for piece in said.tool_calls)
+    calls = (f"\n{piece.name} {piece.arguments}" if piece.id else piece.arguments for piece in said.tool_calls)
     return said.text + "".join(calls)
 
 
