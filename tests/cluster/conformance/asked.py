@@ -21,6 +21,10 @@ class Asked:
     user: str = ""
     tenant: str = ""
     key: str = ""
+    schema: Mapping[str, Any] | None = None
+    """A JSON schema of the answer."""
+    tool: Mapping[str, Any] | None = None
+    """A function with `name` and `parameters`, which must be called."""
     timeout_ms: int | None = None
     cancel_on_disconnect: bool = False
 
@@ -48,18 +52,34 @@ class Asked:
         said: dict[str, Any] = {"messages": [{"role": "user", "content": self.text}]} if self.text else {"messages": []}
         if self.prompt is not None:
             said = {"prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt)}
+        if self.schema is not None:
+            form = {"name": "answer", "strict": True, "schema": self.schema}
+            said["response_format"] = {"type": "json_schema", "json_schema": form}
+        if self.tool is not None:
+            said |= {"tools": [{"type": "function", "function": self.tool}], "tool_choice": "required"}
         named = {"model": self.model, "session_id": self.session_id, "user": self.user}
         return {**said, **sampling, **{name: value for name, value in named.items() if value}, **more}
 
 
 @dataclass
 class Heard:
-    """One choice as its reader saw it. `rows` are the log probabilities: token, value, and the alternatives' tokens."""
+    """One choice as its reader saw it. `rows` are the log probabilities: token, value, and the alternatives' tokens.
+
+    `calls` are the functions that it calls: name and arguments.
+    """
 
     text: str = ""
     reason: str = ""
     rows: list[tuple[str, float, tuple[str, ...]]] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
     next_index: int = 0
+
+    def add_call(self, index: int, name: str, arguments: str) -> None:
+        """Adds a piece of a call."""
+        if index == len(self.calls):
+            self.calls.append(["", ""])
+        self.calls[index][0] += name
+        self.calls[index][1] += arguments
 
 
 @dataclass

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from tests.cluster.conformance.asked import Asked, Refusal, Reply
+from tests.cluster.conformance.asked import Asked, Heard, Refusal, Reply
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
-_NAMES = {"request_id": "Idempotency-Key"}
-_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length", pb.FINISH_REASON_CANCELLED: "cancelled"}
+_NAMES = {"request_id": "Idempotency-Key", "constraint.json_schema": "response_format"}
+_REASONS = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_CANCELLED: "cancelled",
+    pb.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 class GrpcDriver:
@@ -50,9 +57,18 @@ class GrpcDriver:
         given = {"x-tenant-id": asked.tenant, "x-cancel-on-disconnect": "true" if asked.cancel_on_disconnect else ""}
         metadata = tuple((name, value) for name, value in given.items() if value)
         timeout = 60 if asked.timeout_ms is None else asked.timeout_ms / 1000
-        shared = {"sampling": pb.SamplingParams(**asked.sampling), "model": asked.model, "user": asked.user}
+        constraint = pb.Constraint(json_schema=json.dumps(asked.schema)) if asked.schema is not None else None
+        shared: dict[str, Any] = {
+            "sampling": pb.SamplingParams(**asked.sampling, constraint=constraint),
+            "model": asked.model,
+            "user": asked.user,
+        }
         shared["request_id"] = asked.key
         if asked.prompt is None:
+            if asked.tool is not None:
+                parameters = json.dumps(asked.tool["parameters"])
+                shared["tools"] = [pb.Tool(name=asked.tool["name"], parameters=parameters)]
+                shared["tool_choice"] = pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)
             messages = [pb.Message(role=pb.ROLE_USER, content=asked.text)] if asked.text else []
             chat = pb.ChatRequest(messages=messages, session_id=asked.session_id, **shared)
             return self._stub.StreamChat(pb.StreamChatRequest(chat=chat), timeout=timeout, metadata=metadata)
@@ -82,10 +98,19 @@ def _take(event: pb.GenerationEvent, reply: Reply) -> None:
             assert event.delta.first_index == heard.next_index, "a token was lost or repeated"
             heard.next_index += len(event.delta.token_ids)
             heard.text += event.delta.text
+            _take_calls(event.delta.tool_calls, heard)
             heard.rows += [(row.text, row.logprob, tuple(top.text for top in row.top)) for row in event.delta.logprobs]
         case "finished":
-            reply.of(event.finished.choice).reason = _REASONS[event.finished.finish_reason]
+            heard = reply.of(event.finished.choice)
+            heard.reason = _REASONS[event.finished.finish_reason]
+            heard.text += event.finished.text
+            _take_calls(event.finished.tool_calls, heard)
             reply.completion_tokens = event.finished.usage.completion_tokens
+
+
+def _take_calls(pieces: Iterable[pb.ToolCallDelta], heard: Heard) -> None:
+    for piece in pieces:
+        heard.add_call(piece.index, piece.name, piece.arguments)
 
 
 def _refusal(failure: grpc.RpcError) -> Refusal:

@@ -35,6 +35,9 @@ def take_choice(said: Mapping[str, Any], heard: Heard) -> None:
     """Adds a choice of a chunk, or of a whole answer, in either of OpenAI's forms."""
     parts = said.get("delta") or said.get("message") or {}
     heard.text += parts.get("content") or said.get("text") or ""
+    for number, call in enumerate(parts.get("tool_calls") or ()):
+        function = call["function"]
+        heard.add_call(call.get("index", number), function.get("name") or "", function["arguments"])
     logprobs = said.get("logprobs") or {}
     for row in logprobs.get("content") or []:
         heard.rows.append((row["token"], row["logprob"], tuple(top["token"] for top in row["top_logprobs"])))

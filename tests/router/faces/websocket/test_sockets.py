@@ -283,7 +283,7 @@ class TestRate:
 class TestAFlood:
     @pytest.fixture
     def limits(self):
-        return SocketLimits(frames_per_s=100, frame_burst=50, flood_s=0.5)
+        return SocketLimits(frames_per_s=1000, frame_burst=100, flood_s=0.5)
 
     async def test_of_frames_that_does_not_end_is_closed(self, client, send_raw):
         send_raw(frame(Opcode.PING) * 10_000)
