@@ -143,12 +143,13 @@ class Conversation:
 
     def _refuse(self, error: Exception, stream_id: str, method: str) -> None:
         failure = failure_from_exception(error, "")
-        # Not `self._fail`: the id may be that of another stream, which goes on.
-        self._write(error_frame(failure, stream_id))
+        # An open stream with this id goes on: an error that names it would be its end.
+        self._write(error_frame(failure, None if stream_id in self._streams else stream_id))
         self._telemetry.ended(method, failure.status)
 
     async def _submitted(self, submit: Submit, stream: SocketStream) -> None:
         submission = await self._requests.submission(submit, self._headers)
+        stream.request_id = submission.request.request_id
         with bound_contextvars(request_id=submission.request.request_id):
             await stream.submit(submission)
 
@@ -173,13 +174,14 @@ class Conversation:
                 method=method[:64],
                 code=code,
                 generation=stream.generation,
+                request_id=stream.request_id,
                 duration_s=round(time.monotonic() - began, 6),
             )
 
     def _fail(self, error: Exception, stream: SocketStream) -> int:
         if not isinstance(error, errors.RyzansteinError | HttpRefused):
             log.exception("stream failed", generation=stream.generation)
-        failure = failure_from_exception(error, stream.generation)
+        failure = failure_from_exception(error, stream.request_id or stream.generation)
         self._write(error_frame(failure, stream.id, stream.generation or None))
         return failure.status
 

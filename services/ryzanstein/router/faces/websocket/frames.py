@@ -121,7 +121,7 @@ class ErrorFrame(msgspec.Struct, frozen=True, tag_field="type", tag="error", omi
     """A request failed, or the stream with this id: nothing more comes of it.
 
     `status` and `error` are those of an HTTP answer. Without an id no stream ends: a cancel of
-    `generation` failed, or a message was no request.
+    `generation` failed, a message was no request, or its id is in use.
     """
 
     status: int

@@ -60,6 +60,7 @@ class SocketStream:
         self.credit = credit
         self.generation = ""
         """The response id, once it is known."""
+        self.request_id = ""
         self._connection = connection
         self._core = core
         self._limits = limits
