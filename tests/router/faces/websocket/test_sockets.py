@@ -261,6 +261,17 @@ class TestTime:
         await eventually(lambda: face.value("websockets_closed_total", code="4001") == 1, "counted")
         writer.close()
 
+    async def test_messages_that_follow_each_other_are_each_in_time(self, client, send_raw):
+        """There is always a part of one that has not come, and none takes long."""
+        message = frame(Opcode.TEXT, b'{"type":"credit","id":"a","chunks":1}')
+        send_raw(message[:10])
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            send_raw(message[10:] + message[:10])
+        send_raw(message[10:])
+        await client.submit("a")
+        await client.until("done")
+
     async def test_a_message_that_does_not_end_is_closed(self, client, send_raw):
         send_raw(frame(Opcode.TEXT, b"{", fin=False))
         assert (await client.closed())[0] == 4008

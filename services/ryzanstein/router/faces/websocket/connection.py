@@ -273,6 +273,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.close(CloseCode.INVALID_DATA, "a message is not UTF-8")
             return
         self._active = self._loop.time()
+        self._arriving_since = None
         self._messages.append(message)
         self._message_bytes += len(message)
         self._news.set()
