@@ -261,6 +261,16 @@ class TestTime:
         await eventually(lambda: face.value("websockets_closed_total", code="4001") == 1, "counted")
         writer.close()
 
+    async def test_a_message_that_does_not_end_is_closed(self, client, send_raw):
+        send_raw(frame(Opcode.TEXT, b"{", fin=False))
+        assert (await client.closed())[0] == 4008
+
+
+class TestMessagesInParts:
+    @pytest.fixture
+    def limits(self):
+        return SocketLimits(message_timeout_s=0.4)
+
     async def test_messages_that_follow_each_other_are_each_in_time(self, client, send_raw):
         """There is always a part of one that has not come, and none takes long."""
         message = frame(Opcode.TEXT, b'{"type":"credit","id":"a","chunks":1}')
@@ -271,10 +281,6 @@ class TestTime:
         send_raw(message[10:])
         await client.submit("a")
         await client.until("done")
-
-    async def test_a_message_that_does_not_end_is_closed(self, client, send_raw):
-        send_raw(frame(Opcode.TEXT, b"{", fin=False))
-        assert (await client.closed())[0] == 4008
 
 
 class TestRate:
