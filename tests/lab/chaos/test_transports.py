@@ -198,6 +198,7 @@ async def test_over_http_refusals_and_error_events_are_typed() -> None:
 
 def test_positions_are_read_from_an_event_id() -> None:
     assert next_index("0:12,1:9.") == {0: 12, 1: 9}
+    assert next_index("f00:0:12,1:9.") == {0: 12, 1: 9}
     assert next_index("") == {}
 
 
