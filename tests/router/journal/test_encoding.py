@@ -20,6 +20,7 @@ from ryzanstein.generation import (
     RequestKey,
     Role,
     SamplingParams,
+    TemplateOptions,
     TextPrompt,
     Token,
     TokenLogprobs,
@@ -193,6 +194,7 @@ def test_an_end_whose_tokens_are_missing_is_not_believed() -> None:
 def test_a_request_comes_back_as_it_was() -> None:
     prompts = (
         ChatPrompt((Message(Role.SYSTEM, "be"), Message(Role.USER, "ü"), Message(Role.ASSISTANT, ""))),
+        ChatPrompt((Message(Role.USER, "ü"),), template=TemplateOptions('{"a":1}', False, True)),
         TextPrompt("continue\n"),
         TokenPrompt((1, 2, 3)),
     )
@@ -203,7 +205,7 @@ def test_a_request_comes_back_as_it_was() -> None:
         request = GenerationRequest(
             "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
         )
-        request = replace(request, key=RequestKey("k", b"\0body"), detached=True)
+        request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, shown_as="chat")
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         assert decode_request(encode_request(generation, 2)) == (request, 2)
