@@ -25,6 +25,7 @@ from ryzanstein.generation import (
     Token,
     TokenLogprobs,
     TokenPrompt,
+    ToolCall,
     TopLogprob,
 )
 from ryzanstein.router.generations.generation import Generation
@@ -38,6 +39,7 @@ from ryzanstein.router.journal.encoding import (
     with_own_deadline,
 )
 from ryzanstein.router.journal.journal import JournalRecord
+from ryzanstein.tools import Tool, ToolMode, Tools
 
 CHOICES = 3
 REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))
@@ -195,6 +197,10 @@ def test_a_request_comes_back_as_it_was() -> None:
     prompts = (
         ChatPrompt((Message(Role.SYSTEM, "be"), Message(Role.USER, "ü"), Message(Role.ASSISTANT, ""))),
         ChatPrompt((Message(Role.USER, "ü"),), template=TemplateOptions('{"a":1}', False, True)),
+        ChatPrompt(
+            (Message(Role.ASSISTANT, "", (ToolCall("1", "f", "{"),)), Message(Role.TOOL, "x", tool_call_id="1")),
+            tools=Tools((Tool("f", "d", "{}", True), Tool("g")), ToolMode.NAMED, "g", parallel=False),
+        ),
         TextPrompt("continue\n"),
         TokenPrompt((1, 2, 3)),
     )

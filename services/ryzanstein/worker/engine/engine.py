@@ -19,11 +19,19 @@ from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed, TokenConstraint
+from ryzanstein.worker.engine.plan import (
+    Executor,
+    OutOfMemory,
+    PageMove,
+    SampledToken,
+    SequencesFailed,
+    TokenConstraint,
+)
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
+from ryzanstein.worker.engine.travel import TravelingPages, take_sealed
 
 
 class Engine:
@@ -47,6 +55,8 @@ class Engine:
         self._timer = timer
         self._pace = StepPace()
         self._scheduler = Scheduler(settings, self._pace)
+        self._pages = TravelingPages(self._scheduler.pool)
+        self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
         self._thrift = Thrift(settings.token_budget)
@@ -96,6 +106,22 @@ class Engine:
         """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
         self._scheduler.limit_blocks(num_blocks)
 
+    def find_pages(self, names: SequenceOf[bytes]) -> list[int]:
+        """Returns the places of what is not cached. See `FindPages`."""
+        return self._pages.missing(names)
+
+    def export_pages(self, number: int, names: SequenceOf[bytes]) -> list[int]:
+        """Copies cached pages into the slab; returns their places. See `ExportPages`."""
+        found = self._pages.find(names)
+        self._executor.move_pages(PageMove(number, True, found))
+        return [place for place, _ in found]
+
+    def import_pages(self, number: int, names: SequenceOf[bytes], parent: bytes) -> list[int]:
+        """Takes pages from the slab; returns the places of those taken. See `ImportPages`."""
+        admitted = self._pages.admit(names, parent)
+        self._executor.move_pages(PageMove(number, False, admitted))
+        return [place for place, _ in admitted]
+
     def step(self) -> StepEvents:
         """Runs one step and returns its events.
 
@@ -139,6 +165,8 @@ class Engine:
             block_limit=scheduler.pool.ceiling,
             blocks_wanted=scheduler.num_wanted,
             takebacks=scheduler.num_takebacks,
+            blocks_evicted=scheduler.pool.num_evicted,
+            hot=scheduler.pages.hot_stats,
         )
 
     def _run(self, batch: Batch) -> None:
@@ -163,7 +191,7 @@ class Engine:
 
         A group that failed or ended in an earlier part takes its other choices with it.
         """
-        batch = Batch()
+        batch = Batch(self._scheduler.pages.num_groups)
         for sequence, num in members:
             if sequence in self._scheduler.running:
                 batch.feed(sequence, num)
@@ -193,7 +221,7 @@ class Engine:
         """
         self._step += 1
         tables = batch.of_row(next(iter(failure.rows))).tables
-        self._probe.require_sound(self._step, [table.blocks[-1] for table in tables])
+        self._probe.require_sound(self._step, [table.blocks[-1] for table in tables], self._scheduler.pages.num_groups)
         for row, message in failure.rows.items():
             self._groups.fail(batch.of_row(row).group.id, errors.logits_not_finite(message))
 
@@ -201,6 +229,7 @@ class Engine:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
+        self._report_sealed(batch)
         num_sampled = len(batch.sampled)
         self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
@@ -218,6 +247,11 @@ class Engine:
                 self._groups.end(sequence, reason)
         for group, failure in failures.items():
             self._groups.fail(group, errors.constraint_failed(failure))
+
+    def _report_sealed(self, batch: Batch) -> None:
+        for sequence, _ in batch.members:
+            if sequence.group.message.reports_pages and (sealed := take_sealed(sequence, self._extents)):
+                self._outcome.add_sealed(sequence.group.id, sealed)
 
     def _score(self, batch: Batch, scores: SequenceOf[SampledToken]) -> None:
         """Reports the scores of prompt tokens, each once also when a prompt is computed again."""

@@ -83,14 +83,16 @@ class Sequence:
     """A sequence: one choice of a group.
 
     Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, as far as layers
-    still read them, in `tables`: one for each group of layers, none while it does not run.
+    still read them, in `tables`: one for each group of layers, then one of hot pages if blocks are
+    compressed; none while it does not run.
 
     `order` sorts a tenant's queue: arrival, then choice. `rank` sorts the running sequences:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
     of tokens charged to its account in advance, `num_uncached` the number that it is expected to
     compute before its first token. `keys` are the prefix keys of full pages known so far; the
-    first `num_published` pages can be found under them. At its start, layers that read all tokens
-    knew its first `num_known` pages.
+    first `num_published` pages can be found under them, and the agent knows the first
+    `num_reported`, where the group reports its pages. At its start, layers that read all tokens
+    knew its first `num_known` pages. It came with `num_at_start` tokens.
     """
 
     __slots__ = (
@@ -99,10 +101,12 @@ class Sequence:
         "generated",
         "group",
         "keys",
+        "num_at_start",
         "num_charged",
         "num_computed",
         "num_known",
         "num_published",
+        "num_reported",
         "num_tokens",
         "num_uncached",
         "order",
@@ -120,10 +124,11 @@ class Sequence:
         self.num_charged = 0
         self.num_uncached: int | None = None
         self.generated = list(message.generated[choice])
-        self.num_tokens = group.num_prompt + len(self.generated)
+        self.num_tokens = self.num_at_start = group.num_prompt + len(self.generated)
         self.num_computed = 0
         self.num_published = 0
         self.num_known = 0
+        self.num_reported = 0
         self.tables: list[BlockTable] = []
         self.keys: list[bytes] = []
         self.cached_tokens: int | None = None
@@ -132,11 +137,6 @@ class Sequence:
         )
         self.row.allowed_ids = message.sampling.allowed_token_ids
         self._ban()
-
-    @property
-    def num_blocks(self) -> int:
-        """Returns the number of blocks that it holds."""
-        return sum(len(table.blocks) for table in self.tables)
 
     @property
     def failure(self) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engine.plan import Rearrangement, StepPlan
-from ryzanstein.worker.engines.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
-from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
+from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
+from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
+from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
 
@@ -21,11 +21,12 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
     rank chooses. `lends_blocks`: the memory of blocks is shared with other models of the node, and
-    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype` and
-    `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at the
-    end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the agent's
-    own niceness. `ranks_before` are the node's ranks of other models that come first on its cores
-    and devices.
+    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype`
+    and `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at
+    the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the
+    agent's own niceness. `kv_compression`: keys and values that are not among the newest
+    `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `ranks_before` are the
+    node's ranks of other models that come first on its cores and devices.
     """
 
     model: str  # directory
@@ -55,6 +56,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     lends_blocks: bool = False
     borrow_bytes: int = 0
     grammar_cache_bytes: int = 64 * 2**20
+    kv_compression: KvCompression = "none"
+    kv_hot_tokens: int = 16
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
@@ -62,7 +65,8 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
 
     The numbers are inherited file descriptors. `plan_fds` are rank 0's channels to ranks 1, 2, ...,
     or another rank's one channel to rank 0. `store_fd` is an empty file through which gloo and NCCL
-    find each other. `spawned_s` is the monotonic time at which the process was started.
+    find each other. `slab_fd` is an empty file until the agent makes it the slab, through which
+    pages pass. `spawned_s` is the monotonic time at which the process was started.
     """
 
     rank: int
@@ -70,6 +74,7 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
     board_fd: int
     segment_fd: int
     store_fd: int
+    slab_fd: int
     plan_fds: list[int]
     spawned_s: float
 
@@ -103,12 +108,12 @@ class RankCrashed(msgspec.Struct, tag=True, frozen=True):
     unsound: bool = False
 
 
-RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
+RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace | PagesAnswer
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """A command of rank 0 to the others: a step, a profile to record from here on, a check, or a
-    change of the KV cache.
+    """A command of rank 0 to the others: a step, a profile to record from here on, a check, a change
+    of the KV cache, or pages to copy.
 
     `epoch` counts the steps that were given up. A command with nothing else says that rank 0 has
     given one up; a plan of an epoch that a rank has already left is void. `check`: no step, an
@@ -120,3 +125,4 @@ class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     check: int = 0
     change: Rearrangement | None = None
+    pages: PageMove | None = None

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started
+from ryzanstein.generation import GenerationEvent, GenerationRequest, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
@@ -35,6 +35,7 @@ from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
 from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import Completions
+from ryzanstein.router.faces.http.resume import first_wanted
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 
@@ -154,7 +155,7 @@ class GenerationRoutes:
         shown_to: Callable[[Started], Shown],
     ) -> EventStreamResponse[GenerationEvent]:
         with _naming_the_position():
-            wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor))
             events: Events = self._core.follow(generation_id, wanted)
             try:
                 started = await while_connected(http.receive, read_start(events))
@@ -188,26 +189,6 @@ class GenerationRoutes:
             if request.key is None and not request.detached:
                 await leave(self._core, generation_id)
             raise
-
-    async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
-        """Returns the index of the first token wanted of each choice.
-
-        Log probabilities are aligned with the text from its beginning, and calls are read from
-        there. Such a stream therefore also reads the tokens that the reader has seen, for the
-        writer alone.
-        """
-        seen = cursor.from_index
-        if not any(seen.values()):
-            return seen
-        async with aclosing(self._core.follow(generation_id, seen)) as events:
-            started = await read_start(events)  # checks the position
-        if started.reply is not None:
-            return {}
-        async with aclosing(self._core.follow(generation_id, {})) as events:
-            async for event in events:
-                if isinstance(event, Delta):
-                    return {} if event.tokens[0].logprobs is not None else seen
-        return seen
 
 
 async def _with_first(first: Merged, events: AsyncGenerator[Merged, None]) -> AsyncGenerator[Merged, None]:
