@@ -18,7 +18,7 @@ from traffic import quantile
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
-from ryzanstein.worker.engine.plan import Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 
 STEP_S, TOKEN_S = 0.010, 0.0002
@@ -38,6 +38,9 @@ class SimulatedRanks:
         return [SampledToken(STOP if self._random.random() < self._chance else WORD) for _ in rows]
 
     def rearrange(self, change: Rearrangement) -> None:
+        """There is no cache."""
+
+    def move_pages(self, move: PageMove) -> None:
         """There is no cache."""
 
 

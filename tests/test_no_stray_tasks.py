@@ -24,6 +24,7 @@ ALLOWED = {
     "services/ryzanstein/router/core/peers.py": (1, "ends with the call, which raises what it ended with"),
     "services/ryzanstein/worker/ranks/group.py": (1, "its end is the group's, see `_on_unwatched`"),
     "services/ryzanstein/worker/ranks/shared_server.py": (1, "logs what it ended with, see `_on_ended`"),
+    "services/ryzanstein/worker/agent/pages/mover.py": (1, "ends with the call, which raises what it ended with"),
     "services/ryzanstein/worker/engines/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
 }
 

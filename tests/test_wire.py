@@ -23,6 +23,7 @@ from ryzanstein.generation import (
     FinishReason,
     GenerationRequest,
     Message,
+    NodePlace,
     PromptScores,
     PromptToken,
     Role,
@@ -126,7 +127,9 @@ def attempts(draw: st.DrawFn) -> Attempt:
         traceparent=draw(texts),
     )
     generated = draw(st.lists(progress, min_size=sampling.n, max_size=sampling.n))
-    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()))
+    places = st.none() | st.builds(NodePlace, texts, st.just("10.0.0.1:50061"))
+    moved = draw(places), draw(places), draw(st.binary(max_size=16))
+    return Attempt(draw(texts), draw(uint32), request, tuple(generated), draw(st.booleans()), *moved)
 
 
 @given(attempts())

@@ -35,7 +35,7 @@ def allowed(manifests: list[Document], source: str, target: str, port: str) -> b
     return any(admits(rule, "to", target, port) for rule in out) and any(admits(rule, "from", source, port) for rule in into)
 
 
-NEEDED = {("router", "worker"), ("router", "orchestrator"), ("worker", "orchestrator")}
+NEEDED = {("router", "worker"), ("router", "orchestrator"), ("worker", "orchestrator"), ("worker", "worker")}
 
 
 @pytest.mark.parametrize("source", PODS)

@@ -24,6 +24,8 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
+from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
 from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
@@ -37,6 +39,8 @@ from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.pages.service import PageServicer
+from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
@@ -68,6 +72,7 @@ async def serve(settings: WorkerSettings) -> None:
         templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
         grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
+        traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
         servers = RankServers()
         stack.push_async_callback(servers.close)
@@ -81,6 +86,7 @@ async def serve(settings: WorkerSettings) -> None:
                 ranks_before=place * settings.tp,
                 new_rank_server=servers.lease,
                 lending=lending,
+                traffic=traffic,
                 constraints=grammars,
             )
 
@@ -94,7 +100,7 @@ async def serve(settings: WorkerSettings) -> None:
 async def _serve_rpc(
     settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
 ) -> None:
-    services = (*DESCRIPTOR.services_by_name.values(), *TEXT.services_by_name.values())
+    services = [service for each in (DESCRIPTOR, PAGES, TEXT) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
     rpc = RpcServer(
         settings.host,
@@ -104,6 +110,7 @@ async def _serve_rpc(
         reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)

@@ -81,6 +81,18 @@ class WorkerSettings(ServiceSettings):
     kv_borrow_bytes: int = Field(
         0, ge=0, description="KV memory that a rank may borrow at most; 0: as much as kv_bytes, or 1 GiB without that"
     )
+    kv_replication: Literal["none", "sessions", "all"] = Field(
+        "sessions",
+        description="whose pages of the KV cache go to the backup node: nobody's, conversations', all; see docs/kv-movement.md",
+    )
+    kv_replication_rate: int = Field(
+        256 * 2**20, ge=0, description="bytes of pages that the node sends in a second at most; 0: no limit"
+    )
+    kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
+    kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
+    kv_disk_dir: Path = Field(
+        Path("kv-pages"), description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted"
+    )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait in the queue; more are refused")

@@ -16,6 +16,7 @@ from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, Engin
 from ryzanstein.worker.engines.group import LossCause, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
+from ryzanstein.worker.page_metrics import PageMetrics
 from ryzanstein.worker.text.grammars.process import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
@@ -120,6 +121,7 @@ class WorkerTelemetry:
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
             self.orchestrator_losses.labels(cause)
 
+        self.pages = PageMetrics(self.registry)
         self.loop_lag = LoopLag("worker", self.registry)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
         self.slowness = self._gauge("rank_slowness", "Computing time of a rank relative to the median of the others.", "rank")

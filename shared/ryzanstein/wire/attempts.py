@@ -10,6 +10,7 @@ from ryzanstein.generation import (
     ChatPrompt,
     ChoiceProgress,
     GenerationRequest,
+    NodePlace,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -28,6 +29,9 @@ from ryzanstein.wire.requests import (
     template_to_wire,
 )
 from ryzanstein.wire.timestamps import timestamp
+
+_MAX_ADDRESS_CHARS = 300
+_MAX_CONVERSATION_BYTES = 64
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
@@ -49,6 +53,9 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         request_id=request.request_id,
         tenant=request.tenant,
         accepted_before=attempt.accepted_before,
+        backup=_place_to_wire(attempt.backup),
+        previous=_place_to_wire(attempt.previous),
+        conversation_key=attempt.conversation,
     )
     match request.prompt:
         case ChatPrompt() as chat if not chat.is_plain:
@@ -103,7 +110,34 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
-    return Attempt(submit.generation_id, submit.attempt, request, tuple(generated), submit.accepted_before)
+    return Attempt(
+        submit.generation_id,
+        submit.attempt,
+        request,
+        tuple(generated),
+        submit.accepted_before,
+        _place_from_wire(submit.backup, "backup"),
+        _place_from_wire(submit.previous, "previous"),
+        _conversation(submit),
+    )
+
+
+def _place_to_wire(place: NodePlace | None) -> worker.NodePlace | None:
+    return None if place is None else worker.NodePlace(node_id=place.node_id, address=place.address)
+
+
+def _place_from_wire(place: worker.NodePlace, field: str) -> NodePlace | None:
+    if len(place.address) > _MAX_ADDRESS_CHARS:
+        raise errors.invalid(f"{field}.address", f"must have at most {_MAX_ADDRESS_CHARS} characters", len(place.address))
+    return NodePlace(name_from_wire(place.node_id, f"{field}.node_id"), place.address) if place.address else None
+
+
+def _conversation(submit: worker.Submit) -> bytes:
+    if len(submit.conversation_key) > _MAX_CONVERSATION_BYTES:
+        raise errors.invalid(
+            "conversation_key", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation_key)
+        )
+    return submit.conversation_key
 
 
 def _with_options(prompt: ChatPrompt, submit: worker.Submit) -> ChatPrompt:

@@ -12,6 +12,7 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import (
     OutOfMemory,
+    PageMove,
     Rearrangement,
     SampledToken,
     SampleRow,
@@ -56,6 +57,7 @@ class FakeRanks:
         self.cache: list[list[tuple[int, int] | None]] = [
             [None] * settings.block_size for _ in range(settings.num_blocks + settings.borrowable_blocks)
         ]
+        self.slab: dict[int, list[int | None]] = {}
         self.plans: list[StepPlan] = []
         self.failing: Callable[[SampleRow], bool] = lambda row: False
         self.short: Callable[[StepPlan], bool] = lambda plan: False
@@ -104,6 +106,13 @@ class FakeRanks:
         for block in range(change.num_blocks, len(self.cache)):
             self.cache[block] = [None] * self.settings.block_size
         self.released_from = change.num_blocks
+
+    def move_pages(self, move: PageMove) -> None:
+        for place, block in move.pages:
+            if move.out:
+                self.slab[place] = list(self.cache[block])
+            else:
+                self.cache[block] = list(self.slab[place])
 
     def _table(self, plan: StepPlan, group: int, s: int) -> dict[int, int]:
         """The block of each page that the plan names."""

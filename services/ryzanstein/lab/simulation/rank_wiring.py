@@ -23,12 +23,16 @@ class SimulatedWiring:
         self.board_fd = os.memfd_create("simulated-board")
         os.ftruncate(self.board_fd, board_bytes(spec.tp))
         now = time.monotonic()
-        self.pipes = [RankPipe(StartRank(rank, spec, self.board_fd, -1, -1, [], now), context) for rank in range(spec.tp)]
+        self.pipes = [RankPipe(StartRank(rank, spec, self.board_fd, -1, -1, -1, [], now), context) for rank in range(spec.tp)]
         self.closed = False
 
     @property
     def ranks(self) -> Sequence[RankPipe]:
         return self.pipes
+
+    def take_slab(self) -> int:
+        """Returns no descriptor: simulated ranks have no pages."""
+        return -1
 
     def __enter__(self) -> SimulatedWiring:
         return self

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.lab.simulation.scripted_model import NOT_FINITE, ROOT, ScriptedModel, extended
-from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, SequencesFailed, StepPlan
+from ryzanstein.worker.engine.plan import (
+    OutOfMemory,
+    PageMove,
+    Rearrangement,
+    SampledToken,
+    SampleRow,
+    SequencesFailed,
+    StepPlan,
+)
 
 _STALE = 1
 _WRONG = 2  # before a block that holds what no sequence should read
@@ -167,6 +175,9 @@ class ScriptedExecutor:
     def rearrange(self, change: Rearrangement) -> None:
         """See `Executor`. It takes no time."""
         self._cache.rearrange(change)
+
+    def move_pages(self, move: PageMove) -> None:
+        """See `Executor`. Simulated ranks have no pages."""
 
     def _is_short(self, num_tokens: int) -> bool:
         faults = self._faults

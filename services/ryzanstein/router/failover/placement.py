@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
+from ryzanstein.generation import CONSTRAINTS, NodePlace
 from ryzanstein.router.choose import Ranking
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
@@ -74,6 +76,27 @@ class NodePlacement:
         """Records that an attempt starts on a node of the last ranking."""
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
+
+    def backup(self, node_id: str) -> NodePlace | None:
+        """Returns where the generation would go from this node, by the last ranking."""
+        others = () if self._ranking is None else self._ranking.node_ids
+        return next((self._links.place_of(other) for other in others if other != node_id), None)
+
+    def previous(self, node_id: str) -> NodePlace | None:
+        """Returns another node that may have computed the conversation's earlier turns.
+
+        It is the one that answered last. If that was this node, it may have restarted since: then
+        its backup, which was sent the pages.
+        """
+        last = self._generation.request.last_node
+        if not last or last == node_id:
+            return self.backup(node_id) if last else None
+        return self._links.place_of(last)
+
+    @property
+    def conversation(self) -> bytes:
+        """Returns what all turns of the conversation have in common; empty outside of one."""
+        return blake2b(self._affinity.key, digest_size=16).digest() if self._affinity.sticky else b""
 
     def worked(self) -> None:
         """Forgets the faults of nodes and of the request, because the generation has grown."""
@@ -147,14 +170,12 @@ class NodePlacement:
 
         A generation that has not begun need not wait for them.
         """
-        if lost is None and self._never_able():
-            constrained = self._generation.request.is_constrained
-            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if constrained else "nodes_too_old").inc()
-            raise (
-                errors.constraints_unsupported(self._model)
-                if constrained
-                else errors.nodes_too_old(self._model, self._features)
-            )
+        if lost is None and self._never_able(self._features):
+            unsupported = self._never_able(self._features & {CONSTRAINTS})
+            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if unsupported else "nodes_too_old").inc()
+            if unsupported:
+                raise errors.constraints_unsupported(self._model)
+            raise errors.nodes_too_old(self._model, self._features)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
@@ -173,13 +194,11 @@ class NodePlacement:
 
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
-        lacking = self._links.lacking(self._features)
-        constrained = self._generation.request.is_constrained
-        return lacking | self._links.without_constraints() if constrained else lacking
+        return self._links.lacking(self._features)
 
-    def _never_able(self) -> bool:
-        """Returns whether no node that has the model can do it, also none that is away at the moment."""
-        unable = self._unable()
+    def _never_able(self, features: frozenset[str]) -> bool:
+        """Returns whether no node that has the model knows these features, also none that is away at the moment."""
+        unable = self._links.lacking(features)
         return bool(unable) and self._links.contexts(self._model).keys() <= unable and self._links.could_serve(self._model, ())
 
     def _readmit(self) -> None:

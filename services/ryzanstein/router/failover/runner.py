@@ -231,7 +231,16 @@ class Runner:
         self._runs[run] = reroute
         generation.log.admit(number)
         accepted_before = generation.started is not None
-        attempt = Attempt(generation.generation_id, number, generation.to_run, generation.log.progress, accepted_before)
+        attempt = Attempt(
+            generation.generation_id,
+            number,
+            generation.to_run,
+            generation.log.progress,
+            accepted_before,
+            self._placing.backup(node_id),
+            self._placing.previous(node_id) if reroute is None else None,
+            self._placing.conversation,
+        )
         run.placement = self._links.start(node_id, attempt, run)
 
     def _submitted(self, run: AttemptRun, reroute: _Reroute, hedge: bool, at: float) -> None:

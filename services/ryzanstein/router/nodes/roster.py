@@ -16,7 +16,7 @@ import structlog
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState
-from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest
+from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest, NodePlace
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.departed import DepartedModels
@@ -243,10 +243,6 @@ class Roster:
         """
         return any(link.node_id not in excluded for link in self._serving(model))
 
-    def without_constraints(self) -> frozenset[str]:
-        """Returns the nodes that would ignore a constraint on answers: they are of an older version."""
-        return frozenset(node_id for node_id, link in self._nodes.items() if not link.takes_constraints)
-
     def lacking(self, features: frozenset[str]) -> frozenset[str]:
         """Returns the nodes that would ignore a part of a request that needs these features."""
         if not features:
@@ -296,6 +292,11 @@ class Roster:
         self._breakers[node_id].sent()
         handle = link.submit(attempt, sink)
         return AttemptPlacement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
+
+    def place_of(self, node_id: str) -> NodePlace | None:
+        """Returns where a node is reached; None when it is not linked."""
+        link = self._nodes.get(node_id)
+        return NodePlace(node_id, link.address) if link is not None and link.connected else None
 
     def punctual(self, node_id: str) -> bool:
         """Returns whether the node's last sign of life is no older than usual."""

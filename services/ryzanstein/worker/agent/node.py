@@ -13,6 +13,7 @@ import uuid
 from itertools import count
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from ryzanstein import clock, errors
@@ -24,6 +25,7 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
+from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
@@ -77,6 +79,7 @@ class NodeAgent:
         ranks_before: int = 0,
         new_rank_server: NewRankServer = ForkServer,
         lending: KvLending | None = None,
+        traffic: PageTraffic | None = None,
         constraints: ConstraintJudge | None = None,
     ) -> None:
         self.settings = settings
@@ -89,6 +92,7 @@ class NodeAgent:
         self.constraints: ConstraintJudge = constraints or NoJudge()
         self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
         self.lending = lending or KvLending(settings.beat_busy_s)
+        self._traffic = traffic or PageTraffic(settings, telemetry.pages)
         self.version = self.new_version()
         self._retiring: list[ModelVersion] = []
         self._waking: dict[ModelVersion, asyncio.Task[None]] = {}
@@ -135,6 +139,7 @@ class NodeAgent:
             ranks_before=self._ranks_before,
             new_rank_server=self._new_rank_server,
             lending=self.lending,
+            traffic=self._traffic,
             on_change=self.changed,
         )
 
@@ -208,6 +213,15 @@ class NodeAgent:
         except RyzansteinError as error:
             ids = {"request_id": attempt.request.request_id, "generation_id": attempt.generation_id}
             self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
+
+    def may_take_long(self, attempt: Attempt) -> bool:
+        """Returns whether the attempt may wait before it is submitted: for ranks that sleep, or for pages."""
+        return self.host.asleep or self.version.pages.may_restore(attempt)
+
+    async def hand_over(self) -> None:
+        """Sends the pages of recent conversations to the nodes that would go on with them."""
+        for version in self._versions():
+            await version.pages.hand_over()
 
     def cancel(self, link: RouterLink, handle: int) -> None:
         """Cancels a generation for its router; unknown handles are ignored."""
@@ -331,6 +345,7 @@ class NodeAgent:
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
+        await version.pages.restore(attempt, read.token_ids, text.name)
         if version is not self.version:
             return False
         self._require_taking()
@@ -339,7 +354,9 @@ class NodeAgent:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
         self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
         was_idle = self.num_running == 0
-        asked = intake.group_of(attempt, next(self._groups), read.token_ids, text, serving.context_length, judged=judged)
+        number = next(self._groups)
+        asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
+        asked = msgspec.structs.replace(asked, reports_pages=version.pages.follow(number, attempt, text.name))
         submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
         if submit is not None:
             if judged is not None:

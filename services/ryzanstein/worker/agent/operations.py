@@ -98,7 +98,8 @@ class Operations:
     async def drain(self, grace_s: float, reason: str = _OPERATOR) -> int:
         """Refuses new generations and waits for running ones; returns how many still run.
 
-        It returns when all have ended or the grace has passed. Cancelling it changes nothing: the
+        It returns when all have ended and their conversations' pages are with the nodes that go on
+        with them, or the grace has passed. Cancelling it changes nothing: the
         node drains until `undrain`.
         """
         self._node.drains.add(reason)
@@ -107,6 +108,7 @@ class Operations:
         try:
             async with asyncio.timeout(grace_s):
                 await self._node.idle()
+                await self._node.hand_over()
         except TimeoutError:
             log.warning("drain grace period expired", running=self._node.num_running)
         return self._node.num_running
@@ -127,6 +129,13 @@ class Operations:
             log.info("drain requested", drain=drain)
             (self._node.drains.add if drain else self._node.drains.discard)(_ORCHESTRATOR)
             self._node.changed()
+            if drain:
+                self._node.background.once("hand_over", self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Hands over the pages of conversations as soon as nothing runs."""
+        await self._node.idle()
+        await self._node.hand_over()
 
     async def profile(self, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.

@@ -22,8 +22,8 @@ class RouterStream:
     """The reading side of a link.
 
     `read` and `take_all` run as tasks until the link ends; then call `close`. Attempts for a model
-    that sleeps wait beside the stream, so that what follows them, above all their cancels, is
-    handled meanwhile.
+    that sleeps, or whose pages may be fetched, wait beside the stream, so that what follows them,
+    above all their cancels, is handled meanwhile.
     """
 
     def __init__(self, node: NodeAgent, link: RouterLink) -> None:
@@ -86,7 +86,7 @@ class RouterStream:
             ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
             self._node.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
             return
-        if self._node.host.asleep and self._may_wait():
+        if self._node.may_take_long(attempt) and self._may_wait():
             self._wait(submit.handle, attempt, submit.ByteSize())
         else:
             await self._node.submit(self._link, submit.handle, attempt)

@@ -6,8 +6,9 @@ version ends there. So everything that belongs to a set of ranks is kept togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -19,10 +20,13 @@ from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent.generations import RunningGenerations
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
+from ryzanstein.worker.agent.pages.model_pages import ModelPages
+from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.profiling import Profiling
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents
 from ryzanstein.worker.engines.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
+from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.source import NewRankServer
@@ -52,6 +56,7 @@ class ModelVersion:
         ranks_before: int,
         new_rank_server: NewRankServer,
         lending: KvLending,
+        traffic: PageTraffic,
         on_change: Callable[[], None],
     ) -> None:
         self._settings, self._telemetry, self._lending = settings, telemetry, lending
@@ -61,13 +66,14 @@ class ModelVersion:
         self._told: EngineGroup | None = None
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
-        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0)
+        self.pages = ModelPages(settings, telemetry, traffic, lambda: len(self.running) > 0)
+        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0, self.pages.on_answer)
         self.host = ModelHost(
             settings,
             self._engines,
             telemetry,
             on_change=on_change,
-            on_ready=partial(lending.join, self),
+            on_ready=self._on_ready,
             on_gone=self._on_gone,
             on_freed=partial(lending.free, self),
             on_ended=self._on_ended,
@@ -150,10 +156,17 @@ class ModelVersion:
         if self.host.serving is not None:
             self.host.serving.group.send(message)
 
+    def _on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
+        """Takes ranks to which nothing was sent yet."""
+        self._lending.join(self, group, ranks)
+        if self.host.choice is not None:
+            self.pages.on_ready(group, ranks, Path(self.host.choice.path))
+
     def _on_step(self, events: StepEvents) -> None:
         self._note_recoveries(events)
-        self.stats = events.stats
+        before, self.stats = self.stats, events.stats
         self.running.on_step(events)
+        self.pages.on_step(events, before)
 
     def _note_recoveries(self, events: StepEvents) -> None:
         """Counts the lower rungs of the recovery ladder, which the engine handles on its own."""
@@ -169,12 +182,14 @@ class ModelVersion:
         """Forgets ranks that have ended; nothing ran on them. New ranks count from zero."""
         self.stats = self._counted = NO_STATS
         self.seen_bytes = 0
+        self.pages.on_gone()
         self._lending.leave(self)
         self._telemetry.ranks_gone()
 
     def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
         """Fails everything that ran on the lost ranks. New ranks count from zero."""
         self.stats = self._counted = NO_STATS
+        self.pages.on_gone()
         self._lending.lose(self)
         self._telemetry.ranks_gone()
         self.running.fail_all(error, node_fault=node_fault)

@@ -122,6 +122,24 @@ class BlockPool:
             found.append(block)
         return found
 
+    def is_idle(self, key: Hashable) -> bool:
+        """Returns whether the key's block is idle."""
+        return self._by_key.get(key) in self._idle
+
+    def touch(self, keys: Iterable[Hashable]) -> None:
+        """Makes the idle ones of these blocks the last to be evicted, in this order."""
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is not None and block in self._idle:
+                self._idle.move_to_end(block)
+
+    def drop(self, key: Hashable) -> None:
+        """Evicts the key's block if it is idle."""
+        block = self._by_key.get(key)
+        if block is not None and block in self._idle:
+            self._idle.move_to_end(block, last=False)
+            self._evict_one()
+
     def set_limit(self, limit: int) -> None:
         """Changes the limit. A higher one takes effect at once, for a lower one see `gather`."""
         low, high = sorted((self.limit, limit))

@@ -19,11 +19,19 @@ from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampledToken, SequencesFailed, TokenConstraint
+from ryzanstein.worker.engine.plan import (
+    Executor,
+    OutOfMemory,
+    PageMove,
+    SampledToken,
+    SequencesFailed,
+    TokenConstraint,
+)
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
+from ryzanstein.worker.engine.travel import TravelingPages, take_sealed
 
 
 class Engine:
@@ -47,6 +55,8 @@ class Engine:
         self._timer = timer
         self._pace = StepPace()
         self._scheduler = Scheduler(settings, self._pace)
+        self._pages = TravelingPages(self._scheduler.pool)
+        self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
         self._thrift = Thrift(settings.token_budget)
@@ -95,6 +105,22 @@ class Engine:
     def limit_blocks(self, num_blocks: int) -> None:
         """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
         self._scheduler.limit_blocks(num_blocks)
+
+    def find_pages(self, names: SequenceOf[bytes]) -> list[int]:
+        """Returns the places of what is not cached. See `FindPages`."""
+        return self._pages.missing(names)
+
+    def export_pages(self, number: int, names: SequenceOf[bytes]) -> list[int]:
+        """Copies cached pages into the slab; returns their places. See `ExportPages`."""
+        found = self._pages.find(names)
+        self._executor.move_pages(PageMove(number, True, found))
+        return [place for place, _ in found]
+
+    def import_pages(self, number: int, names: SequenceOf[bytes], parent: bytes) -> list[int]:
+        """Takes pages from the slab; returns the places of those taken. See `ImportPages`."""
+        admitted = self._pages.admit(names, parent)
+        self._executor.move_pages(PageMove(number, False, admitted))
+        return [place for place, _ in admitted]
 
     def step(self) -> StepEvents:
         """Runs one step and returns its events.
@@ -201,6 +227,7 @@ class Engine:
         self._decode_tokens += batch.num_decodes
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
+        self._report_sealed(batch)
         num_sampled = len(batch.sampled)
         self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
@@ -218,6 +245,11 @@ class Engine:
                 self._groups.end(sequence, reason)
         for group, failure in failures.items():
             self._groups.fail(group, errors.constraint_failed(failure))
+
+    def _report_sealed(self, batch: Batch) -> None:
+        for sequence, _ in batch.members:
+            if sequence.group.message.reports_pages and (sealed := take_sealed(sequence, self._extents)):
+                self._outcome.add_sealed(sequence.group.id, sealed)
 
     def _score(self, batch: Batch, scores: SequenceOf[SampledToken]) -> None:
         """Reports the scores of prompt tokens, each once also when a prompt is computed again."""

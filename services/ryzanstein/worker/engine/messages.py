@@ -32,6 +32,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     tenant: str = ""
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
+    reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
 
@@ -72,6 +73,35 @@ class SetBlockLimit(msgspec.Struct, tag=True, frozen=True):
     """
 
     num_blocks: int
+
+
+class FindPages(msgspec.Struct, tag=True, frozen=True):
+    """A request for the places in `names` (see `travel`) of pages that are not cached. The others are kept longest."""
+
+    number: int
+    names: list[bytes]
+
+
+class ExportPages(msgspec.Struct, tag=True, frozen=True):
+    """A request to copy pages into the slab: that of `names[i]` to place i.
+
+    The answer has the places of those that are cached.
+    """
+
+    number: int
+    names: list[bytes]
+
+
+class ImportPages(msgspec.Struct, tag=True, frozen=True):
+    """A request to take the page of `names[i]` from place i of the slab.
+
+    The names are a piece of one chain after the page `parent`. The answer has the places of those
+    that were taken: the others were cached already, or there is no room.
+    """
+
+    number: int
+    names: list[bytes]
+    parent: bytes = b""
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -152,7 +182,9 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     Columns are parallel; `logprobs` maps a row to (logprob, [(token id, logprob), ...]). `accepted`
     are the groups that began to run or have waited for some time: with few exceptions a refusal
     comes before that. `scores` are parts of prompts: group, first token, and for each token its
-    (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait again. `taken`
+    (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait
+    again. `sealed` are groups that report their pages, with the names of those that became full or
+    were found. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -169,4 +201,5 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     accepted: list[int] = []
     taken: int = 0
     paused: list[tuple[int, int]] = []
+    sealed: list[tuple[int, list[bytes]]] = []
     scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

@@ -19,7 +19,8 @@ class StepOutcome:
 
     @property
     def empty(self) -> bool:
-        return not (self._groups or self._ended or self._failed or self._accepted or self._paused or self._scores)
+        happened = self._groups or self._ended or self._failed or self._accepted or self._paused
+        return not (happened or self._sealed or self._scores)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -41,6 +42,9 @@ class StepOutcome:
     def add_paused(self, sequence: Sequence) -> None:
         self._paused.append((sequence.group.id, sequence.choice))
 
+    def add_sealed(self, group: int, names: list[bytes]) -> None:
+        self._sealed.append((group, names))
+
     def add_failure(self, group: int, error: RyzansteinError) -> None:
         failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
         self._failed.append(failed)
@@ -59,6 +63,7 @@ class StepOutcome:
             step_s,
             self._accepted,
             paused=self._paused,
+            sealed=self._sealed,
             scores=self._scores,
         )
         self._clear()
@@ -73,4 +78,5 @@ class StepOutcome:
         self._failed: list[GroupFailed] = []
         self._accepted: list[int] = []
         self._paused: list[tuple[int, int]] = []
+        self._sealed: list[tuple[int, list[bytes]]] = []
         self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

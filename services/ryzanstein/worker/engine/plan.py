@@ -66,6 +66,22 @@ class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int
 
 
+Placed = tuple[int, int]
+"""A place of the slab and a block of the pool, which hold the same page."""
+
+
+class PageMove(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of pages between the pool and the slab that ranks and agent share, between two steps.
+
+    Out: from the blocks into the slab; in: from the slab into the blocks. Each rank moves its heads
+    and then says so to the agent, by `number`.
+    """
+
+    number: int
+    out: bool
+    pages: list[Placed]
+
+
 class TokenConstraint(Protocol):
     """What a choice's tokens must satisfy, after its tokens so far. Made by `ranks`; see `constraints`.
 
@@ -179,4 +195,8 @@ class Executor(Protocol):
 
     def rearrange(self, change: Rearrangement) -> None:
         """Changes the KV cache. The next step sees the change."""
+        ...
+
+    def move_pages(self, move: PageMove) -> None:
+        """Copies pages between cache and slab. The next step sees them."""
         ...

@@ -35,6 +35,14 @@ def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:
     return blake2b(array("q", token_ids).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
 
 
+def chain_keys(token_ids: SequenceOf[int], block_size: int) -> list[bytes]:
+    """Returns the keys of the full blocks of a sequence."""
+    keys: list[bytes] = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        keys.append(chain_key(keys[-1] if keys else _ROOT, token_ids[start : start + block_size]))
+    return keys
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest prefix after which a sequence can resume: `num_pages`, and a table for each group.

@@ -89,8 +89,9 @@ class Sequence:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
     of tokens charged to its account in advance, `num_uncached` the number that it is expected to
     compute before its first token. `keys` are the prefix keys of full pages known so far; the
-    first `num_published` pages can be found under them. At its start, layers that read all tokens
-    knew its first `num_known` pages.
+    first `num_published` pages can be found under them, and the agent knows the first
+    `num_reported`, where the group reports its pages. At its start, layers that read all tokens
+    knew its first `num_known` pages. It came with `num_at_start` tokens.
     """
 
     __slots__ = (
@@ -99,10 +100,12 @@ class Sequence:
         "generated",
         "group",
         "keys",
+        "num_at_start",
         "num_charged",
         "num_computed",
         "num_known",
         "num_published",
+        "num_reported",
         "num_tokens",
         "num_uncached",
         "order",
@@ -120,10 +123,11 @@ class Sequence:
         self.num_charged = 0
         self.num_uncached: int | None = None
         self.generated = list(message.generated[choice])
-        self.num_tokens = group.num_prompt + len(self.generated)
+        self.num_tokens = self.num_at_start = group.num_prompt + len(self.generated)
         self.num_computed = 0
         self.num_published = 0
         self.num_known = 0
+        self.num_reported = 0
         self.tables: list[BlockTable] = []
         self.keys: list[bytes] = []
         self.cached_tokens: int | None = None

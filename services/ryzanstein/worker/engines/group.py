@@ -7,6 +7,7 @@ knows no other interface to a model that runs. `ranks.group.RankGroup` is the na
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engines.messages import EngineMessage, ProfileTrace, RankReady
+from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady
 
 IDLE, FORWARD, PROFILE, TOKENS = "idle", "forward", "profile", "tokens"
 STANDSTILLS = frozenset({PROFILE, TOKENS})
@@ -92,7 +93,8 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class GroupEvents:
-    """The callbacks of a group: each step's events, requested traces, and whether work is pending.
+    """The callbacks of a group: each step's events, requested traces, whether work is pending, and
+    answers about pages.
 
     Called in the loop; they must not block.
     """
@@ -100,6 +102,7 @@ class GroupEvents:
     on_step: Callable[[StepEvents], None]
     on_trace: Callable[[ProfileTrace], None]
     pending: Callable[[], bool]
+    on_pages: Callable[[PagesAnswer], None] = lambda _: None
 
 
 class EngineGroup(Protocol):
@@ -117,6 +120,13 @@ class EngineGroup(Protocol):
 
     def send(self, message: EngineMessage) -> None:
         """Sends a message to the engine. Never waits."""
+        ...
+
+    def slab(self, size_bytes: int) -> mmap.mmap:
+        """Returns memory of at least so many bytes that is shared with the ranks: pages pass through it.
+
+        Call it once. Raises OSError when there is not enough memory.
+        """
         ...
 
     def progress(self) -> Sequence[RankProgress]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, SubmitGroup
+from ryzanstein.worker.engine.messages import (
+    CancelGroup,
+    ExportPages,
+    FindPages,
+    FinishChoice,
+    ImportPages,
+    SetBlockLimit,
+    SetTokens,
+    SubmitGroup,
+)
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
@@ -44,7 +53,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
     of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
-    groups of layers, see `Extents`.
+    groups of layers, see `Extents`. `page_bytes` is the size of a page with the heads of all ranks,
+    `page_format` what is in it; 0: pages cannot leave the ranks.
     """
 
     rank: int
@@ -64,6 +74,20 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     quantization: str = "none"
     divergence: float | None = None
     windows: tuple[int | None, ...] = (None,)
+    page_bytes: int = 0
+    page_format: str = ""
 
 
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens
+class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
+    """A rank's answer to a request about pages: it has done its part.
+
+    `places` is the engine's answer, from rank 0.
+    """
+
+    number: int
+    rank: int
+    places: list[int] = []
+
+
+PageRequest = FindPages | ExportPages | ImportPages
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest

@@ -60,6 +60,10 @@ class KVCache:
         """Returns the slots of one layer of each group, [N, C]."""
         return self._pages_PNC[index]
 
+    def block(self, index: int) -> Tensor:
+        """Returns the slots of a block in all planes, [P, block size, C]."""
+        return self._pages_PNC[:, index * self.block_size : (index + 1) * self.block_size]
+
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, each from the first number to the second. No block is in both places."""
         size = self.block_size

@@ -22,6 +22,7 @@ from ryzanstein.worker.model.kv_cache import KVCache, block_bytes
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.model.pages import PageLayout, PagePort
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.quantized_files.opening import open_quantized
@@ -63,6 +64,10 @@ class LoadedModel:
             self.kernels.native,
             spec.score_cap is None,
         )
+
+    def pages(self, tp: TensorParallel, options: RunnerOptions) -> PagePort:
+        """Returns where pages of the cache leave and arrive."""
+        return PagePort(self.cache, PageLayout.of(self.spec, tp, options.block_size, options.kv_torch_dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Every rank executes the same plans in the same order. Rank 0 also gets the rows 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import (
     Masks,
     OutOfMemory,
+    PageMove,
     Rearrangement,
     SampledToken,
     SampleRow,
@@ -42,6 +44,7 @@ class ModelRunner:
         spec, cache = loaded.spec, loaded.cache
         self._decoder, self._cache, self._tp, self._options = loaded.decoder, cache, tp, options
         self._inputs = loaded.inputs(tp, options)
+        self._pages = loaded.pages(tp, options)
         self._num_blocks = loaded.num_blocks
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
@@ -125,6 +128,25 @@ class ModelRunner:
         self._cache.move(change.moves)
         if not self.without_lending:
             self._cache.release(change.num_blocks)
+
+    @property
+    def page_bytes(self) -> int:
+        """The size of a page with the heads of all ranks."""
+        return self._pages.layout.page_bytes
+
+    @property
+    def page_format(self) -> str:
+        """What is in a page and how it was computed: only pages of the same format are alike."""
+        computed = str(self._options.torch_dtype).removeprefix("torch.")
+        return f"{self._pages.layout.description} computed={computed} weights={self.quantization}"
+
+    def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
+        """Copies this rank's heads of pages between two steps."""
+        if move.out:
+            self._pages.copy_out(move.pages, slab)
+        else:
+            self._inputs.forget()
+            self._pages.copy_in(move.pages, slab)
 
     def rejoin(self) -> None:
         """Returns when all ranks can begin a step again, after some rank gave one up.

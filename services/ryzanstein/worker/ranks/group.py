@@ -7,6 +7,8 @@ group, with new channels and boards, so that nothing of a lost group can reach i
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from ryzanstein.worker.engines.group import (
     RanksLost,
     RanksRefused,
 )
-from ryzanstein.worker.engines.messages import ProfileTrace, RankReady
+from ryzanstein.worker.engines.messages import PagesAnswer, ProfileTrace, RankReady
 from ryzanstein.worker.ranks.board import Board
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.forking import ForkFailed, ForkServerLost
@@ -79,6 +81,7 @@ class RankGroup:
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = server.wire(spec)
         self._board = Board(self._wiring.board_fd, spec.tp)
+        self._slab_fd = self._wiring.take_slab()
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
         self._slowness = Slowness(bounds.slow)
         self._checks = IdleChecks(bounds.idle_check_s)
@@ -118,6 +121,11 @@ class RankGroup:
         self._channels[0].send(message)
         self._sent += 1
 
+    def slab(self, size_bytes: int) -> mmap.mmap:
+        """See `EngineGroup.slab`. The memory is allocated now: a rank could not report that there is none."""
+        os.posix_fallocate(self._slab_fd, 0, size_bytes)
+        return mmap.mmap(self._slab_fd, size_bytes)
+
     def progress(self) -> list[RankProgress]:
         """Returns what each rank does now."""
         return self._board.read()
@@ -149,6 +157,9 @@ class RankGroup:
         for channel in self._channels:
             channel.close()
         self._board.close()
+        if self._slab_fd >= 0:
+            os.close(self._slab_fd)
+            self._slab_fd = -1
 
     async def _fork(self) -> None:
         with self._wiring as wiring:
@@ -191,8 +202,14 @@ class RankGroup:
             case RankCrashed():
                 cause = LossCause.UNSOUND if message.unsound else LossCause.DIED
                 self._lose(RankLoss(message.rank, cause, f"rank {message.rank} failed: {message.message}"))
-            case ProfileTrace():
-                self._events.on_trace(message)
+            case ProfileTrace() | PagesAnswer():
+                self._pass_on(message)
+
+    def _pass_on(self, message: ProfileTrace | PagesAnswer) -> None:
+        if isinstance(message, ProfileTrace):
+            self._events.on_trace(message)
+        else:
+            self._events.on_pages(message)
 
     def _on_step(self, events: StepEvents) -> None:
         fed = events.stats.prefill_tokens + events.stats.decode_tokens

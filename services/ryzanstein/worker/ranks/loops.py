@@ -16,17 +16,28 @@ from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.extents import Windows
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, SetTokens, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.plan import OutOfMemory, Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.messages import (
+    CancelGroup,
+    ExportPages,
+    FindPages,
+    FinishChoice,
+    ImportPages,
+    SetBlockLimit,
+    SetTokens,
+    StepEvents,
+    SubmitGroup,
+)
+from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engines.group import IDLE, TOKENS
-from ryzanstein.worker.engines.messages import StartProfile
+from ryzanstein.worker.engines.messages import PageRequest, StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
 from ryzanstein.worker.ranks.constrained import ConstrainedGroups
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
 from ryzanstein.worker.ranks.recorder import StepRecorder
+from ryzanstein.worker.ranks.slab import RankSlab
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner
@@ -45,10 +56,12 @@ class RankExecutor:
         board: RankBoard,
         peers: Sequence[RankChannel[RankCommand]],
         recorder: StepRecorder,
+        slab: RankSlab,
+        *,
         masks: StepMasks,
     ) -> None:
         self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
-        self._masks = masks
+        self.slab, self._masks = slab, masks
         self._epoch = 0
 
     def profile(self, request: StartProfile) -> None:
@@ -90,6 +103,11 @@ class RankExecutor:
         """Changes the KV cache of every rank, before its next step."""
         self._tell(RankCommand(None, None, self._epoch, change=change))
         self._runner.rearrange(change)
+
+    def move_pages(self, move: PageMove) -> None:
+        """Copies pages between the slab and the cache of every rank, before its next step."""
+        self._tell(RankCommand(None, None, self._epoch, pages=move))
+        self.slab.move(move)
 
     def starved(self) -> None:
         """Shows that rank 0 waits for blocks and does not hang."""
@@ -168,10 +186,8 @@ class Lead:
     def _take(self, message: AgentMessage) -> None:
         self._taken += 1
         match message:
-            case SubmitGroup() if message.sampling.constraint is not None:
-                self._constrained.take(message)
             case SubmitGroup():
-                self._engine.submit(message)
+                self._submit(message)
             case SetTokens(table):
                 # llguidance does not release the interpreter meanwhile, so nothing else could run.
                 with self._executor.standing_still(TOKENS):
@@ -187,13 +203,30 @@ class Lead:
                 self._executor.profile(message)
             case CheckRanks(number):
                 self._executor.check(number)
+            case FindPages() | ExportPages() | ImportPages():
+                self._executor.slab.answer(message.number, self._pages(message))
+
+    def _submit(self, message: SubmitGroup) -> None:
+        if message.sampling.constraint is not None:
+            self._constrained.take(message)
+        else:
+            self._engine.submit(message)
+
+    def _pages(self, request: PageRequest) -> list[int]:
+        match request:
+            case FindPages(_, names):
+                return self._engine.find_pages(names)
+            case ExportPages(number, names):
+                return self._engine.export_pages(number, names)
+            case ImportPages(number, names, parent):
+                return self._engine.import_pages(number, names, parent)
 
 
 class Follower:
     """The loop of the other ranks."""
 
-    def __init__(self, runner: ModelRunner, board: RankBoard, recorder: StepRecorder) -> None:
-        self._runner, self._board, self._recorder = runner, board, recorder
+    def __init__(self, runner: ModelRunner, board: RankBoard, recorder: StepRecorder, slab: RankSlab) -> None:
+        self._runner, self._board, self._recorder, self._slab = runner, board, recorder, slab
         self._epoch = 0
 
     def run(self, lead: RankChannel[RankCommand]) -> Never:
@@ -209,6 +242,9 @@ class Follower:
             self._recorder.start(command.profile)
         elif command.change is not None:
             self._runner.rearrange(command.change)
+        elif command.pages is not None:
+            self._slab.move(command.pages)
+            self._slab.answer(command.pages.number, [])
         elif command.epoch > self._epoch:
             self._give_up()
         elif command.plan is not None and command.epoch == self._epoch:

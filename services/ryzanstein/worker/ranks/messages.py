@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engine.plan import Rearrangement, StepPlan
-from ryzanstein.worker.engines.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
+from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
+from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
 from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
@@ -62,7 +62,8 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
 
     The numbers are inherited file descriptors. `plan_fds` are rank 0's channels to ranks 1, 2, ...,
     or another rank's one channel to rank 0. `store_fd` is an empty file through which gloo and NCCL
-    find each other. `spawned_s` is the monotonic time at which the process was started.
+    find each other. `slab_fd` is an empty file until the agent makes it the slab, through which
+    pages pass. `spawned_s` is the monotonic time at which the process was started.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
     board_fd: int
     segment_fd: int
     store_fd: int
+    slab_fd: int
     plan_fds: list[int]
     spawned_s: float
 
@@ -103,12 +105,12 @@ class RankCrashed(msgspec.Struct, tag=True, frozen=True):
     unsound: bool = False
 
 
-RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace
+RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace | PagesAnswer
 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
-    """A command of rank 0 to the others: a step, a profile to record from here on, a check, or a
-    change of the KV cache.
+    """A command of rank 0 to the others: a step, a profile to record from here on, a check, a change
+    of the KV cache, or pages to copy.
 
     `epoch` counts the steps that were given up. A command with nothing else says that rank 0 has
     given one up; a plan of an epoch that a rank has already left is void. `check`: no step, an
@@ -120,3 +122,4 @@ class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     check: int = 0
     change: Rearrangement | None = None
+    pages: PageMove | None = None

@@ -59,6 +59,7 @@ def prepare() -> None:
     import ryzanstein.worker.model.collectives.shm
     import ryzanstein.worker.model.runner
     import ryzanstein.worker.ranks.loops
+    import ryzanstein.worker.ranks.slab
     import ryzanstein.worker.ranks.startup  # noqa: F401
 
 
@@ -81,15 +82,17 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     from ryzanstein.worker.engine.engine import Engine
     from ryzanstein.worker.ranks import loops, startup
     from ryzanstein.worker.ranks.recorder import StepRecorder
+    from ryzanstein.worker.ranks.slab import RankSlab
 
     runner, ready = startup.load(start, board)
     recorder = StepRecorder(start.rank, board, agent.send)
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
+    slab = RankSlab(start.slab_fd, start.rank, runner, agent.send)
     agent.send(ready)
     if start.rank > 0:
-        loops.Follower(runner, board, recorder).run(plans[0])
+        loops.Follower(runner, board, recorder, slab).run(plans[0])
     masks = loops.new_masks(start.spec, runner.vocab_size)
-    executor = loops.RankExecutor(runner, board, plans, recorder, masks)
+    executor = loops.RankExecutor(runner, board, plans, recorder, slab, masks=masks)
     settings = loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks, ready.windows)
     loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
 

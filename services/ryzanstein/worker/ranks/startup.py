@@ -77,7 +77,8 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, runner.extents.windows)
+    pages = (runner.page_bytes, runner.page_format)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, runner.extents.windows, *pages)
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:

@@ -53,6 +53,7 @@ class Wiring:
         self.board_fd = _memory("board", board_bytes(spec.tp))
         self._segment_fd = _memory("collectives", segment_bytes(spec.tp))
         self._store_fd = _memory("store", 0)
+        self._slab_fd = _memory("slab", 0)
         plans = [socket.socketpair() for _ in range(1, spec.tp)]
         self._theirs = [end for pair in plans for end in pair]
         self.ranks: list[RankWires] = []
@@ -63,8 +64,12 @@ class Wiring:
     def _wires(self, spec: RankSpec, rank: int, plan_fds: list[int]) -> RankWires:
         agent_end, rank_end = socket.socketpair()
         self._theirs.append(rank_end)
-        shared = (self.board_fd, self._segment_fd, self._store_fd)
+        shared = (self.board_fd, self._segment_fd, self._store_fd, self._slab_fd)
         return RankWires(agent_end, rank_end, (*shared, *plan_fds), StartRank(rank, spec, *shared, plan_fds, time.monotonic()))
+
+    def take_slab(self) -> int:
+        """Returns a descriptor of the slab that belongs to the caller."""
+        return os.dup(self._slab_fd)
 
     def __enter__(self) -> Wiring:
         return self
@@ -73,7 +78,7 @@ class Wiring:
         ours = [wires.agent_end for wires in self.ranks] if kind is not None else []
         for end in self._theirs + ours:
             end.close()
-        for fd in (self.board_fd, self._segment_fd, self._store_fd):
+        for fd in (self.board_fd, self._segment_fd, self._store_fd, self._slab_fd):
             os.close(fd)
 
 

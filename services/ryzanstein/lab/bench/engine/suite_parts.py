@@ -19,7 +19,7 @@ from ryzanstein.lab.bench.engine.suite_rounds import RoundLog, Subject, repeated
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.engine.plan import Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kernels.opening import open_kernels
@@ -91,6 +91,9 @@ class _NoModel:
         return [SampledToken(7)] * len(rows)
 
     def rearrange(self, change: Rearrangement) -> None:
+        """There is no cache."""
+
+    def move_pages(self, move: PageMove) -> None:
         """There is no cache."""
 
 

@@ -1,0 +1,176 @@
+"""Pages on disk: they outlive the node's processes, and cost a conversation that returns only a read.
+
+Each page is a file that appears whole or not at all, with its checksum. Nothing is synced: a page
+that a crash of the machine damages is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from ryzanstein.private_files import opener, private_folder
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+
+log = structlog.get_logger(__name__)
+
+_HEAD = struct.Struct("<8sI")
+_MAGIC = b"RYZPAGE1"
+_READ_AT_ONCE = 8
+_REST_S = 30.0
+
+
+class DiskTier:
+    """A `PageStore` in a folder, of at most `max_bytes`; the least recently used page goes first.
+
+    `on_size` is called with the bytes in use, `on_corrupt` for each page that was damaged.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, on_size: Callable[[int], None], on_corrupt: Callable[[], None]) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._on_size, self._on_corrupt = on_size, on_corrupt
+        self._sizes: OrderedDict[Path, int] = OrderedDict()
+        self._num_bytes = 0
+        self._opened = asyncio.Lock()
+        self._is_open = False
+
+    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+        """See `PageStore.missing`. The beginning of the chain is kept longest."""
+        await self._open()
+        paths = [self._path(scope, key) for key in keys]
+        missing = [place for place, path in enumerate(paths) if path not in self._sizes]
+        for path in reversed(paths):
+            if path in self._sizes:
+                self._sizes.move_to_end(path)
+        return missing
+
+    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+        """See `PageStore.send`. Raises StoreFailed when the disk is full."""
+        await self._open()
+        stored = 0
+        try:
+            async for page in pages:
+                path = self._path(scope, page.key)
+                size = _HEAD.size + len(page.content)
+                self._forget(path)
+                await asyncio.to_thread(_write, path, page, scope.root, self._take_oldest(size))
+                self._sizes[path] = size
+                self._num_bytes += size
+                stored += 1
+        except OSError as error:
+            log.warning("pages cannot be written", folder=str(self._folder), error=str(error))
+            raise StoreFailed("failed", _REST_S) from None
+        finally:
+            self._on_size(self._num_bytes)
+        return stored
+
+    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+        """See `PageStore.fetch`."""
+        await self._open()
+        for start in range(0, len(keys), _READ_AT_ONCE):
+            some = [key for key in keys[start : start + _READ_AT_ONCE] if self._path(scope, key) in self._sizes]
+            files = [(self._path(scope, key), key) for key in some]
+            pages = await asyncio.to_thread(_read_all, files, scope.root)
+            self._lost([key for key, page in zip(some, pages, strict=True) if page is None], scope)
+            for key, page in zip(keys[start : start + _READ_AT_ONCE], pages, strict=False):
+                if page is None or page.key != key:
+                    return
+                yield page
+            if len(some) < len(keys[start : start + _READ_AT_ONCE]):
+                return
+
+    async def close(self) -> None:
+        """Does nothing: the tier is shared by the models of the node."""
+
+    def _lost(self, keys: Sequence[bytes], scope: Scope) -> None:
+        """Forgets pages that are damaged or no longer there."""
+        for key in keys:
+            self._on_corrupt()
+            self._forget(self._path(scope, key))
+        self._on_size(self._num_bytes)
+
+    async def _open(self) -> None:
+        """Finds what is there already, the first time. Raises StoreFailed."""
+        async with self._opened:
+            if self._is_open:
+                return
+            try:
+                found = await asyncio.to_thread(_find, self._folder)
+            except OSError as error:
+                log.warning("pages cannot be kept on disk", folder=str(self._folder), error=str(error))
+                raise StoreFailed("failed", _REST_S) from None
+            self._sizes = OrderedDict(found)
+            self._num_bytes = sum(self._sizes.values())
+            await asyncio.to_thread(_remove, self._take_oldest(0))
+            self._on_size(self._num_bytes)
+            self._is_open = True
+
+    def _take_oldest(self, num_bytes: int) -> list[Path]:
+        """Forgets the oldest pages until so many bytes fit; returns what is to be removed."""
+        oldest: list[Path] = []
+        while self._sizes and self._num_bytes + num_bytes > self._max_bytes:
+            oldest.append(next(iter(self._sizes)))
+            self._forget(oldest[-1])
+        return oldest
+
+    def _forget(self, path: Path) -> None:
+        self._num_bytes -= self._sizes.pop(path, 0)
+
+    def _path(self, scope: Scope, key: bytes) -> Path:
+        return self._folder / scope.root.hex() / key.hex()
+
+
+def _find(folder: Path) -> list[tuple[Path, int]]:
+    """Returns the pages in the folder with their sizes, the oldest first; removes half-written ones."""
+    private_folder(folder)
+    found: list[tuple[float, Path, int]] = []
+    for path in folder.glob("*/*"):
+        if path.suffix:
+            path.unlink(missing_ok=True)
+        else:
+            stat = path.stat()
+            found.append((stat.st_mtime, path, stat.st_size))
+    return [(path, size) for _, path, size in sorted(found)]
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, page: Page, root: bytes, oldest: Sequence[Path]) -> None:
+    _remove(oldest)
+    private_folder(path.parent)
+    new = path.with_suffix(".new")
+    try:
+        with open(new, "wb", opener=opener) as file:
+            file.write(_HEAD.pack(_MAGIC, page.checksum(root)))
+            file.write(page.content)
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _read_all(files: Sequence[tuple[Path, bytes]], root: bytes) -> list[Page | None]:
+    return [_read(path, key, root) for path, key in files]
+
+
+def _read(path: Path, key: bytes, root: bytes) -> Page | None:
+    """Returns the page; None when it is damaged or not there."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < _HEAD.size:
+        return None
+    magic, checksum = _HEAD.unpack_from(data)
+    page = Page(key, data[_HEAD.size :])
+    return page if magic == _MAGIC and page.checksum(root) == checksum else None

@@ -1,0 +1,94 @@
+"""The pages of another node, over its PageService."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, pieces_of
+from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+
+_ASK_S = 5.0
+_SEND_S = 60.0
+_SHORT_REST_S, _LONG_REST_S = 2.0, 60.0
+
+
+class NodeStore:
+    """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged."""
+
+    def __init__(self, address: str, on_corrupt: Callable[[], None]) -> None:
+        self._channel = open_channel(address, retries=False)
+        self._stub = PageServiceStub(self._channel)
+        self._on_corrupt = on_corrupt
+
+    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+        """See `PageStore.missing`."""
+        with _failures():
+            response = await self._stub.OfferPages(pb.OfferPagesRequest(scope=_wire(scope), keys=keys), timeout=_ASK_S)
+            return list(response.missing)
+
+    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+        """See `PageStore.send`."""
+
+        async def frames() -> AsyncIterator[pb.SendPagesRequest]:
+            yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=_wire(scope), parent=parent))
+            async for page in pages:
+                for piece in pieces_of(page, scope.root):
+                    yield pb.SendPagesRequest(piece=piece)
+
+        with _failures():
+            response = await self._stub.SendPages(frames(), timeout=_SEND_S)
+            return int(response.stored)
+
+    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+        """See `PageStore.fetch`."""
+        assembly = Assembly(scope.root, scope.page_bytes)
+        wanted = iter(keys)
+        with _failures():
+            call = self._stub.FetchPages(pb.FetchPagesRequest(scope=_wire(scope), keys=keys), timeout=_SEND_S)
+            try:
+                async for response in call:
+                    page = assembly.add(response.piece)
+                    if page is None:
+                        continue
+                    if page.key != next(wanted, None):
+                        return
+                    yield page
+            except CorruptPage:
+                self._on_corrupt()
+            finally:
+                call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raises StoreFailed for what can go wrong with a node."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        match error.code():
+            case grpc.StatusCode.UNIMPLEMENTED:
+                raise StoreFailed("unimplemented", _LONG_REST_S) from None
+            case grpc.StatusCode.FAILED_PRECONDITION:
+                raise StoreFailed("refused", _LONG_REST_S) from None
+            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise StoreFailed("unavailable", _SHORT_REST_S) from None
+            case _:
+                raise StoreFailed("failed", _SHORT_REST_S) from None
+    except (RyzansteinError, grpc.aio.UsageError):
+        # It sent what is no page, or the connection was closed here.
+        raise StoreFailed("failed", _SHORT_REST_S) from None
+
+
+def _wire(scope: Scope) -> pb.PageScope:
+    return pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)

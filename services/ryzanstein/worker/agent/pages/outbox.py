@@ -1,0 +1,144 @@
+"""What waits to be sent to one store: keys in the order in which their pages became full.
+
+Only keys wait. The pages stay in the ranks until their turn, so the queue costs little, and a page
+that is evicted meanwhile is skipped. When too many wait, the oldest are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.rate import RateLimit
+from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.page_metrics import PageMetrics
+
+log = structlog.get_logger(__name__)
+
+MAX_QUEUED = 16_384
+_OFFER_KEYS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A page that waits: where it is, under which scope it is sent, and what is before it in its chain."""
+
+    mover: PageMover
+    scope: Scope
+    key: bytes
+    parent: bytes
+
+
+class Outbox:
+    """The queue of one store. Call `run` whenever `add` returns True; it returns when all is sent."""
+
+    def __init__(
+        self, name: str, store: PageStore, rate: RateLimit, metrics: PageMetrics, max_queued: int = MAX_QUEUED
+    ) -> None:
+        self.name, self.store = name, store
+        self._rate, self._metrics, self._max_queued = rate, metrics, max_queued
+        self._queue: deque[Queued] = deque()
+        self._num_taken = 0
+        self._rests_until = 0.0
+        self._runs = False
+        self.used_s = time.monotonic()
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def __len__(self) -> int:
+        return len(self._queue) + self._num_taken
+
+    @property
+    def rests(self) -> bool:
+        """Whether the store failed so recently that nothing is sent to it."""
+        return time.monotonic() < self._rests_until
+
+    def add(self, mover: PageMover, scope: Scope, parent: bytes, keys: Sequence[bytes]) -> bool:
+        """Queues a piece of a chain, after the page `parent`. Returns whether `run` must be called."""
+        self.used_s = time.monotonic()
+        if self.rests:
+            self._metrics.drop("resting", len(keys))
+            return False
+        parents = (parent, *keys)
+        self._queue.extend(Queued(mover, scope, key, before) for key, before in zip(keys, parents, strict=False))
+        while len(self._queue) > self._max_queued:
+            self._queue.popleft()
+            self._metrics.drop("queue_full")
+        starts = bool(self._queue) and not self._runs
+        if starts:
+            self._runs = True
+            self.empty.clear()
+        return starts
+
+    async def run(self) -> None:
+        """Sends what waits."""
+        try:
+            while self._queue:
+                await self._send_some()
+        except StoreFailed as failure:
+            self._rests_until = time.monotonic() + failure.rest_s
+            self._metrics.drop(failure.cause, len(self))
+            log.warning("pages not sent", to=self.name, cause=failure.cause, pages=len(self), rest_s=failure.rest_s)
+        finally:
+            self._queue.clear()
+            self._num_taken = 0
+            self._runs = False
+            self.empty.set()
+
+    async def _send_some(self) -> None:
+        """Sends the first pages that are of one mover and scope, as far as the store lacks them."""
+        some = list(self._take_some())
+        self._num_taken = len(some)
+        mover, scope = some[0].mover, some[0].scope
+        missing = await self.store.missing(scope, [each.key for each in some])
+        for piece in _pieces(some, missing):
+            await self.store.send(scope, piece[0].parent, self._pages(mover, [each.key for each in piece]))
+        self._num_taken = 0
+
+    def _take_some(self) -> Iterator[Queued]:
+        """Takes the first ones, each once: choices of one prompt report the same pages."""
+        first, known = self._queue[0], set[bytes]()
+        for _ in range(min(_OFFER_KEYS, len(self._queue))):
+            if (self._queue[0].mover, self._queue[0].scope) != (first.mover, first.scope):
+                return
+            queued = self._queue.popleft()
+            if queued.key not in known:
+                known.add(queued.key)
+                yield queued
+
+    async def _pages(self, mover: PageMover, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+        left = keys
+        while left:
+            size = mover.batch
+            try:
+                pages = await mover.take(left[:size])
+            except PagesLost:
+                self._metrics.drop("gone", len(left))
+                return
+            self._metrics.drop("gone", min(size, len(left)) - len(pages))
+            left = left[size:]
+            for page in pages:
+                await self._rate.spend(len(page.content))
+                yield page
+                self._metrics.sent(len(page.content))
+
+
+def _pieces(queued: Sequence[Queued], places: Sequence[int]) -> Iterator[list[Queued]]:
+    """Yields those at the places, each time as many as follow one another in a chain."""
+    piece: list[Queued] = []
+    for place in places:
+        if place >= len(queued):
+            return
+        if piece and queued[place].parent != piece[-1].key:
+            yield piece
+            piece = []
+        piece.append(queued[place])
+    if piece:
+        yield piece

@@ -1,0 +1,37 @@
+"""A page on its way: content under a key, with a checksum that binds both to what they are good for.
+
+A *root* names the weights, the format of the KV cache and the tenant. A page is good only where the
+root is the same, and its checksum covers root, key and content. That finds damage and mix-ups. It
+does not find malice: whoever can reach a node's port can compute a checksum.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from hashlib import blake2b
+
+ROOT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of one group of layers of a prefix cache, with the heads of all ranks.
+
+    `key` is its name in the engine, see `engine.travel`.
+    """
+
+    key: bytes
+    content: bytes
+
+    def checksum(self, root: bytes) -> int:
+        """Returns the checksum of the page under a root (CRC-32: 3 GB a second here, BLAKE2b 0.6)."""
+        return zlib.crc32(self.content, zlib.crc32(root + self.key))
+
+
+def root_of(weights: bytes, page_format: str, tenant: str) -> bytes:
+    """Returns the root of a tenant's pages of a model."""
+    digest = blake2b(digest_size=ROOT_BYTES, person=b"ryzanstein-pages")
+    for part in (weights, page_format.encode(), tenant.encode()):
+        digest.update(len(part).to_bytes(4, "big") + part)
+    return digest.digest()

@@ -1,0 +1,124 @@
+"""Brings back the pages of a prompt that the ranks do not have, where that takes less time than computing them.
+
+Both costs are measured: a prompt token by the steps of this engine, a page by earlier fetches from
+the same source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.messages import EngineStats, StepEvents
+from ryzanstein.worker.engine.travel import name_of
+from ryzanstein.worker.page_metrics import PageMetrics
+
+log = structlog.get_logger(__name__)
+
+LEAST_TOKENS = 128  # fewer are computed at once
+_KEEP = 0.9
+_UNKNOWN_S = 10.0
+_LEAST_S = 0.25
+_SAVING = 0.8  # of the time of computing, that a fetch may take
+
+
+class PrefillPace:
+    """What a prompt token costs here, in seconds; 0: unknown."""
+
+    def __init__(self) -> None:
+        self.token_s = 0.0
+
+    def step(self, events: StepEvents, before: EngineStats) -> None:
+        """Learns from a step that computed much of a prompt."""
+        tokens = events.stats.prefill_tokens - before.prefill_tokens
+        if tokens >= 16:
+            self.token_s = _mean(self.token_s, events.step_s / tokens)
+
+
+@dataclass(slots=True)
+class Source:
+    """A store from which pages may come back. `page_s`: what one cost so far; 0: unknown."""
+
+    name: str
+    store: PageStore
+    page_s: float = 0.0
+
+
+class Restoring:
+    """One prompt's way back into the ranks: from one source after the other."""
+
+    def __init__(self, mover: PageMover, scope: Scope, extents: Extents, pace: PrefillPace, metrics: PageMetrics) -> None:
+        self._mover, self._scope, self._extents = mover, scope, extents
+        self._pace, self._metrics = pace, metrics
+
+    async def run(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
+        """Restores what is worth it of the pages with these keys, a whole chain.
+
+        First the pages of groups of layers that read all tokens, then, where those end, the last
+        ones of groups with a window: without them the others are of no use.
+        """
+        windows, size = self._extents.windows, self._extents.block_size
+        whole = [group for group, window in enumerate(windows) if window is None]
+        try:
+            if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
+                return
+            for group, window in enumerate(windows):
+                if window is not None:
+                    first = self._extents.first_kept(window, num_pages * size)
+                    names = [name_of(key, group) for key in keys[first:num_pages]]
+                    await self._names(names, num_pages * size, sources)
+        except PagesLost:
+            return
+
+    async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
+        """Restores pages of these groups; returns how many there are now, from the first one on."""
+        names = [name_of(key, group) for key in keys for group in groups]
+        missing = await self._mover.missing(names)
+        num_tokens = len(missing) // len(groups) * self._extents.block_size
+        if num_tokens >= LEAST_TOKENS:
+            await self._names(names, num_tokens, sources)
+            missing = await self._mover.missing(names)
+        return missing[0] // len(groups) if missing else len(keys)
+
+    async def _names(self, names: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+        """Restores a piece of a chain, which would save the computing of so many tokens."""
+        for source in sources:
+            if not (missing := await self._mover.missing(names)):
+                return
+            first = missing[0]
+            await self._from(source, names[first - 1] if first else b"", names[first:], num_tokens)
+
+    async def _from(self, source: Source, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
+        computing_s = num_tokens * self._pace.token_s or _UNKNOWN_S
+        if source.page_s * len(names) > _SAVING * computing_s:
+            return
+        began, num = time.monotonic(), 0
+        try:
+            async with asyncio.timeout(max(_LEAST_S, _SAVING * computing_s)):
+                batch: list[Page] = []
+                async for page in source.store.fetch(self._scope, names):
+                    batch.append(page)
+                    if len(batch) >= self._mover.batch:
+                        num += await self._mover.put(batch, parent)
+                        parent, batch = batch[-1].key, []
+                num += await self._mover.put(batch, parent)
+        except (StoreFailed, TimeoutError) as error:
+            self._metrics.restore_failed(source.name)
+            log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
+        took_s = time.monotonic() - began
+        if num:
+            source.page_s = _mean(source.page_s, took_s / num)
+            self._metrics.restored(source.name, num)
+            log.info("pages restored", source=source.name, pages=num, took_s=round(took_s, 3))
+
+
+def _mean(mean: float, value: float) -> float:
+    return _KEEP * mean + (1 - _KEEP) * value if mean else value

@@ -1,0 +1,155 @@
+"""PageService: other nodes' pages to this node's ranks, and this node's pages to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from ryzanstein import errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
+from ryzanstein.wire.requests import name_from_wire
+from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.pages.model_pages import ModelPages
+from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, checked_keys, checked_root, pieces_of
+from ryzanstein.worker.agent.pages.store import Scope
+
+Context = ServicerContext[Any, Any]
+
+MAX_TRANSFERS = 16  # at once: each holds some pages in memory
+_HELD_BYTES = 8 * 2**20
+
+
+class PageServicer(PageServiceServicer):
+    """A thin adapter from gRPC to the pages of the node's models."""
+
+    def __init__(self, models: NodeModels) -> None:
+        self._models = models
+        self._transfers = 0
+
+    async def OfferPages(self, request: pb.OfferPagesRequest, context: Context) -> pb.OfferPagesResponse:
+        _, mover, _ = self._scope(request.scope)
+        try:
+            return pb.OfferPagesResponse(missing=await mover.missing(checked_keys(list(request.keys))))
+        except PagesLost as error:
+            raise _lost(error) from None
+
+    async def SendPages(self, request_iterator: AsyncIterator[pb.SendPagesRequest], context: Context) -> pb.SendPagesResponse:
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None or not first.HasField("begin"):
+            raise errors.invalid("frame", "the first frame must be begin")
+        pages, mover, scope = self._scope(first.begin.scope)
+        arriving = _Arriving(pages, mover, scope, first.begin.parent)
+        with self._transfer():
+            try:
+                async for request in requests:
+                    if not request.HasField("piece"):
+                        raise errors.invalid("frame", "must be a piece after the first frame")
+                    await arriving.add(request.piece)
+                await arriving.flush()
+            except PagesLost as error:
+                raise _lost(error) from None
+        return pb.SendPagesResponse(stored=arriving.stored, corrupt=arriving.corrupt)
+
+    async def FetchPages(self, request: pb.FetchPagesRequest, context: Context) -> AsyncIterator[pb.FetchPagesResponse]:
+        _, mover, scope = self._scope(request.scope)
+        left = checked_keys(list(request.keys))
+        with self._transfer():
+            while left:
+                size = mover.batch
+                try:
+                    pages = await mover.take(left[:size])
+                except PagesLost as error:
+                    raise _lost(error) from None
+                for page, key in zip(pages, left, strict=False):
+                    if page.key != key:
+                        return
+                    for piece in pieces_of(page, scope.root):
+                        yield pb.FetchPagesResponse(piece=piece)
+                if len(pages) < min(size, len(left)):
+                    return
+                left = left[size:]
+
+    def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, Scope]:
+        model, tenant = name_from_wire(scope.model, "scope.model"), name_from_wire(scope.tenant, "scope.tenant")
+        pages = self._models.of(model).node.version.pages
+        return pages, *pages.checked(model, tenant, checked_root(scope.root))
+
+    def _transfer(self) -> _Transfer:
+        return _Transfer(self)
+
+    def begin(self) -> None:
+        """Counts a transfer. Raises RESOURCE_EXHAUSTED when there are too many."""
+        if self._transfers >= MAX_TRANSFERS:
+            text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}"
+            raise RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
+        self._transfers += 1
+
+    def end(self) -> None:
+        self._transfers -= 1
+
+
+class _Transfer:
+    """A transfer that is counted while it runs."""
+
+    def __init__(self, servicer: PageServicer) -> None:
+        self._servicer = servicer
+
+    def __enter__(self) -> None:
+        self._servicer.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._servicer.end()
+
+
+class _Arriving:
+    """Pages that arrive in one call: put into the ranks some at a time, in order."""
+
+    def __init__(self, pages: ModelPages, mover: PageMover, scope: Scope, parent: bytes) -> None:
+        self._pages, self._mover, self._scope, self._parent = pages, mover, scope, parent
+        self._assembly = Assembly(scope.root, scope.page_bytes)
+        self._held: list[Page] = []
+        self.stored = self.corrupt = 0
+
+    async def add(self, piece: pb.PagePiece) -> None:
+        """Takes a piece; returns when there is room for the next one."""
+        try:
+            page = self._assembly.add(piece)
+        except CorruptPage:
+            self.corrupt += 1
+            self._pages.metrics.refuse("corrupt")
+            return
+        except RyzansteinError:
+            self._pages.metrics.refuse("malformed")
+            raise
+        if page is None:
+            return
+        if self.corrupt:
+            self.corrupt += 1
+            return
+        self._held.append(page)
+        if (len(self._held) + 1) * self._scope.page_bytes > _HELD_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Puts what has arrived into the ranks."""
+        if not self._held:
+            await asyncio.sleep(0)
+            return
+        held, self._held = self._held, []
+        stored = await self._mover.put(held, self._parent)
+        self._parent = held[-1].key
+        self.stored += stored
+        self._pages.metrics.received(stored, stored * self._scope.page_bytes)
+        self._pages.metrics.refuse("no_room", len(held) - stored)
+
+
+def _lost(error: PagesLost) -> RyzansteinError:
+    return errors.unavailable("NODE_NOT_READY", str(error))

@@ -1,0 +1,45 @@
+"""What pages are sent to and fetched from: other nodes, memory, disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ryzanstein.worker.agent.pages.page import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which pages are meant: of a model, for a tenant, under their root. `page_bytes` is their size."""
+
+    model: str
+    tenant: str
+    root: bytes
+    page_bytes: int
+
+
+class StoreFailed(Exception):
+    """A store cannot be used now, for a cause that is a label of metrics. It rests for `rest_s`."""
+
+    def __init__(self, cause: str, rest_s: float) -> None:
+        super().__init__(cause)
+        self.cause, self.rest_s = cause, rest_s
+
+
+class PageStore(Protocol):
+    """Pages outside of the ranks. All methods raise StoreFailed."""
+
+    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+        """Returns the places in `keys` of pages that the store does not have."""
+        ...
+
+    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+        """Stores pages of one chain after the page `parent`; returns how many were stored."""
+        ...
+
+    def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+        """Yields pages in the order of `keys`, up to the first that is missing or damaged."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,34 @@
+"""What the pages of all models of a node share: the bound on bytes a second, and the tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ryzanstein.worker.agent.pages.disk_tier import DiskTier
+from ryzanstein.worker.agent.pages.host_tier import HostTier
+from ryzanstein.worker.agent.pages.rate import RateLimit
+from ryzanstein.worker.agent.pages.store import PageStore
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.page_metrics import PageMetrics
+
+
+class PageTraffic:
+    """The traffic of pages of one node. `tiers` are by name, the fastest first; `metrics` counts theirs."""
+
+    def __init__(self, settings: WorkerSettings, metrics: PageMetrics) -> None:
+        self.rate, self.no_limit = RateLimit(settings.kv_replication_rate), RateLimit(0)
+        self.tiers: Mapping[str, PageStore] = _tiers(settings, metrics)
+
+
+def _tiers(settings: WorkerSettings, metrics: PageMetrics) -> Mapping[str, PageStore]:
+    tiers: dict[str, PageStore] = {}
+
+    def corrupt() -> None:
+        metrics.refuse("corrupt")
+
+    if settings.kv_host_bytes:
+        tiers["host"] = HostTier(settings.kv_host_bytes, metrics.tier_bytes.labels("host").set, corrupt)
+    if settings.kv_disk_bytes:
+        folder = settings.kv_disk_dir / settings.node_id.replace("/", "_")
+        tiers["disk"] = DiskTier(folder, settings.kv_disk_bytes, metrics.tier_bytes.labels("disk").set, corrupt)
+    return tiers

@@ -1,0 +1,102 @@
+"""Pages that come back before a prompt is computed: from the first source that has them, if that is worth it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from ryzanstein.worker.agent.pages.mover import PagesLost
+from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
+from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.engine.extents import Extents
+
+BLOCK = 16
+
+
+class Store:
+    """Pages with a price, and a way to fail."""
+
+    def __init__(self, pages, *, page_s=0.0, fails_after=None) -> None:
+        self.pages = {page.key: page for page in pages}
+        self.page_s, self.fails_after, self.asked = page_s, fails_after, []
+
+    async def fetch(self, scope, keys):
+        self.asked.append(list(keys))
+        for number, key in enumerate(keys):
+            if number == self.fails_after:
+                raise StoreFailed("unavailable", 2)
+            if key not in self.pages:
+                return
+            await asyncio.sleep(self.page_s)
+            yield self.pages[key]
+
+
+def restoring(mover, scope, counted, token_s=0.0):
+    pace = PrefillPace()
+    pace.token_s = token_s
+    return Restoring(mover, scope, Extents((None,), BLOCK), pace, counted.metrics)
+
+
+async def test_the_rest_of_a_chain_comes_from_the_next_source(chain, scope, new_mover, counted) -> None:
+    pages = chain(20)
+    mover, keys = new_mover(pages[:3]), [page.key for page in pages]
+    disk, node = Source("disk", Store(pages[:9])), Source("node", Store(pages))
+    await restoring(mover, scope, counted).run([key[:-1] for key in keys], [disk, node])
+    assert [mover.pages[key] for key in keys] == pages
+    assert (disk.store.asked, node.store.asked) == ([keys[3:]], [keys[9:]])
+    assert counted("pages_restored_total", source="disk") == 6
+    assert counted("pages_restored_total", source="node") == 11
+    assert all(mover.parents[key] == before for before, key in pairwise(keys[2:]))
+    assert disk.page_s > 0
+
+
+async def test_a_few_tokens_are_computed_at_once(chain, scope, new_mover, counted) -> None:
+    pages = chain(10)
+    source = Source("node", Store(pages))
+    await restoring(new_mover(pages[:4]), scope, counted).run([page.key[:-1] for page in pages], [source])
+    assert source.store.asked == []
+
+
+async def test_a_source_that_is_known_to_cost_more_than_computing_is_not_asked(chain, scope, new_mover, counted) -> None:
+    pages = chain(20)
+    source = Source("disk", Store(pages), page_s=0.1)
+    await restoring(new_mover(), scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [source])
+    assert source.store.asked == []
+    await restoring(new_mover(), scope, counted, token_s=0.1).run([page.key[:-1] for page in pages], [source])
+    assert len(source.store.asked) == 1
+
+
+async def test_a_source_that_fails_half_way_leaves_what_came_and_is_counted(chain, scope, new_mover, counted) -> None:
+    pages = chain(20)
+    mover = new_mover()
+    failing, slow = Source("disk", Store(pages, fails_after=7)), Source("node", Store(pages, page_s=0.1))
+    await restoring(mover, scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [failing, slow])
+    assert 6 <= len(mover.pages) < 20
+    assert counted("page_restore_failures_total", source="disk") == 1
+    assert counted("page_restore_failures_total", source="node") == 1
+
+
+async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mover, counted) -> None:
+    mover = new_mover()
+    mover.lost = True
+    with pytest.raises(PagesLost):
+        await mover.missing([])
+    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store(chain(20)))])
+
+
+def test_the_pace_is_learned_from_steps_that_computed_prompts() -> None:
+    pace = PrefillPace()
+
+    def step(before, after, step_s) -> None:
+        events = SimpleNamespace(stats=SimpleNamespace(prefill_tokens=after), step_s=step_s)
+        pace.step(events, SimpleNamespace(prefill_tokens=before))
+
+    step(0, 8, 1.0)
+    assert pace.token_s == 0
+    step(8, 108, 1.0)
+    assert pace.token_s == pytest.approx(0.01)
+    step(108, 208, 2.0)
+    assert 0.01 < pace.token_s < 0.02

@@ -1,0 +1,164 @@
+"""Pages between two nodes over a real socket: what is offered, sent, fetched, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from ryzanstein import errors
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
+from ryzanstein.worker.agent.pages.node_store import NodeStore
+from ryzanstein.worker.agent.pages.pieces import pieces_of
+from ryzanstein.worker.agent.pages.service import MAX_TRANSFERS, PageServicer
+from ryzanstein.worker.agent.pages.store import StoreFailed
+
+
+class Node:
+    """A server with pages, and another node's view of it."""
+
+    def __init__(self, mover: Any, scope: Any, counted: Any) -> None:
+        self.mover, self.corrupt = mover, 0
+        self._scope = scope
+        pages = SimpleNamespace(metrics=counted.metrics, checked=self._checked)
+        agent = SimpleNamespace(node=SimpleNamespace(version=SimpleNamespace(pages=pages)))
+        self.servicer = PageServicer(SimpleNamespace(of=lambda model: agent))  # type: ignore[arg-type]
+
+    def _checked(self, model: str, tenant: str, root: bytes) -> Any:
+        if root != self._scope.root:
+            raise errors.failed_precondition("FOREIGN_PAGES", "others")
+        return self.mover, self._scope
+
+    async def start(self, *, older: bool = False) -> None:
+        self.server = RpcServer("127.0.0.1", 0, [])
+        if not older:
+            add_PageServiceServicer_to_server(self.servicer, self.server.server)
+        await self.server.start()
+        self.address = f"127.0.0.1:{self.server.port}"
+        self.store = NodeStore(self.address, self._on_corrupt)
+
+    def _on_corrupt(self) -> None:
+        self.corrupt += 1
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.server.stop(0)
+
+
+async def several(pages: Any) -> AsyncIterator[Any]:
+    for page in pages:
+        yield page
+
+
+@pytest.fixture
+async def node(new_mover: Any, scope: Any, counted: Any) -> AsyncIterator[Node]:
+    node = Node(new_mover(), scope, counted)
+    await node.start()
+    yield node
+    await node.close()
+
+
+async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, counted) -> None:
+    pages = chain(12)
+    keys = [page.key for page in pages]
+    await node.mover.put(pages[:2], b"")
+    assert list(await node.store.missing(scope, keys)) == list(range(2, 12))
+    assert await node.store.send(scope, keys[1], several(pages[2:])) == 10
+    assert list(node.mover.pages.values()) == pages
+    assert [node.mover.parents[key] for key in keys[2:]] == keys[1:-1]
+    assert [page async for page in node.store.fetch(scope, keys)] == pages
+    assert [page async for page in node.store.fetch(scope, [*keys[:5], b"x" * 17, *keys[5:]])] == pages[:5]
+    assert counted("pages_received_total") == 10
+    assert counted("page_bytes_received_total") == 10 * scope.page_bytes
+
+
+async def test_foreign_pages_are_refused_and_the_sender_rests(node, chain, scope) -> None:
+    foreign = replace(scope, root=b"f" * 16)
+    with pytest.raises(StoreFailed) as failure:
+        await node.store.send(foreign, b"", several(chain(3)))
+    assert (failure.value.cause, failure.value.rest_s) == ("refused", 60)
+    with pytest.raises(StoreFailed):
+        await node.store.missing(foreign, [])
+    assert node.mover.pages == {}
+
+
+async def test_a_corrupt_page_and_those_after_it_are_not_stored(node, chain, scope, counted) -> None:
+    pages = chain(6)
+
+    async def frames() -> AsyncIterator[pb.SendPagesRequest]:
+        wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+        yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+        for number, page in enumerate(pages):
+            for piece in pieces_of(page, scope.root, 1000):
+                if number == 3 and not piece.key:
+                    piece.content = bytes(len(piece.content))
+                yield pb.SendPagesRequest(piece=piece)
+
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        response = await PageServiceStub(channel).SendPages(frames())
+    assert (response.stored, response.corrupt) == (3, 3)
+    assert list(node.mover.pages.values()) == pages[:3]
+    assert counted("pages_refused_total", cause="corrupt") == 1
+
+
+async def test_a_page_of_another_size_is_an_error(node, chain, scope, counted) -> None:
+    with pytest.raises(StoreFailed) as failure:
+        await node.store.send(scope, b"", several([replace(chain(1)[0], content=b"short")]))
+    assert failure.value.cause == "failed"
+    assert counted("pages_refused_total", cause="malformed") == 1
+
+
+async def test_a_fetch_believes_no_damaged_page(node, chain, scope) -> None:
+    pages = chain(4)
+    await node.mover.put([*pages[:2], replace(pages[2], content=bytes(scope.page_bytes)), pages[3]], b"")
+    real = pages[2].checksum(scope.root)
+    node.mover.pages[pages[2].key] = Liar(pages[2].key, bytes(scope.page_bytes), real)
+    assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages[:2]
+    assert node.corrupt == 1
+
+
+class Liar:
+    """A page whose content was damaged after its checksum was computed."""
+
+    def __init__(self, key: bytes, content: bytes, checksum: int) -> None:
+        self.key, self.content, self._checksum = key, content, checksum
+
+    def checksum(self, root: bytes) -> int:
+        return self._checksum
+
+
+async def test_ranks_that_are_lost_make_the_node_unavailable(node, chain, scope) -> None:
+    node.mover.lost = True
+    for call in (node.store.missing(scope, []), node.store.send(scope, b"", several(chain(2)))):
+        with pytest.raises(StoreFailed) as failure:
+            await call
+        assert (failure.value.cause, failure.value.rest_s) == ("unavailable", 2)
+
+
+async def test_an_older_node_is_left_alone_and_one_that_is_gone_is_asked_again_soon(new_mover, scope, counted) -> None:
+    older = Node(new_mover(), scope, counted)
+    await older.start(older=True)
+    with pytest.raises(StoreFailed) as failure:
+        await older.store.missing(scope, [])
+    assert (failure.value.cause, failure.value.rest_s) == ("unimplemented", 60)
+    await older.server.stop(0)
+    with pytest.raises(StoreFailed) as failure:
+        await older.store.missing(scope, [])
+    assert failure.value.cause == "unavailable"
+    await older.store.close()
+
+
+async def test_transfers_are_bounded(node, chain, scope) -> None:
+    for _ in range(MAX_TRANSFERS):
+        node.servicer.begin()
+    with pytest.raises(StoreFailed) as failure:
+        await node.store.send(scope, b"", several(chain(1)))
+    assert failure.value.cause == "unavailable"
+    node.servicer.end()
+    assert await node.store.send(scope, b"", several(chain(1))) == 1

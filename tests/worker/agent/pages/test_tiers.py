@@ -1,0 +1,112 @@
+"""Pages in memory and on disk: bounded, checked, found again by another process, and lost without harm."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ryzanstein.worker.agent.pages.disk_tier import DiskTier
+from ryzanstein.worker.agent.pages.host_tier import HostTier
+from ryzanstein.worker.agent.pages.store import StoreFailed
+
+
+async def several(pages):
+    for page in pages:
+        yield page
+
+
+class Tier:
+    """One tier of either kind, what it said of its size, and how many pages were damaged."""
+
+    def __init__(self, kind, folder, max_bytes) -> None:
+        self.size, self.corrupt, self.folder = 0, 0, folder
+        given = (max_bytes, self._on_size, self._on_corrupt)
+        self.store = HostTier(*given) if kind == "host" else DiskTier(folder, *given)
+
+    def _on_size(self, size) -> None:
+        self.size = size
+
+    def _on_corrupt(self) -> None:
+        self.corrupt += 1
+
+    async def fetched(self, scope, pages):
+        return [page async for page in self.store.fetch(scope, [page.key for page in pages])]
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+async def test_pages_come_back_up_to_the_first_missing_one(tmp_path, chain, scope, kind) -> None:
+    tier, pages = Tier(kind, tmp_path, 2**20), chain(20)
+    assert await tier.store.missing(scope, [page.key for page in pages]) == list(range(20))
+    assert await tier.store.send(scope, b"", several(pages[:11] + pages[12:])) == 19
+    assert await tier.store.missing(scope, [page.key for page in pages]) == [11]
+    assert await tier.fetched(scope, pages) == pages[:11]
+    assert await tier.fetched(scope, pages[12:]) == pages[12:]
+    assert 19 * scope.page_bytes <= tier.size <= 19 * (scope.page_bytes + 16)
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+async def test_the_least_recently_used_page_goes_first_and_the_bound_holds(tmp_path, chain, scope, kind) -> None:
+    tier, old, new = Tier(kind, tmp_path, 10 * (scope.page_bytes + 16)), chain(6, 1), chain(6, 2)
+    await tier.store.send(scope, b"", several(old))
+    await tier.store.missing(scope, [page.key for page in old])
+    await tier.store.send(scope, b"", several(new))
+    assert tier.size <= 10 * (scope.page_bytes + 16)
+    assert await tier.store.missing(scope, [page.key for page in old]) == [4, 5], "the end of a chain before its beginning"
+    assert await tier.fetched(scope, new) == new
+    if kind == "disk":
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) == tier.size
+
+
+async def test_another_process_finds_the_pages_and_no_half_written_one(tmp_path, chain, scope) -> None:
+    pages = chain(9)
+    await Tier("disk", tmp_path, 2**20).store.send(scope, b"", several(pages))
+    folder = tmp_path / scope.root.hex()
+    (folder / "half.new").write_bytes(b"half")
+    later = Tier("disk", tmp_path, 2**20)
+    assert await later.fetched(scope, pages) == pages
+    assert not (folder / "half.new").exists()
+    smaller = Tier("disk", tmp_path, 4 * (scope.page_bytes + 16))
+    await smaller.store.missing(scope, [])
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "vanished"])
+async def test_a_damaged_page_and_those_after_it_are_not_believed(tmp_path, chain, scope, damage) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(12)
+    await tier.store.send(scope, b"", several(pages))
+    path = tmp_path / scope.root.hex() / pages[9].key.hex()
+    data = path.read_bytes()
+    match damage:
+        case "flipped":
+            path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        case "short":
+            path.write_bytes(data[:-1])
+        case "empty":
+            path.write_bytes(b"")
+        case "vanished":
+            path.unlink()
+    assert await tier.fetched(scope, pages) == pages[:9]
+    assert tier.corrupt == 1
+    assert await tier.store.missing(scope, [page.key for page in pages]) == [9]
+
+
+async def test_a_disk_that_cannot_be_written_rests_and_breaks_nothing(tmp_path, chain, scope) -> None:
+    folder = tmp_path / "file"
+    folder.write_bytes(b"")
+    with pytest.raises(StoreFailed):
+        await Tier("disk", folder, 2**20).store.send(scope, b"", several(chain(1)))
+    full = Tier("disk", tmp_path / "pages", 2**20)
+    await full.store.missing(scope, [])
+    os.symlink("/dev/full", tmp_path / "pages" / scope.root.hex())
+    with pytest.raises(StoreFailed):
+        await full.store.send(scope, b"", several(chain(1)))
+    assert await full.store.missing(scope, [chain(1)[0].key]) == [0]
+
+
+async def test_pages_of_another_root_are_other_pages(tmp_path, chain, scope) -> None:
+    tier, pages = Tier("host", tmp_path, 2**20), chain(3)
+    await tier.store.send(scope, b"", several(pages))
+    other = type(scope)(scope.model, "tenant", bytes(16), scope.page_bytes)
+    assert await tier.store.missing(other, [page.key for page in pages]) == [0, 1, 2]
+    assert await tier.fetched(other, pages) == []

@@ -1,0 +1,32 @@
+"""The digest of weights: the same for copies, another for any other bit."""
+
+from __future__ import annotations
+
+import shutil
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.worker.agent.pages.weights import weights_digest
+
+
+def test_copies_are_the_same_and_one_bit_is_another_model(tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(MODEL_DIR, copy)
+    assert weights_digest(copy) == weights_digest(MODEL_DIR)
+    (copy / "tokenizer_config.json").write_text("{}")
+    assert weights_digest(copy) == weights_digest(MODEL_DIR), "it does not matter to keys and values"
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1000] ^= 1
+    weights.write_bytes(data)
+    changed = weights_digest(copy)
+    assert changed != weights_digest(MODEL_DIR)
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace("10000.0", "10001.0"))
+    assert weights_digest(copy) not in (changed, weights_digest(MODEL_DIR))
+
+
+def test_a_file_is_its_content(tmp_path) -> None:
+    for name, content in (("a.gguf", b"one"), ("b.gguf", b"one"), ("c.gguf", b"two")):
+        (tmp_path / name).write_bytes(content)
+    digests = [weights_digest(tmp_path / name) for name in ("a.gguf", "b.gguf", "c.gguf")]
+    assert digests[0] == digests[1] != digests[2]

@@ -1,0 +1,164 @@
+"""Pages that leave an engine and arrive in another: found there, never too many, and answers stay whole."""
+
+from __future__ import annotations
+
+from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.prefix import chain_keys
+from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
+
+SIZE = 4
+
+
+def keys_of(tokens, num_groups=1):
+    return [name_of(key, group) for key in chain_keys(tokens, SIZE) for group in range(num_groups)]
+
+
+def engine(run, **given):
+    return run(**{"num_blocks": 40, "block_size": SIZE, "max_sequences": 8, "token_budget": 16, **given})
+
+
+def moved(source, target, keys):
+    places = source.engine.export_pages(1, keys)
+    target.ranks.slab = {i: source.ranks.slab[place] for i, place in enumerate(places)}
+    return target.engine.import_pages(1, [keys[place] for place in places], b"")
+
+
+def test_an_engine_continues_from_pages_of_another_and_computes_only_the_rest(run, group, answer) -> None:
+    one, two = engine(run), engine(run)
+    prompt = [(5 * i) % 90 for i in range(42)]
+    one.engine.submit(group(1, prompt, max_tokens=8, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [key for _, keys in one.step().sealed for key in keys]
+    whole = prompt + one.tokens[1, 0]
+    assert sealed == keys_of(whole[:-1]), "each full page is reported once, in order"
+    assert len(moved(one, two, sealed)) == len(sealed)
+    failed_over = group(7, prompt, max_tokens=12, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][8:]
+    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(sealed)
+
+
+def test_pages_found_in_the_cache_are_reported_too(run, group) -> None:
+    it = engine(run)
+    prompt = [3] * 4 + [(7 * i) % 90 for i in range(30)]
+    it.engine.submit(group(1, prompt, max_tokens=2))
+    it.drain()
+    it.engine.submit(group(2, prompt, max_tokens=2, reports_pages=True))
+    sealed = []
+    while it.engine.has_work:
+        sealed += it.step().sealed
+    assert [key for _, keys in sealed for key in keys] == keys_of(prompt)
+    assert {group for group, _ in sealed} == {2}
+
+
+def test_a_paused_sequence_reports_no_page_twice(run, group) -> None:
+    it = engine(run, num_blocks=12, max_sequences=4)
+    for i in range(3):
+        it.engine.submit(group(i, [i] * 12, max_tokens=20, reports_pages=True))
+    sealed = []
+    while it.engine.has_work:
+        sealed += it.step().sealed
+    assert it.engine.stats().preemptions > 0
+    reported = [(group, key) for group, keys in sealed for key in keys]
+    assert len(reported) == len(set(reported))
+
+
+def test_pages_that_arrive_are_evictable_and_never_more_than_their_share(run, group, answer) -> None:
+    source, target = engine(run), engine(run, num_blocks=15)
+    prompt = list(range(60))
+    source.engine.submit(group(1, prompt, max_tokens=1))
+    source.drain()
+    keys = keys_of(prompt)
+    admitted = moved(source, target, keys)
+    stats = target.engine.stats()
+    assert stats.blocks_cached == len(admitted) == int(15 * ARRIVED_SHARE) < len(keys), "the beginning, not the end"
+    assert stats.blocks_held == 0
+    source.engine.submit(group(2, [7] * 60, max_tokens=1))
+    source.drain()
+    assert len(moved(source, target, keys_of([7] * 60))) == len(admitted), "an older chain makes way"
+    assert target.engine.stats().blocks_cached == int(15 * ARRIVED_SHARE)
+    messages = [group(i, [i] * 12, max_tokens=20) for i in range(5)]
+    for message in messages:
+        target.engine.submit(message)
+    target.drain()
+    assert target.tokens == {(m.group, 0): answer(m, 0)[0] for m in messages}
+
+
+def test_a_full_pool_takes_no_page_and_cached_ones_are_not_taken_again(run, group) -> None:
+    source, target = engine(run), engine(run, num_blocks=10)
+    source.engine.submit(group(1, list(range(16)), max_tokens=1))
+    source.drain()
+    target.engine.submit(group(1, [9] * 36, max_tokens=5))
+    target.step()
+    target.step()
+    target.step()
+    assert len(moved(source, target, keys_of(list(range(16))))) <= 1
+    target.engine.cancel(1)
+    target.step()
+    assert moved(source, target, keys_of(list(range(16))))[-1] == 3
+    assert moved(source, target, keys_of(list(range(16)))) == []
+
+
+def test_the_beginning_of_a_chain_outlives_its_end() -> None:
+    pool = BlockPool(8)
+    pages = TravelingPages(pool)
+    keys = [name_of(bytes([i]), 0) for i in range(3)]
+    pages.admit(keys[:2], b"")
+    pages.admit(keys[2:], keys[1])
+    pool.allocate(6)
+    assert [(key[:-1], 0) in pool for key in keys] == [True, True, False]
+
+
+def test_a_page_in_use_is_not_dropped_for_another() -> None:
+    pool = BlockPool(4)
+    pages = TravelingPages(pool)
+    ((_, block),) = pages.admit([b"a\0"], b"")
+    pool.share(block)
+    pages.admit([b"b\0"], b"")
+    pages.admit([b"c\0"], b"")
+    pages.admit([b"d\0"], b"")
+    assert (b"a", 0) in pool
+    assert pool.is_held(block)
+    assert pages.missing([b"a\0", b"x\0", b"d\0"]) == [1]
+
+
+def test_groups_with_a_window_send_what_a_sequence_resumes_with_and_the_others_everything(run, group, answer) -> None:
+    windows = (None, 10)
+    given = {"num_blocks": 400, "windows": windows, "token_budget": 32}
+    one, two = engine(run, **given), engine(run, **given)
+    prompt = [(5 * i) % 90 for i in range(200)]
+    one.engine.submit(group(1, prompt, max_tokens=12, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [name for _, names in one.step().sealed for name in names]
+    whole = prompt + one.tokens[1, 0]
+    chain = chain_keys(whole[:-1], SIZE)
+    assert [name[:-1] for name in sealed if name[-1] == 0] == chain
+    assert 0 < sum(name[-1] for name in sealed) < 12, "the window at the prompt's end, and the answer"
+    moved(one, two, sealed)
+    failed_over = group(7, prompt, max_tokens=20, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][12:]
+    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
+
+
+def test_pages_that_arrive_lie_next_to_what_is_before_them() -> None:
+    pool = BlockPool(64)
+    pages = TravelingPages(pool)
+    names = [name_of(bytes([page]), group) for page in range(9) for group in range(2)]
+    pages.admit(names[:6], b"")
+    pages.admit(names[6:], names[5])
+    for group in range(2):
+        blocks = [pool.block_of((bytes([page]), group)) for page in range(9)]
+        assert blocks == list(range(blocks[0], blocks[0] + 9))
+
+
+def test_a_page_that_was_evicted_may_arrive_again() -> None:
+    pool = BlockPool(4)
+    pages = TravelingPages(pool)
+    pages.admit([b"a\0"], b"")
+    pool.drop((b"a", 0))
+    assert [place for place, _ in pages.admit([b"a\0", b"a\0"], b"")] == [0]

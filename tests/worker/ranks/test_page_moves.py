@@ -1,0 +1,120 @@
+"""Pages between groups of real ranks: of one and of two ranks, in both directions, with the same bits of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
+from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGroup
+from ryzanstein.worker.engines.group import GroupEvents
+from ryzanstein.worker.engines.messages import PagesAnswer
+from ryzanstein.worker.ranks.forking import ForkServer
+from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
+from ryzanstein.worker.ranks.messages import RankSpec
+
+pytestmark = pytest.mark.distributed
+
+DEMO = Path(__file__).parents[3] / "shared" / "ryzanstein" / "demo"
+RANK = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
+PROMPT = [(7 + i * i) % 200 for i in range(150)]
+
+
+class Ranks:
+    """One group of the demo model, its pages, and all tokens that it generated."""
+
+    def __init__(self, tp: int) -> None:
+        self.tokens: list[int] = []
+        self.sealed: list[bytes] = []
+        self.stats: EngineStats | None = None
+        self.ended = asyncio.Event()
+        self.tp = tp
+        self.server = ForkServer(RANK, {"OMP_NUM_THREADS": "1"})
+        events = GroupEvents(self._on_step, lambda trace: None, lambda: False, self._on_pages)
+        self.group = RankGroup(
+            RankSpec(str(DEMO), tp, device="cpu", num_blocks=64), GroupBounds(start_s=90), events, self.server
+        )
+
+    def _on_step(self, events: StepEvents) -> None:
+        self.tokens += events.token_ids
+        self.sealed += [key for _, keys in events.sealed for key in keys]
+        self.stats = events.stats
+        if events.ended:
+            self.ended.set()
+
+    def _on_pages(self, answer: PagesAnswer) -> None:
+        self.mover.on_answer(answer)
+
+    async def start(self) -> Ranks:
+        ready = await self.group.start()
+        assert len({(rank.page_bytes, rank.page_format) for rank in ready}) == 1
+        self.ready = ready[0]
+        self.mover = PageMover(self.group, self.tp, self.ready.page_bytes, lambda: True)
+        return self
+
+    async def run(self, generated: list[int], max_tokens: int) -> list[int]:
+        self.tokens = []
+        self.ended.clear()
+        sampling = SamplingParams(temperature=0.9, seed=11)
+        self.group.send(SubmitGroup(1, PROMPT, sampling, max_tokens, [], [generated], [False], reports_pages=True))
+        await asyncio.wait_for(self.ended.wait(), 60)
+        return self.tokens
+
+    async def close(self) -> None:
+        await self.group.end(graceful=False)
+        await self.server.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+async def test_an_answer_goes_on_from_pages_of_ranks_that_share_the_heads_otherwise(first, second) -> None:
+    one, two = Ranks(first), Ranks(second)
+    try:
+        await asyncio.gather(one.start(), two.start())
+        assert (one.ready.page_bytes, one.ready.page_format) == (two.ready.page_bytes, two.ready.page_format)
+        whole = await one.run([], 60)
+        keys = one.sealed
+        assert len(keys) == (150 + 60 - 1) // 16
+        assert await two.mover.missing(keys) == list(range(len(keys)))
+        pages, left = [], keys
+        while left:
+            taken = await one.mover.take(left)
+            pages += taken
+            left = left[len(taken) :]
+        assert [page.key for page in pages] == keys
+        assert await two.mover.put(pages, b"") == len(keys)
+        assert await two.mover.missing([*keys, b"no such key......"]) == [len(keys)]
+        assert [page.content for page in await two.mover.take(keys[:1])] == [pages[0].content]
+        assert await two.run(whole[:50], 60) == whole[50:]
+        assert two.stats is not None
+        assert two.stats.prefill_tokens == (150 + 50) % 16
+    finally:
+        await asyncio.gather(one.close(), two.close())
+
+
+async def test_ranks_that_are_gone_answer_nobody_and_a_cancelled_move_leaves_the_slab_whole() -> None:
+    it = Ranks(1)
+    try:
+        await it.start()
+        page = Page(b"k" * 17, bytes([1]) * it.ready.page_bytes)
+        task = asyncio.ensure_future(it.mover.put([page], b""))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        other = Page(b"l" * 17, bytes([2]) * it.ready.page_bytes)
+        assert await it.mover.put([other], b"") == 1
+        assert await it.mover.take([page.key]) + await it.mover.take([other.key]) == [page, other]
+        waiting = asyncio.ensure_future(it.mover.missing([b"x"]))
+        await asyncio.sleep(0)
+        it.mover.on_gone()
+        with pytest.raises(PagesLost):
+            await waiting
+        with pytest.raises(PagesLost):
+            await it.mover.take([b"x"])
+    finally:
+        await it.close()
