@@ -1,6 +1,6 @@
 """The same seeded request gets the same answer in any company: alone, eight at once beside others, resumed at any index.
 
-A real node for each format of weights, over its Connect stream. Log probabilities are compared bit for bit.
+A real node for each format, over its Connect stream. Log probabilities are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ pytestmark = pytest.mark.cluster
 NUM_TOKENS = 72
 NUM_COPIES = 8
 SEEDS = (3, 2026, 77)
-FLAGS = {"float32": (), "fp16": ("--quantization", "fp16"), "int8": ("--quantization", "int8")}
+FLAGS = {
+    "float32": (),
+    "fp16": ("--quantization", "fp16"),
+    "int8": ("--quantization", "int8"),
+    "compressed keys and values": ("--kv-compression", "lazy-fp8"),
+}
 
 
 def seeded(attempt: Any, seed: int, **more: Any) -> Any:

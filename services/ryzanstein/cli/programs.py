@@ -28,7 +28,8 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "bench": (
             "ryzanstein.lab.bench.engine",
-            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, quality, router, failover.",
+            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, quality, kv, "
+            "router, failover.",
         ),
     }
 )

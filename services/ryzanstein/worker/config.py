@@ -13,7 +13,7 @@ from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
-from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
+from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
@@ -75,6 +75,10 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     num_blocks: int = Field(0, ge=0, description="pages of the KV cache, for all layers; 0: as many as fit in kv_bytes")
     kv_bytes: int = Field(0, ge=0, description="size of each rank's KV cache; 0: enough for max_sequences, at most 1 GiB")
+    kv_compression: KvCompression = Field(
+        "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
+    )
+    kv_hot_tokens: int = Field(16, ge=16, le=4096, description="newest tokens of a sequence that are never compressed")
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
     )
@@ -212,6 +216,8 @@ class WorkerSettings(ServiceSettings):
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_bytes=self.kv_bytes,
+            kv_compression=self.kv_compression,
+            kv_hot_tokens=self.kv_hot_tokens,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,

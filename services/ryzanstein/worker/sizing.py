@@ -20,10 +20,9 @@ from ryzanstein import errors
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, default_blocks, extents_of, slot_width
+from ryzanstein.worker.model.cache_size import CacheRequest, cache_size, slot_width
 from ryzanstein.worker.model.gguf.description import GgufDescription
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.layer_groups import layer_groups
@@ -32,6 +31,7 @@ from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.staging import BUDGET_BYTES
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.quantization import Format
 
 if TYPE_CHECKING:
@@ -206,19 +206,27 @@ class _Need:
         """Returns the KV caches of all ranks, as `kv_cache.KVCache` allocates them."""
         settings, spec, tp = self.settings, self.spec, self._tp
         item_bytes = 2 if settings.kv_dtype == "float16" else self._item_bytes
-        per_block = bytes_of_block(spec, tp, settings.block_size, item_bytes)
-        num_blocks = settings.num_blocks * len(self._extents.windows) or (
-            blocks_in(settings.kv_bytes, per_block)
-            if settings.kv_bytes
-            else default_blocks(self._extents, spec.context_length, settings.max_sequences, per_block)
+        zones, groups = self._zones, layer_groups(spec)
+        request = CacheRequest(
+            settings.num_blocks or None,
+            settings.kv_bytes or None,
+            settings.block_size,
+            settings.max_sequences,
+            settings.max_tokens_per_step,
+            item_bytes,
+            zones,
         )
-        padding = layer_groups(spec).num_planes * slot_width(spec, tp) * item_bytes
-        staging = 0 if self.on_gpu or self._extents.windows != (None,) else min(num_blocks * per_block, BUDGET_BYTES)
-        return settings.tp * (num_blocks * per_block + padding + staging)
+        kept = cache_size(spec, tp, request)
+        padding = (groups.num_planes if zones is None else spec.num_layers) * slot_width(spec, tp) * item_bytes
+        stages = not self.on_gpu and groups.windows == (None,) and zones is None
+        return settings.tp * (kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0))
 
     @property
-    def _extents(self) -> Extents:
-        return extents_of(self.spec, self.settings.block_size, self.settings.max_tokens_per_step)
+    def _zones(self) -> Zones | None:
+        settings = self.settings
+        if without_compression(self.spec, self._in_float32 and settings.kernels != "torch"):
+            return None
+        return zones_of(settings.kv_compression, settings.kv_hot_tokens, settings.block_size, self.spec, self._tp)
 
     def _step_bytes(self) -> int:
         """Returns what the largest steps take beside weights and cache."""

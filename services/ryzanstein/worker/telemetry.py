@@ -12,16 +12,44 @@ from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
 from ryzanstein.worker.constraints.refusal import Cause
-from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, EngineStats
+from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, EngineStats, HotStats
 from ryzanstein.worker.engines.group import LossCause, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.page_metrics import PageMetrics
+from ryzanstein.worker.quantization import KV_COMPRESSIONS
 from ryzanstein.worker.text.grammars.process import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _COUNTED = ("preemptions", "takebacks", "prefix_queries", "prefix_hits", "prefill_tokens", "decode_tokens")
+
+
+class KvPageMetrics:
+    """The metrics of pages of keys and values: how they are kept, what is sealed and evicted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "ryzanstein_worker_kv_{}".format
+        self.evicted = Counter(name("blocks_evicted_total"), "Idle KV blocks given up.", ("kind",), registry=registry)
+        self.sealed = Counter(name("pages_sealed_total"), "Pages of keys and values compressed.", registry=registry)
+        self.hot_held = Gauge(name("hot_pages_held"), "Pages in full precision that sequences hold.", registry=registry)
+        self.hot_cached = Gauge(name("hot_pages_cached"), "Idle pages in full precision, to resume from.", registry=registry)
+        self.compression = Gauge(name("compression"), "1 for how older keys and values are kept.", ("kind",), registry=registry)
+
+    def set_compression(self, kept: str) -> None:
+        for kind in KV_COMPRESSIONS:
+            self.compression.labels(kind).set(kind == kept)
+
+    def show(self, hot: HotStats) -> None:
+        self.hot_held.set(hot.held)
+        self.hot_cached.set(hot.cached)
+
+    def count(self, stats: EngineStats, old: EngineStats) -> None:
+        """Adds what an engine counted since its `old` statistics."""
+        hot, before = stats.hot or HotStats(), old.hot or HotStats()
+        self.evicted.labels("block").inc(stats.blocks_evicted - old.blocks_evicted)
+        self.evicted.labels("hot").inc(hot.evicted - before.evicted)
+        self.sealed.inc(hot.sealed - before.sealed)
 
 
 class ConstraintMetrics:
@@ -85,6 +113,7 @@ class WorkerTelemetry:
         self.kv_blocks_limit = self._gauge(
             "kv_blocks_limit", "KV blocks that the engine may use, with what is lent and borrowed."
         )
+        self.kv_kept = KvPageMetrics(self.registry)
         self.kv_bytes_borrowed = self._gauge("kv_bytes_borrowed", "KV memory that the model has from others of the node.")
         self.kv_bytes_lent = self._gauge("kv_bytes_lent", "KV memory of the model's own that others of the node have.")
         self.kv_takebacks = self._counter("kv_takebacks_total", "Times that KV blocks in use had to be given back.")
@@ -105,6 +134,7 @@ class WorkerTelemetry:
         self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
         self.generations = self._counter("generations_total", "Attempts ended, by outcome.", "outcome")
         self.choices = self._counter("choices_total", "Choices ended, by finish reason.", "reason")
+        self.tool_fallbacks = self._counter("tool_fallbacks_total", "Requests with tools whose chat template knows none.")
         self.refusals = self._counter("refusals_total", "Submits refused, by reason.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
         self.recoveries = self._counter("recoveries_total", "Recovery actions, by rung of the recovery ladder.", "rung")
@@ -116,11 +146,6 @@ class WorkerTelemetry:
         self.constraints = ConstraintMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
-        for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
-            self.generations.labels(outcome.lower())
-        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):  # so that `increase()` sees the first one
-            self.orchestrator_losses.labels(cause)
-
         self.pages = PageMetrics(self.registry)
         self.loop_lag = LoopLag("worker", self.registry)
         self.step = self._histogram("step_seconds", "Duration of steps, sampled.", TIME_PER_OUTPUT_TOKEN_BUCKETS, "rank")
@@ -132,6 +157,14 @@ class WorkerTelemetry:
             "time_per_output_token_seconds", "Mean time per token of a choice, after the first.", TIME_PER_OUTPUT_TOKEN_BUCKETS
         )
         self._steps: dict[int, int] = {}
+        self._show_zeros()
+
+    def _show_zeros(self) -> None:
+        """Shows what has not happened yet, so that `increase()` sees the first time."""
+        for outcome in (LOGITS_NOT_FINITE, OUT_OF_MEMORY):
+            self.generations.labels(outcome.lower())
+        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):
+            self.orchestrator_losses.labels(cause)
         for rung in Rung:
             self.recoveries.labels(rung.value)
 
@@ -154,6 +187,7 @@ class WorkerTelemetry:
 
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
         self.kv_blocks.set(ranks[0].num_blocks)
+        self.kv_kept.set_compression(ranks[0].kv_compression)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)
@@ -177,6 +211,7 @@ class WorkerTelemetry:
         self.kv_blocks_held.set(stats.blocks_held)
         self.kv_blocks_cached.set(stats.blocks_cached)
         self.kv_blocks_limit.set(stats.block_limit)
+        self.kv_kept.show(stats.hot or HotStats())
         for priority, now in stats.classes.items():
             self.class_waiting.labels(str(priority)).set(now.waiting)
 
@@ -195,6 +230,7 @@ class WorkerTelemetry:
         self.constraints.count(stats.constraints, old.constraints)
         self.preemptions.inc(new["preemptions"])
         self.kv_takebacks.inc(new["takebacks"])
+        self.kv_kept.count(stats, old)
         self.tokens.labels("prefill").inc(new["prefill_tokens"])
         self.tokens.labels("decode").inc(new["decode_tokens"])
         self.prefix_tokens.labels("hit").inc(new["prefix_hits"])

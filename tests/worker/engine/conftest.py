@@ -54,6 +54,7 @@ class FakeRanks:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.windows = settings.windows
+        self.hot: list[list[int | None]] = [[None] * settings.block_size for _ in range(settings.hot_pages)]
         self.cache: list[list[tuple[int, int] | None]] = [
             [None] * settings.block_size for _ in range(settings.num_blocks + settings.borrowable_blocks)
         ]
@@ -73,6 +74,7 @@ class FakeRanks:
         assert plan.full_logits == any(map(needs_full_logits, rows))
         size = self.settings.block_size
         assert len(plan.block_tables) == len(self.windows) * len(plan.num_new)
+        self._write_hot(plan)
         written: set[tuple[int, int]] = set()
         for group in range(len(self.windows)):
             position = 0
@@ -114,6 +116,27 @@ class FakeRanks:
             else:
                 self.cache[block] = list(self.slab[place])
 
+    def _write_hot(self, plan: StepPlan) -> None:
+        size, position = self.settings.block_size, 0
+        assert len(plan.hot_tables) == len(plan.hot_first) == (len(plan.num_new) if self.hot else 0)
+        written: set[tuple[int, int]] = set()
+        for s, (table, first) in enumerate(zip(plan.hot_tables, plan.hot_first, strict=True)):
+            for p in range(plan.num_context[s], plan.num_context[s] + plan.num_new[s]):
+                slot = (table[p // size - first], p % size)
+                assert slot not in written, "two sequences write one slot of a hot page"
+                written.add(slot)
+                self.hot[slot[0]][slot[1]] = plan.token_ids[position]
+                position += 1
+
+    def _check_hot(self, plan: StepPlan, s: int, tokens: list[int]) -> None:
+        """What the step's tokens read hot are theirs: all positions of pages that the first of them does not see cold."""
+        size, table, first = self.settings.block_size, plan.hot_tables[s], plan.hot_first[s]
+        context = plan.num_context[s]
+        cold = [page for page in range(len(tokens)) if context - (page * size + size - 1) >= self.settings.hot_tokens]
+        begin = min((max(cold, default=-1) + 1) * size, context)
+        seen = [self.hot[table[p // size - first]][p % size] for p in range(begin, len(tokens))]
+        assert seen == tokens[begin:], "hot pages hold other tokens than the sequence"
+
     def _table(self, plan: StepPlan, group: int, s: int) -> dict[int, int]:
         """The block of each page that the plan names."""
         i = group * len(plan.num_new) + s
@@ -128,6 +151,8 @@ class FakeRanks:
             begin = 0 if window is None else max(0, plan.num_context[s] + 1 - window)
             seen = [self.cache[table[p // size]][p % size] for p in range(begin, num_tokens)]
             assert seen == [(group, token) for token in tokens[begin:]], "the cache holds other tokens than the sequence"
+        if self.hot:
+            self._check_hot(plan, s, tokens[:num_tokens])
         assert row.index == len(row.generated_ids)
         token = next_token(tokens, row.choice, row.banned_ids)
         if row.sampling.logprobs is None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.prefix import KEY_BYTES, PrefixCache, chain_key
+from ryzanstein.worker.engine.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key
 from ryzanstein.worker.engine.sequence import BlockTable, Group, Sequence
 
 SIZE = 4
@@ -22,7 +22,7 @@ def computed(pool: BlockPool, sequence: Sequence) -> None:
 @given(first=tokens, second=tokens)
 def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_token(group, first, second) -> None:
     pool = BlockPool(32)
-    cache = PrefixCache(pool, Extents(block_size=SIZE))
+    cache = PrefixCache([PageGroup(0, None, pool)], Extents(block_size=SIZE))
     one = Sequence(Group(group(1, first), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
@@ -31,19 +31,19 @@ def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_tok
         common += 1
     expected = min(common, len(second) - 1) // SIZE
     matched = cache.match(Sequence(Group(group(2, second), 1, 0.0, Account("")), 0))
-    assert matched.blocks == one.tables[0].blocks[:expected]
+    assert matched.tables[0].blocks == one.tables[0].blocks[:expected]
 
 
 @given(prompt=tokens, generated=tokens, more=st.integers(0, 8))
 def test_generated_tokens_are_found_by_the_next_turns_prompt(group, prompt, generated, more) -> None:
     pool = BlockPool(32)
-    cache = PrefixCache(pool, Extents(block_size=SIZE))
+    cache = PrefixCache([PageGroup(0, None, pool)], Extents(block_size=SIZE))
     one = Sequence(Group(group(1, prompt, max_tokens=99, generated=[generated]), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
     turn = Sequence(Group(group(2, prompt + generated + [7] * more), 1, 0.0, Account("")), 0)
     full = len(prompt + generated) // SIZE
-    assert cache.match(turn).blocks == one.tables[0].blocks[: min(full, (turn.num_tokens - 1) // SIZE)]
+    assert cache.match(turn).tables[0].blocks == one.tables[0].blocks[: min(full, (turn.num_tokens - 1) // SIZE)]
 
 
 def test_a_key_depends_on_every_token_before_it() -> None:

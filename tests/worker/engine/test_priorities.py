@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.pages import KVPages
+from ryzanstein.worker.engine.kv_pages import KVPages
 
 
 def answers(it) -> dict:
@@ -145,4 +145,4 @@ def test_an_answer_does_not_depend_on_how_often_it_was_paused(run, group, answer
     assert it.engine.stats().preemptions > 3
     assert answers(it) == {(m.group, c): answer(m, c)[0] for m in messages for c in range(m.sampling.n)}
     assert isinstance(it.engine._scheduler.pool, BlockPool)
-    assert isinstance(it.engine._scheduler._pages, KVPages)
+    assert isinstance(it.engine._scheduler.pages, KVPages)

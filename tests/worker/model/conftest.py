@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import torch
 
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan, grouped
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
@@ -181,12 +181,13 @@ class PlainTables(ModelRunner):
         windows = self.extents.windows
         if len(plan.block_tables) != len(plan.num_new):
             return plan
-        tables = grouped(plan.block_tables, len(windows))
+        fed = plan.token_ids, plan.num_new, plan.num_context, plan.block_tables, plan.sampled
+        found = self.plans.plan(*fed, full_logits=plan.full_logits)
         firsts = [self.extents.first_seen(window, start) for window in windows for start in plan.num_context]
-        if not (self.forgets and any(firsts)):
-            return msgspec.structs.replace(plan, block_tables=tables)
-        kept = [table[first:] for table, first in zip(tables, firsts, strict=True)]
-        return msgspec.structs.replace(plan, block_tables=kept, first_pages=firsts)
+        if self.forgets and any(firsts):
+            kept = [table[first:] for table, first in zip(found.block_tables, firsts, strict=True)]
+            found = msgspec.structs.replace(found, block_tables=kept, first_pages=firsts)
+        return msgspec.structs.replace(found, step=plan.step)
 
 
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan, grouped
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
 from ryzanstein.worker.model.collectives.waiting import WaitPolicy
@@ -84,8 +84,7 @@ def run(tp: TensorParallel, model_dir: Path, options: dict[str, Any], plans: lis
         return {"refused": str(refusal)}
     runner.warm_up()
     answers: list[Any] = []
-    for given in plans:
-        plan = msgspec.structs.replace(given, block_tables=grouped(given.block_tables, len(runner.extents.windows)))
+    for plan in (runner.plans.plan(*msgspec.structs.astuple(each)[1:6], full_logits=each.full_logits) for each in plans):
         if plan.full_logits:
             answers.append(runner.hidden_logits(plan))
         else:

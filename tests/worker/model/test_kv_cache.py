@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ryzanstein.worker.model.architectures.registry import spec_of
+from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kv_cache import KVCache, block_bytes, blocks_in, slot_width
+from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
@@ -51,7 +52,7 @@ def tensor_parallel(size: int, rank: int = 0) -> TensorParallel:
 
 
 def bytes_of_a_block(config: dict[str, Any], size: int) -> int:
-    return block_bytes(spec_of(config), tensor_parallel(size), BLOCK_SIZE, torch.bfloat16)
+    return bytes_of_block(spec_of(config), tensor_parallel(size), BLOCK_SIZE, torch.bfloat16.itemsize)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -102,7 +103,7 @@ def test_blocks_that_are_all_written_take_no_more_than_the_budget(size: int) -> 
     num_layers, budget = 2, 128 * MIB
     tp, options = tensor_parallel(size), RunnerOptions(kv_bytes=budget, block_size=BLOCK_SIZE)
     spec = spec_of(LLAMA | {"num_hidden_layers": num_layers})
-    num_blocks = blocks_in(budget, block_bytes(spec, tp, BLOCK_SIZE, options.torch_dtype))
+    num_blocks = blocks_in(budget, bytes_of_block(spec, tp, BLOCK_SIZE, options.torch_dtype.itemsize))
     before = resident_bytes()
     width, device = slot_width(spec, tp), options.torch_device
     cache = KVCache(num_layers, num_blocks, BLOCK_SIZE, width, dtype=options.torch_dtype, device=device)

@@ -19,7 +19,7 @@ from ryzanstein.lab.simulation.scripted_executor import DigestCache, Execution, 
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.probe import RanksUnsound
-from ryzanstein.worker.engines.messages import StartProfile
+from ryzanstein.worker.engines.messages import RankReady, StartProfile
 from ryzanstein.worker.ranks.loops import engine_settings
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankSpec
 
@@ -59,7 +59,8 @@ class SimulatedLead:
         """Makes the engine, when rank 0 becomes ready."""
         cache = DigestCache(num_blocks, self._spec.block_size, self._model.broken_id)
         executor = self._executor = ScriptedExecutor(self._model, cache, self._faults.steps, self._duration_s)
-        settings = engine_settings(self._spec, num_blocks)
+        ready = RankReady(0, 0, num_blocks, self._spec.block_size, self._spec.max_sequences, {})
+        settings = engine_settings(self._spec, ready)
         self._engine = Engine(settings, executor, time.monotonic, lambda: time.monotonic() + executor.elapsed_s)
 
     def _duration_s(self, num_prefill: int, num_decodes: int) -> float:

@@ -134,6 +134,8 @@ class ModelHost:
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling)
+            if self.text.template is not None and not self.text.calling.native:
+                self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             self._supervise(choice)
             if self.text.template is not None:
                 await self._templates.check(self.text.template)
@@ -244,6 +246,11 @@ class ModelHost:
         self._log.info("ranks ready", tp=len(ranks), **sizes, quantization=lead.quantization, kernels=kernels, **phases)
         if lead.divergence is not None:
             self._log.info("quantization chosen", quantization=lead.quantization, int8_divergence=round(lead.divergence, 6))
+        if lead.context_bytes:
+            advice = f"set kv_bytes to {lead.context_bytes} for all of the model's context"
+            self._log.warning("context cut by the KV cache", context_length=lead.context_length, advice=advice)
+        if lead.without_compression:
+            self._log.warning("keys and values are not compressed", reason=lead.without_compression)
         if lead.without_kernels:
             self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:

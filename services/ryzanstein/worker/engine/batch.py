@@ -11,13 +11,14 @@ Members = list[tuple[Sequence, int]]
 
 
 class Batch:
-    """A batch: which sequences feed how many tokens.
+    """A batch: which sequences feed how many tokens. `num_groups` are the groups of layers.
 
     `sampled` are the members that get a new token, parallel to `rows`. `scored` are the parts of
     prompts whose tokens are scored: whose, from which token, and how many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
         self.members: Members = []
         self.sampled: list[Sequence] = []
         self.rows: list[SampleRow] = []
@@ -70,7 +71,9 @@ class Batch:
         The plan shares the sequences' block tables: it is valid until the step's update changes
         them.
         """
-        tables = list(chain(*zip(*(sequence.tables for sequence, _ in self.members), strict=True)))
+        by_group = list(zip(*(sequence.tables for sequence, _ in self.members), strict=True))
+        tables = list(chain(*by_group[: self._num_groups]))
+        hot = list(chain(*by_group[self._num_groups :]))
         first_pages = [table.first for table in tables]
         return StepPlan(
             step,
@@ -84,6 +87,8 @@ class Batch:
             self._scored,
             self._targets,
             max((sequence.group.num_top for sequence, _, _ in self.scored), default=0),
+            hot_tables=[table.blocks for table in hot],
+            hot_first=[table.first for table in hot],
         )
 
     def of_row(self, row: int) -> Sequence:

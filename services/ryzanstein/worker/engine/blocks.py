@@ -37,6 +37,8 @@ class BlockPool:
         self._taken = bytearray(num_blocks)
         self._taken[self.limit :] = b"\x01" * (num_blocks - self.limit)
         self._num_free = self.limit
+        self.num_evicted = 0
+        """Idle blocks whose contents were given up so far."""
 
     @property
     def num_available(self) -> int:
@@ -98,11 +100,20 @@ class BlockPool:
     def publish(self, block: int, key: Hashable) -> None:
         """Makes a held block's contents findable.
 
-        The first block under a key stays; a later one with the same key remains private.
+        An idle block under the same key is freed: the newer one is used later again. A held one
+        stays, and the newer one remains private.
         """
-        if key not in self._by_key and self._keys[block] is None:
-            self._by_key[key] = block
-            self._keys[block] = key
+        if self._keys[block] is not None:
+            return
+        older = self._by_key.get(key)
+        if older is not None and self._references[older]:
+            return
+        if older is not None:
+            del self._idle[older]
+            self._keys[older] = None
+            self._release(older)
+        self._by_key[key] = block
+        self._keys[block] = key
 
     def __contains__(self, key: Hashable) -> bool:
         """Returns whether a block's contents can be found under the key."""
@@ -197,6 +208,7 @@ class BlockPool:
 
     def _evict_one(self) -> None:
         block, _none = self._idle.popitem(last=False)
+        self.num_evicted += 1
         key = self._keys[block]
         assert key is not None, "an idle block has a key"
         del self._by_key[key]

@@ -165,6 +165,8 @@ class Engine:
             block_limit=scheduler.pool.ceiling,
             blocks_wanted=scheduler.num_wanted,
             takebacks=scheduler.num_takebacks,
+            blocks_evicted=scheduler.pool.num_evicted,
+            hot=scheduler.pages.hot_stats,
         )
 
     def _run(self, batch: Batch) -> None:
@@ -189,7 +191,7 @@ class Engine:
 
         A group that failed or ended in an earlier part takes its other choices with it.
         """
-        batch = Batch()
+        batch = Batch(self._scheduler.pages.num_groups)
         for sequence, num in members:
             if sequence in self._scheduler.running:
                 batch.feed(sequence, num)
@@ -219,7 +221,7 @@ class Engine:
         """
         self._step += 1
         tables = batch.of_row(next(iter(failure.rows))).tables
-        self._probe.require_sound(self._step, [table.blocks[-1] for table in tables])
+        self._probe.require_sound(self._step, [table.blocks[-1] for table in tables], self._scheduler.pages.num_groups)
         for row, message in failure.rows.items():
             self._groups.fail(batch.of_row(row).group.id, errors.logits_not_finite(message))
 

@@ -6,6 +6,10 @@ tokens) of the layers of one group. So every block has the same size, and one po
 groups, all models and their limits. A sequence has a block table for each group; in a window group
 it holds only the pages that can still be read. This is the design of vLLM's hybrid KV cache manager
 and of Jenga (Zhang et al., "Effective Memory Management for Serving LLM with Heterogeneity", 2025).
+
+Where blocks are compressed, the newest tokens are in full precision besides, in *hot pages* that
+span all layers and come from a pool of their own. A token at position p reads page j hot unless
+p - (j B + B - 1) >= H, with B tokens in a page and H hot tokens: hot pages have a window of H.
 """
 
 from __future__ import annotations
@@ -18,16 +22,25 @@ Windows = tuple[int | None, ...]
 
 # Pages before the last full one from which a sequence can be resumed, too. The next turn of a
 # conversation may write the last tokens of an answer differently.
-SLACK = 2
+SLACK = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """The extents of a model's groups. A step feeds at most `token_budget` tokens of a sequence."""
+    """The extents of a model's groups. A step feeds at most `token_budget` tokens of a sequence.
+
+    `hot_tokens` is None if blocks are not compressed.
+    """
 
     windows: Windows = (None,)
     block_size: int = 16
     token_budget: int = 512
+    hot_tokens: int | None = None
+
+    @property
+    def hot_window(self) -> int:
+        """The window of hot pages. A new token is written to one, even if it is to be read cold."""
+        return max(1, self.hot_tokens or 0)
 
     def pages(self, num_tokens: int) -> int:
         """Returns the number of pages of so many tokens."""
@@ -64,3 +77,10 @@ class Extents:
             num_blocks -= most
             growing -= 1
         return sys.maxsize
+
+    def hot_pages_for(self, num_sequences: int) -> int:
+        """Returns the hot pages with which so many running sequences never lack one in a step.
+
+        Each holds those that it reads or could resume with, and extends them by its new tokens.
+        """
+        return num_sequences * (SLACK + self.pages(self.hot_window - 1) + 2) + self.pages(self.token_budget)

@@ -135,6 +135,15 @@ class ClassStats(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int = 0
 
 
+class HotStats(msgspec.Struct, frozen=True, array_like=True):
+    """Pages in full precision beside compressed blocks. `sealed` pages were compressed so far."""
+
+    held: int = 0
+    cached: int = 0
+    sealed: int = 0
+    evicted: int = 0
+
+
 class ConstraintStats(msgspec.Struct, frozen=True, array_like=True):
     """Constraints since the start of the ranks: compiled grammars, and the masks of steps.
 
@@ -174,6 +183,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     blocks_wanted: int = 0  # that waiting sequences lack, about
     takebacks: int = 0  # how often blocks in use had to be given back
     constraints: ConstraintStats = ConstraintStats()
+    blocks_evicted: int = 0  # of the prefix cache, for others
+    hot: HotStats | None = None  # None: blocks are not compressed
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

@@ -26,7 +26,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     ...: `num_context[s]` of its tokens are already in the KV cache. In group g its table is
     `block_tables[g * S + s]`, which begins with page `first_pages[g * S + s]`: the token at
     position p is stored in block `table[p // block_size - first]` at offset `p % block_size`.
-    `first_pages` is empty if all of them are 0. `sampled` are the
+    `first_pages` is empty if all of them are 0. If blocks are compressed, new tokens are written to
+    the pages of `hot_tables[s]`, which begins with page `hot_first[s]`; a page that is full then is
+    compressed into its blocks, before it is read. `sampled` are the
     indices s for which the logits of the last new token are needed; a sequence in the middle of its
     prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0
     never see the rows, and all of them must take part in the same collective. `scored` are the rows
@@ -45,14 +47,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     scored: list[int] = []  # rows of T, ascending
     targets: list[int] = []  # parallel to scored
     num_top: int = 0
-
-
-def grouped(tables: Sequence[Sequence[int]], num_groups: int) -> list[list[int]]:
-    """Returns block tables for all groups of a plan that no scheduler made.
-
-    Number b in `tables` [S][B] stands for blocks b x G to b x G + G - 1, one for each group.
-    """
-    return [[block * num_groups + group for block in table] for group in range(num_groups) for table in tables]
+    hot_tables: list[list[int]] = []  # [S][B]
+    hot_first: list[int] = []  # [S]
 
 
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,8 @@ are 128-bit BLAKE2b: a client that could build two prompts with the same key wou
 client's cache. Each group of layers has a block of its own for a page, found under (key, group).
 
 A sequence resumes after page m - 1 if its next token finds all that it sees: every page in groups
-that read all tokens, the last ones in groups with a window. The pages before them need not exist.
+that read all tokens, the last ones in groups with a window, and the hot pages of compressed blocks.
+The pages before them need not exist.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ KEY_BYTES = 16
 _ROOT = b""
 PageKey = tuple[bytes, int]
 """Under which a block is found: the key of its page, and the number of its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroup:
+    """Pages that are alike: those of a group of layers, or the hot pages, which have the last number."""
+
+    number: int
+    window: int | None
+    pool: BlockPool
 
 
 def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:
@@ -47,27 +57,23 @@ def chain_keys(token_ids: SequenceOf[int], block_size: int) -> list[bytes]:
 class Match:
     """The longest prefix after which a sequence can resume: `num_pages`, and a table for each group.
 
-    The groups that read all tokens know `num_known` pages, maybe more than can be resumed.
+    Hot pages have the last table. The groups that read all tokens know `num_known` pages, maybe more
+    than can be resumed.
     """
 
     num_pages: int
     tables: list[BlockTable]
     num_known: int
 
-    @property
-    def blocks(self) -> list[int]:
-        """All blocks of the prefix."""
-        return [block for table in self.tables for block in table.blocks]
-
 
 class PrefixCache:
-    """An index of the full pages of sequences in a pool."""
+    """An index of the full pages of sequences."""
 
-    def __init__(self, pool: BlockPool, extents: Extents) -> None:
-        self._pool = pool
+    def __init__(self, groups: SequenceOf[PageGroup], extents: Extents) -> None:
+        self._groups = groups
         self._extents = extents
-        self._whole = [group for group, window in enumerate(extents.windows) if window is None]
-        self._windowed = [(group, window) for group, window in enumerate(extents.windows) if window is not None]
+        self._whole = [group for group in groups if group.window is None]
+        self._windowed = [group for group in groups if group.window is not None]
 
     def match(self, sequence: Sequence) -> Match:
         """Returns the longest cached prefix. Takes no reference.
@@ -77,27 +83,27 @@ class PrefixCache:
         num_known = sequence.num_reusable // self._extents.block_size
         self._extend_keys(sequence, num_known)
         for group in self._whole:
-            num_known = len(self._pool.find((key, group) for key in islice(sequence.keys, num_known)))
+            num_known = len(group.pool.find((key, group.number) for key in islice(sequence.keys, num_known)))
         num_pages = self._resumable(sequence.keys, num_known)
-        tables = [self._table(sequence.keys, num_pages, group) for group in range(len(self._extents.windows))]
+        tables = [self._table(sequence.keys, num_pages, group) for group in self._groups]
         return Match(num_pages, tables, num_known)
 
     def publish(self, sequence: Sequence) -> None:
         """Makes the pages that the last step filled findable."""
         num_full = sequence.num_computed // self._extents.block_size
         self._extend_keys(sequence, num_full)
-        for group, table in enumerate(sequence.tables):
+        for group, table in zip(self._groups, sequence.tables, strict=True):
             for page in range(max(sequence.num_published, table.first), num_full):
-                self._pool.publish(table.blocks[page - table.first], (sequence.keys[page], group))
+                group.pool.publish(table.blocks[page - table.first], (sequence.keys[page], group.number))
         sequence.num_published = num_full
 
-    def _table(self, keys: SequenceOf[bytes], num_pages: int, group: int) -> BlockTable:
+    def _table(self, keys: SequenceOf[bytes], num_pages: int, group: PageGroup) -> BlockTable:
         first = self._first_seen(group, num_pages)
-        return BlockTable(first, self._pool.find((key, group) for key in islice(keys, first, num_pages)))
+        return BlockTable(first, group.pool.find((key, group.number) for key in islice(keys, first, num_pages)))
 
-    def _first_seen(self, group: int, num_pages: int) -> int:
+    def _first_seen(self, group: PageGroup, num_pages: int) -> int:
         """Returns the first page that the token after so many pages sees."""
-        return self._extents.first_seen(self._extents.windows[group], num_pages * self._extents.block_size)
+        return self._extents.first_seen(group.window, num_pages * self._extents.block_size)
 
     def _resumable(self, keys: SequenceOf[bytes], num_pages: int) -> int:
         """Returns the most pages, at most so many, of which each window group has all that is seen.
@@ -105,13 +111,13 @@ class PrefixCache:
         One pass from the last page to the first: a missing page ends the prefix before it, and the
         pages behind it are no longer needed.
         """
-        firsts = [self._first_seen(group, num_pages) for group, _ in self._windowed]
+        firsts = [self._first_seen(group, num_pages) for group in self._windowed]
         page = num_pages
         while (page := page - 1) >= min(firsts, default=num_pages):
-            needed = (group for (group, _), first in zip(self._windowed, firsts, strict=True) if page >= first)
-            if not all((keys[page], group) in self._pool for group in needed):
+            needed = (group for group, first in zip(self._windowed, firsts, strict=True) if page >= first)
+            if not all((keys[page], group.number) in group.pool for group in needed):
                 num_pages = page
-                firsts = [self._first_seen(group, num_pages) for group, _ in self._windowed]
+                firsts = [self._first_seen(group, num_pages) for group in self._windowed]
         return num_pages
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:

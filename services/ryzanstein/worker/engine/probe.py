@@ -29,15 +29,19 @@ class Probe:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def require_sound(self, step: int, blocks: Sequence[int]) -> None:
+    def require_sound(self, step: int, blocks: Sequence[int], num_groups: int) -> None:
         """Raises RanksUnsound if the ranks compute no finite logits for any probe token.
 
-        `blocks` are the last ones, in each group of layers, of a sequence that has failed; the probe
-        writes to them, because they are not shared.
+        `blocks` are the last ones, in each group of layers and then of hot pages, of a sequence that
+        has failed; the probe writes to them, because they are not shared.
         """
         failure = ""
+        tables = [[block] for block in blocks]
+        hot_tables = tables[num_groups:]
         for token_id in _TOKENS:
-            plan = StepPlan(step, [token_id], [1], [0], [[block] for block in blocks], [0])
+            plan = StepPlan(
+                step, [token_id], [1], [0], tables[:num_groups], [0], hot_tables=hot_tables, hot_first=[0] * len(hot_tables)
+            )
             try:
                 self._executor.execute(plan, [SampleRow(_GREEDY, 0, 0, [token_id], [])])
             except SequencesFailed as failed:

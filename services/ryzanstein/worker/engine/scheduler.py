@@ -12,9 +12,9 @@ from collections import Counter
 from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import StepPace
-from ryzanstein.worker.engine.pages import KVPages
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
 from ryzanstein.worker.engine.queue import WaitingLine
@@ -57,6 +57,11 @@ class Scheduler:
         self.num_prefix_hits = 0
 
     @property
+    def pages(self) -> KVPages:
+        """The pages of all sequences."""
+        return self._pages
+
+    @property
     def pool(self) -> BlockPool:
         """The blocks of all sequences and of the prefix cache."""
         return self._pages.pool
@@ -83,7 +88,7 @@ class Scheduler:
         """
         self._limit = self._step_limit(max_prefill)
         self._admit()
-        batch = Batch()
+        batch = Batch(self._pages.num_groups)
         self._take_decodes(batch)
         self._take_prefills(batch)
         return batch
@@ -201,7 +206,7 @@ class Scheduler:
         Pauses none if pausing all of them would not be enough.
         """
         lower = [other for other in self.running if other.group.priority < sequence.group.priority]
-        reclaimable = sum(other.num_blocks for other in lower)
+        reclaimable = sum(map(self._pages.num_held, lower))
         if not self._fits(sequence, match, reclaimable, len(self.running) - len(lower)):
             return False
         while not self._fits(sequence, match, 0, len(self.running)):

@@ -83,7 +83,8 @@ class Sequence:
     """A sequence: one choice of a group.
 
     Tokens 0..num_computed-1 of prompt and generated tokens are in the KV cache, as far as layers
-    still read them, in `tables`: one for each group of layers, none while it does not run.
+    still read them, in `tables`: one for each group of layers, then one of hot pages if blocks are
+    compressed; none while it does not run.
 
     `order` sorts a tenant's queue: arrival, then choice. `rank` sorts the running sequences:
     priority, then order of first admission; the last is paused first. `num_charged` is the number
@@ -136,11 +137,6 @@ class Sequence:
         )
         self.row.allowed_ids = message.sampling.allowed_token_ids
         self._ban()
-
-    @property
-    def num_blocks(self) -> int:
-        """Returns the number of blocks that it holds."""
-        return sum(len(table.blocks) for table in self.tables)
 
     @property
     def failure(self) -> str:

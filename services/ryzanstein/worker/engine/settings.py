@@ -18,6 +18,7 @@ class EngineSettings:
     first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
     `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
     `max_idle_tenants` counters of idle tenants are kept. `windows`: see `Extents`.
+    Blocks are compressed if there are `hot_pages`; a token sees `hot_tokens` in full precision.
     """
 
     num_blocks: int
@@ -31,6 +32,8 @@ class EngineSettings:
     max_idle_tenants: int = 4096
     borrowable_blocks: int = 0
     windows: Windows = (None,)
+    hot_tokens: int = 0
+    hot_pages: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes with which a sequence could starve."""
@@ -38,6 +41,8 @@ class EngineSettings:
             raise ValueError(f"num_blocks, block_size and max_sequences must be at least 1: {self}")
         if self.num_blocks < len(self.windows):
             raise ValueError(f"num_blocks {self.num_blocks} must be at least {len(self.windows)}: one for each group of layers")
+        if 0 < self.hot_pages < (least := self.extents.hot_pages_for(self.max_sequences)):
+            raise ValueError(f"hot_pages {self.hot_pages} must be at least {least}: running sequences must never lack one")
         if self.borrowable_blocks < 0:
             raise ValueError(f"borrowable_blocks must be at least 0: {self.borrowable_blocks}")
         if self.token_budget < self.max_sequences:
@@ -51,4 +56,5 @@ class EngineSettings:
     @property
     def extents(self) -> Extents:
         """How many blocks sequences hold."""
-        return Extents(self.windows, self.block_size, self.token_budget)
+        hot_tokens = self.hot_tokens if self.hot_pages else None
+        return Extents(self.windows, self.block_size, self.token_budget, hot_tokens)

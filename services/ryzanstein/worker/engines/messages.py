@@ -53,8 +53,11 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
     of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
-    groups of layers, see `Extents`. `page_bytes` is the size of a page with the heads of all ranks,
-    `page_format` what is in it; 0: pages cannot leave the ranks.
+    groups of layers, see `Extents`. `context_bytes` is the size that a rank's KV cache would need for
+    one sequence as long as the model's context; 0 if it has that. `kv_compression` is how older keys
+    and values are kept; with it, the newest `hot_tokens` of a sequence are in `hot_pages`.
+    `without_compression`: why it is not as set. `page_bytes` is the size of a page with the heads
+    of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks.
     """
 
     rank: int
@@ -74,6 +77,11 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     quantization: str = "none"
     divergence: float | None = None
     windows: tuple[int | None, ...] = (None,)
+    context_bytes: int = 0
+    kv_compression: str = "none"
+    hot_pages: int = 0
+    hot_tokens: int = 0
+    without_compression: str = ""
     page_bytes: int = 0
     page_format: str = ""
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kv_cache import LayerPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +90,16 @@ class Paged:
 Segment = Span | AttentionBatch | Paged
 
 
-def attend(q_TKGD: Tensor, pages_NC: Tensor, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
+def attend(q_TKGD: Tensor, pages: LayerPages, segments: Sequence[Segment], scoring: Scoring, out_TKGD: Tensor) -> None:
     """Fills `out_TKGD`. Every token must belong to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Paged):
-            segment.kernels.attend(q_TKGD, pages_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD)
+            limits = scoring.scale, scoring.cap
+            segment.kernels.attend(q_TKGD, pages.slots_NC, segment.keys, limits, out_TKGD, cold_BX=pages.cold_BX)
         elif isinstance(segment, AttentionBatch):
-            _attend_batch(q_TKGD, pages_NC, segment, scoring, out_TKGD)
+            _attend_batch(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
         else:
-            _attend_span(q_TKGD, pages_NC, segment, scoring, out_TKGD)
+            _attend_span(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
 
 
 def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring, out_TKGD: Tensor) -> None:

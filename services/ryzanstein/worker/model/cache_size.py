@@ -5,13 +5,60 @@ Ranks allocate by it, and the agent knows the size before it starts them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.zones import Zones
 
 DEFAULT_KV_BYTES = 1 << 30
+# The part of the budget for hot pages of conversations that do not run: without them, their
+# compressed pages are of no use.
+_TAILS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """What is asked for: pages for all layers, or bytes for each rank; without both, a default.
+
+    A number takes `item_bytes`. At most `max_sequences` run, a step feeds `token_budget` tokens.
+    """
+
+    num_pages: int | None
+    kv_bytes: int | None
+    block_size: int
+    max_sequences: int
+    token_budget: int
+    item_bytes: int
+    zones: Zones | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of one rank's cache; every rank has the same number of heads, and so the same size."""
+
+    num_blocks: int
+    block_bytes: int
+    hot_pages: int
+    hot_page_bytes: int
+    extents: Extents
+
+    @property
+    def hot_bytes(self) -> int:
+        return self.hot_pages * self.hot_page_bytes
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Returns the size with room for one sequence of so many tokens."""
+        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
+        # Hot pages for what does not run grow with the budget.
+        return least_bytes + self.hot_bytes + int(_TAILS * least_bytes) * bool(self.hot_pages)
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_blocks * self.block_bytes + self.hot_bytes
 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
@@ -20,27 +67,45 @@ def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
 
 
-def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int) -> int:
-    """Returns the size of one block, over the layers of a group, on this rank.
-
-    Every rank has the same number of heads, so all ranks get the same result.
-    """
-    return layer_groups(spec).num_planes * block_size * slot_width(spec, tp) * item_bytes
+def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
+    """Returns the size of one block, over the layers of a group, on this rank."""
+    plane_bytes = block_size * slot_width(spec, tp) * item_bytes if zones is None else zones.layout.block_bytes
+    return layer_groups(spec).num_planes * plane_bytes
 
 
-def blocks_in(budget_bytes: int, bytes_per_block: int) -> int:
-    """Returns how many blocks fit the budget of one rank. Raises ModelRefused if none fits."""
-    num_blocks = budget_bytes // bytes_per_block
-    if num_blocks < 1:
-        raise ModelRefused(f"a KV cache of {budget_bytes} bytes per rank is smaller than one block of {bytes_per_block} bytes")
-    return num_blocks
-
-
-def extents_of(spec: DecoderSpec, block_size: int, token_budget: int) -> Extents:
+def extents_of(spec: DecoderSpec, block_size: int, token_budget: int, zones: Zones | None = None) -> Extents:
     """Returns how many blocks the sequences of a decoder hold."""
-    return Extents(layer_groups(spec).windows, block_size, token_budget)
+    return Extents(layer_groups(spec).windows, block_size, token_budget, None if zones is None else zones.hot_tokens)
 
 
-def default_blocks(extents: Extents, context_length: int, max_sequences: int, bytes_per_block: int) -> int:
-    """Returns the blocks with which every sequence can be as long as the context, up to 1 GiB."""
-    return min(max_sequences * extents.blocks_for(context_length), blocks_in(DEFAULT_KV_BYTES, bytes_per_block))
+def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> CacheSize:
+    """Returns the size of a rank's cache. Raises ModelRefused if no block fits.
+
+    By default every sequence can be as long as the context, up to 1 GiB.
+    """
+    zones, size = request.zones, request.block_size
+    extents = extents_of(spec, size, request.token_budget, zones)
+    block_bytes = bytes_of_block(spec, tp, size, request.item_bytes, zones)
+    num_blocks = None if request.num_pages is None else request.num_pages * len(extents.windows)
+    budget = request.kv_bytes or DEFAULT_KV_BYTES
+    if num_blocks is not None:
+        budget = num_blocks * block_bytes
+    hot_page_bytes = 0 if zones is None else spec.num_layers * size * slot_width(spec, tp) * request.item_bytes
+    least = 0 if zones is None else extents.hot_pages_for(request.max_sequences)
+    hot_pages = 0 if zones is None else least + int(_TAILS * budget) // hot_page_bytes
+    if num_blocks is None:
+        num_blocks = blocks_in(budget, block_bytes, hot_pages * hot_page_bytes)
+        if request.kv_bytes is None:
+            num_blocks = min(num_blocks, request.max_sequences * extents.blocks_for(spec.context_length))
+    return CacheSize(num_blocks, block_bytes, hot_pages, hot_page_bytes, extents)
+
+
+def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0) -> int:
+    """Returns how many blocks fit the budget of one rank beside hot pages. Raises ModelRefused if none fits."""
+    num_blocks = (budget_bytes - hot_bytes) // block_bytes
+    if num_blocks < 1:
+        besides = f" beside {hot_bytes} for hot pages; fewer max_sequences or kv_hot_tokens need less" if hot_bytes else ""
+        raise ModelRefused(
+            f"a KV cache of {budget_bytes} bytes per rank is smaller than one block of {block_bytes} bytes{besides}"
+        )
+    return num_blocks

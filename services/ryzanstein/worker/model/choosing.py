@@ -21,11 +21,10 @@ from torch import Tensor
 
 from ryzanstein.generation import SamplingParams
 from ryzanstein.model_paths import is_gguf
-from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed, StepPlan, grouped
+from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed, StepPlan
 from ryzanstein.worker.model.architectures.registry import read_config
 from ryzanstein.worker.model.checkpoint import MappedWeights
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.loading import LoadedModel, load_model, open_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -98,8 +97,7 @@ class _Trial:
     def __init__(self, model: Path, tp: TensorParallel, options: RunnerOptions, loaded: LoadedModel) -> None:
         self._model, self._tp, self._options, self._loaded = model, tp, options, loaded
         self._inputs = loaded.inputs(tp, options)
-        num_groups = len(layer_groups(loaded.spec).windows)
-        num_pages = loaded.num_blocks // num_groups
+        num_pages = loaded.num_pages
         room = num_pages * options.block_size
         self._num_tokens = min(_TOKENS, loaded.spec.context_length, options.max_tokens_per_step, room)
         self._blocks = -(-self._num_tokens // options.block_size)
@@ -160,9 +158,8 @@ class _Trial:
     def _plan(self, ids_SP: Tensor, num_context: int) -> StepPlan:
         num_texts, count = ids_SP.shape
         tables = [list(range(s * self._blocks, (s + 1) * self._blocks)) for s in range(num_texts)]
-        tables = grouped(tables, len(layer_groups(self._loaded.spec).windows))
         ids = ids_SP.flatten().tolist()
-        return StepPlan(0, ids, [count] * num_texts, [num_context] * num_texts, tables, list(range(num_texts)))
+        return self._loaded.plans.plan(ids, [count] * num_texts, [num_context] * num_texts, tables, list(range(num_texts)))
 
 
 def _divergence(few_RV: Tensor, whole_RV: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.inputs import StepInputs
-from ryzanstein.worker.model.kv_cache import KVCache
+from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
@@ -24,6 +24,7 @@ from ryzanstein.worker.model.layers.rotary import Angles, Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.zoned_cache import ZonedCache
 
 
 class DecoderLayer:
@@ -40,9 +41,9 @@ class DecoderLayer:
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         normed_TE = self._attention_norm(x_TE)
-        attended_TE = self._attention(normed_TE, inputs, angles, pages_NC)
+        attended_TE = self._attention(normed_TE, inputs, angles, pages)
         if self._parallel:
             mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
             return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
@@ -74,12 +75,12 @@ class Decoder:
         self._planes = layer_groups(spec).planes
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
-    def hidden(self, inputs: StepInputs, cache: KVCache) -> Tensor:
+    def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
-        for plane, layer in zip(self._planes, self._layers, strict=True):
-            x_TE = layer()(x_TE, inputs, angles, cache.plane(plane))
+        for index, (plane, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, plane))
         return self._final_norm(x_TE[inputs.last_R])
 
 

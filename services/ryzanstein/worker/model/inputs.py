@@ -12,7 +12,7 @@ the longest, n new tokens of one sequence, R sampled rows.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +24,10 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Span, Staged
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.cold_layout import ColdLayout
+from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
 from ryzanstein.worker.model.staging import StagedSequence, Staging
+from ryzanstein.worker.model.zones import Zones
 
 # Size of one sequence's keys and values from which a view is faster for a single new token than a
 # padded batch: a view costs a call of its own, a batch costs a copy. Threads share the copy but not
@@ -36,17 +38,30 @@ _VIEW_BYTES_THREADS = 384 * 2**10
 Integers = npt.NDArray[np.int64]
 
 
-# Positions are counted from a multiple of so many: our own kernel adds up in chunks that begin at
-# multiples of 64, and so gives the same bits as if they were counted from 0.
-_ALIGNED = 64
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Hot pages that are full, and the blocks into which a group's layers compress them."""
+
+    kernels: NativeKernels
+    layout: ColdLayout
+    hot_M: Tensor
+    cold_M: Tensor
+
+    def run(self, slots_NC: Tensor, cold_BX: Tensor) -> None:
+        """Compresses the pages of one layer."""
+        self.kernels.seal(slots_NC, self.hot_M, cold_BX, self.cold_M, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """What the layers of a group read: where new keys and values go, and which ones are seen."""
+    """What the layers of a group read: where new keys and values go, and which ones are seen.
+
+    `sealing` is what is to be compressed in between, if anything.
+    """
 
     slots_T: Tensor
     segments: Sequence[Segment]
+    sealing: Sealing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,7 @@ class InputBuilder:
     keys in adjacent slots is not batched, unless the batch can be staged. `kernels` read keys in
     their blocks; with them nothing is batched, staged or masked. `knows_causal`: scores have no
     cap, so that a whole prompt needs no mask. `windows` are the extents of the groups of layers.
-    `bias` is added to the scores of every layer.
+    `zones`: blocks are compressed. `bias` is added to the scores of every layer.
     """
 
     num_blocks: int
@@ -117,6 +132,7 @@ class InputBuilder:
     staging: Staging | None = None
     kernels: NativeKernels | None = None
     knows_causal: bool = False
+    zones: Zones | None = None
 
     def forget(self) -> None:
         """Discards what is known of the last step, because it was not completed."""
@@ -127,6 +143,8 @@ class InputBuilder:
         """Returns the inputs of a step. Raises ValueError if the plan is inconsistent."""
         num_new_S, context_S = np.array(plan.num_new, np.int64), np.array(plan.num_context, np.int64)
         _check(plan, num_new_S, context_S, self)
+        if self.zones is not None:
+            _check_hot(plan, num_new_S, context_S, self.block_size, max(1, self.zones.hot_tokens))
         first_S = np.cumsum(num_new_S) - num_new_S
         sequence_T = np.repeat(np.arange(len(num_new_S)), num_new_S)
         position_T = np.arange(len(plan.token_ids)) - (first_S - context_S)[sequence_T]
@@ -145,16 +163,30 @@ class InputBuilder:
     def _group(self, plan: StepPlan, fed: _Fed, group: int) -> GroupInputs:
         num_sequences = len(fed.num_new_S)
         own = slice(group * num_sequences, (group + 1) * num_sequences)
-        tables, firsts = plan.block_tables[own], plan.first_pages[own]
-        if any(firsts):
-            pages = math.lcm(_ALIGNED, self.block_size) // self.block_size
-            tables = [[0] * (first % pages) + table for first, table in zip(firsts, tables, strict=True)]
-            origin_S = np.array([first // pages * pages * self.block_size for first in firsts], np.int64)
-        else:
-            origin_S = np.zeros(num_sequences, np.int64)
-        keys = self._keys(_table(tables), origin_S, self.windows[group], fed)
+        table_SB, first_S = _table(plan.block_tables[own]), _firsts(plan.first_pages[own], num_sequences)
+        if self.zones is not None:
+            return self._zoned(plan, fed, (table_SB, first_S), self.windows[group])
+        origin_S = first_S * self.block_size
+        keys = self._keys(table_SB, origin_S, self.windows[group], fed)
         slots_T = self._slots(keys.table_SB, fed.sequence_T, fed.position_T - origin_S[fed.sequence_T])
         return GroupInputs(self._tensor(slots_T), self._segments(keys))
+
+    def _zoned(self, plan: StepPlan, fed: _Fed, cold: tuple[Integers, Integers], window: int | None) -> GroupInputs:
+        """Returns the inputs of a group whose blocks are compressed: new tokens go to hot pages."""
+        assert self.zones is not None
+        assert self.kernels is not None, "only our own kernels read compressed blocks"
+        cold_SB, cold_first_S = cold
+        origin_S = _firsts(plan.hot_first, len(fed.num_new_S)) * self.block_size
+        keys = self._keys(_table(plan.hot_tables), origin_S, window, fed)
+        slots_T = self._slots(keys.table_SB, fed.sequence_T, fed.position_T - origin_S[fed.sequence_T])
+        layout, hot_tokens = self.zones.layout, self.zones.hot_tokens
+        zone = ColdKeys(self._tensor(cold_SB), layout, hot_tokens, self._tensor(cold_first_S))
+        full_T = fed.position_T % self.block_size == self.block_size - 1
+        sequence_M, page_M = fed.sequence_T[full_T], fed.position_T[full_T] // self.block_size
+        hot_M = keys.table_SB[sequence_M, page_M - origin_S[sequence_M] // self.block_size]
+        cold_M = cold_SB[sequence_M, page_M - cold_first_S[sequence_M]]
+        sealing = Sealing(self.kernels, layout, self._tensor(hot_M), self._tensor(cold_M)) if len(hot_M) else None
+        return GroupInputs(self._tensor(slots_T), [self._paged(keys, self.kernels, zone)], sealing)
 
     def _keys(self, table_SB: Integers, origin_S: Integers, window: int | None, fed: _Fed) -> _Keys:
         whole_S = fed.context_S + fed.num_new_S
@@ -185,12 +217,15 @@ class InputBuilder:
         causal = is_whole and self.knows_causal
         return Span(first, num_new, self._slots_of(keys, s), None if causal else self._mask(keys, s), causal)
 
-    def _paged(self, keys: _Keys, kernels: NativeKernels) -> Paged:
-        found = (keys.first_S, keys.num_new_S, keys.table_SB, keys.length_S)
-        rows_S, num_new_S, tables_SB, length_S = map(self._tensor, found)
-        bias_HP = None if self.bias is None else self.bias.up_to(int(keys.length_S.max()))
-        assert self.bias is None or not keys.origin_S.any(), "no architecture has both windows and biases"
-        return Paged(kernels, PagedKeys(rows_S, num_new_S, tables_SB, length_S, self.block_size, keys.window, bias_HP))
+    def _paged(self, keys: _Keys, kernels: NativeKernels, cold: ColdKeys | None = None) -> Paged:
+        length_S = keys.length_S + keys.origin_S
+        found = (keys.first_S, keys.num_new_S, keys.table_SB, length_S, keys.origin_S // self.block_size)
+        rows_S, num_new_S, tables_SB, lengths_S, first_S = map(self._tensor, found)
+        bias_HP = None if self.bias is None else self.bias.up_to(int(length_S.max()))
+        found_keys = PagedKeys(
+            rows_S, num_new_S, tables_SB, lengths_S, self.block_size, keys.window, bias_HP, first_S=first_S, cold=cold
+        )
+        return Paged(kernels, found_keys)
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
         """Returns the staging area if there is one and the step's single tokens can use it."""
@@ -279,14 +314,28 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, builder: In
         raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
     if num_new_S.sum() != len(plan.token_ids) or (num_new_S < 1).any():
         raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
-    for i, table in enumerate(plan.block_tables):
+    firsts = plan.first_pages or [0] * num_tables
+    for i, (table, first) in enumerate(zip(plan.block_tables, firsts, strict=True)):
         group, s = divmod(i, num_sequences)
-        first, window = plan.first_pages[i] if plan.first_pages else 0, builder.windows[group]
-        num_keys, num_blocks = int(num_new_S[s] + context_S[s]), first + len(table)
+        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table)
         if num_blocks * builder.block_size < num_keys:
             raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
-        if first and (window is None or first * builder.block_size > context_S[s] + 1 - window):
-            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in a group of window {window}")
+        if first and first * builder.block_size > plan.num_context[s] + 1 - (builder.windows[group] or sys.maxsize):
+            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in group {group}")
+
+
+def _check_hot(plan: StepPlan, num_new_S: Integers, context_S: Integers, block_size: int, window: int) -> None:
+    if not len(plan.hot_tables) == len(plan.hot_first) == len(plan.num_new):
+        raise ValueError(f"step {plan.step}: {len(plan.num_new)} sequences, {len(plan.hot_tables)} tables of hot pages")
+    ends_S = context_S + num_new_S
+    for s, (table, first) in enumerate(zip(plan.hot_tables, plan.hot_first, strict=True)):
+        needed = max(0, int(context_S[s]) + 1 - window) // block_size
+        if first > needed or (first + len(table)) * block_size < ends_S[s]:
+            raise ValueError(f"step {plan.step}: sequence {s} lacks hot pages for tokens {context_S[s]} to {ends_S[s]}")
+
+
+def _firsts(first_pages: list[int], num_sequences: int) -> Integers:
+    return np.array(first_pages or [0] * num_sequences, np.int64)
 
 
 def _wanted(plan: StepPlan, last_S: Integers) -> Integers:

@@ -17,19 +17,23 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
-from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.staging import staging_slots
-
-__all__ = ["KVCache", "block_bytes", "blocks_in", "slot_width"]
 
 _HUGE_BYTES = 4 * 2**20  # from here on large pages are worth it
 _MAP_NORESERVE = 0x4000  # of Linux: what may be borrowed exceeds what there is
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """What a layer writes and reads: slots [N, C], and its compressed blocks [B, X] if there are any."""
+
+    slots_NC: Tensor
+    cold_BX: Tensor | None = None
 
 
 class KVCache:
@@ -54,11 +58,16 @@ class KVCache:
         self.num_slots = num_blocks * block_size
         stages = staged and device.type == "cpu"
         self.num_staging = staging_slots(num_planes, width * dtype.itemsize, self.num_slots) if stages else 0
-        self._pages_PNC, self._memory = _zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
+        self._pages_PNC, self._memory = zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
 
     def plane(self, index: int) -> Tensor:
         """Returns the slots of one layer of each group, [N, C]."""
         return self._pages_PNC[index]
+
+    def pages(self, layer: int, plane: int) -> LayerPages:
+        """Returns what a layer writes and reads."""
+        del layer  # a `ZonedCache` asks for it
+        return LayerPages(self.plane(plane))
 
     def block(self, index: int) -> Tensor:
         """Returns the slots of a block in all planes, [P, block size, C]."""
@@ -77,15 +86,8 @@ class KVCache:
         Their contents are lost; they take memory again when they are written. On a GPU nothing
         happens.
         """
-        if self._memory is None:
-            return
-        for index in range(len(self._pages_PNC)):
-            plane = index * self._pages_PNC[0].nbytes
-            start = plane + num_blocks * self.block_size * self.slot_bytes
-            start += -start % mmap.PAGESIZE
-            end = (plane + self.num_slots * self.slot_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < end:
-                self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+        if self._memory is not None:
+            release_memory(self._memory, self._pages_PNC, num_blocks * self.block_size, self.num_slots)
 
     @property
     def slot_bytes(self) -> int:
@@ -97,8 +99,24 @@ class KVCache:
         """The size of the blocks, in bytes."""
         return self._pages_PNC[:, : self.num_slots].nbytes
 
+    @property
+    def hot_bytes(self) -> int:
+        """The size of pages beside the blocks: there are none."""
+        return 0
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
+
+def release_memory(memory: mmap.mmap, rows: Tensor, first: int, end: int) -> None:
+    """Returns the memory of rows `first` to `end` - 1 of each plane to the system, in whole pages."""
+    plane_bytes, row_bytes = rows[0].nbytes, rows[0, 0].nbytes
+    for plane in range(len(rows)):
+        start = plane * plane_bytes + first * row_bytes
+        start += -start % mmap.PAGESIZE
+        stop = (plane * plane_bytes + end * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
     """Returns zeros; on a CPU mapped from the operating system, with the mapping.
 
     Such pages take no memory until they are written. torch would write them.
@@ -110,8 +128,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape), memory
-
-
-def block_bytes(spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the size of one block, over the layers of a group, on this rank, in bytes."""
-    return bytes_of_block(spec, tp, block_size, dtype.itemsize)

@@ -12,18 +12,19 @@ from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
-from ryzanstein.worker.model.cache_size import blocks_in, default_blocks, extents_of, slot_width
+from ryzanstein.worker.model.cache_size import CacheRequest, CacheSize, cache_size, slot_width
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.inputs import InputBuilder, view_keys
 from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
-from ryzanstein.worker.model.kv_cache import KVCache, block_bytes
+from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.pages import PageLayout, PagePort
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.quantized_files.opening import open_quantized
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
@@ -31,6 +32,8 @@ from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.staging import Staging
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
+from ryzanstein.worker.model.zoned_cache import ZonedCache
+from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.quantization import Format
 
 
@@ -40,13 +43,26 @@ class LoadedModel:
 
     spec: DecoderSpec
     decoder: Decoder
-    cache: KVCache
+    cache: KVCache | ZonedCache
     kernels: OpenedKernels
-    num_blocks: int
-    """The blocks that are the model's own; the cache may have room for more."""
+    size: CacheSize
+    """The size of what is the model's own; the cache may have room for more blocks."""
     quantization: Format
+    zones: Zones | None = None
+    without_compression: str = ""
+    """Why keys and values are not compressed although that is set."""
     divergence: float | None = None
     """What the choice of the format rests on, in nats for each token; None if it was set."""
+
+    @property
+    def plans(self) -> PlainPlans:
+        """Plans for this cache without a scheduler."""
+        return PlainPlans(self.size.extents, self.size.hot_pages)
+
+    @property
+    def num_pages(self) -> int:
+        """The pages of all layers that the model's own blocks hold."""
+        return self.size.num_blocks // len(self.size.extents.windows)
 
     def inputs(self, tp: TensorParallel, options: RunnerOptions) -> InputBuilder:
         """Returns what makes tensors of plans for this decoder and this cache."""
@@ -60,13 +76,16 @@ class LoadedModel:
             view_keys(cache.slot_bytes, torch.get_num_threads()),
             layer_groups(spec).windows,
             alibi_bias(spec, tp, dtype, device),
-            Staging(cache.num_slots + 1, cache.num_staging, options.block_size) if cache.num_staging else None,
+            None if isinstance(cache, ZonedCache) else _staging(cache),
             self.kernels.native,
             spec.score_cap is None,
+            self.zones,
         )
 
-    def pages(self, tp: TensorParallel, options: RunnerOptions) -> PagePort:
-        """Returns where pages of the cache leave and arrive."""
+    def pages(self, tp: TensorParallel, options: RunnerOptions) -> PagePort | None:
+        """Returns where pages of the cache leave and arrive, or None if they cannot."""
+        if isinstance(self.cache, ZonedCache):
+            return None
         return PagePort(self.cache, PageLayout.of(self.spec, tp, options.block_size, options.kv_torch_dtype))
 
 
@@ -79,7 +98,9 @@ class _Checked:
     weight_format: WeightFormat
     kernels: OpenedKernels
     weight_bytes: int
-    num_blocks: int
+    size: CacheSize
+    zones: Zones | None
+    without_compression: str
     borrowable_blocks: int
 
 
@@ -93,17 +114,9 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
-    groups = layer_groups(spec)
-    cache = KVCache(
-        groups.num_planes,
-        checked.num_blocks + checked.borrowable_blocks,
-        options.block_size,
-        slot_width(spec, tp),
-        dtype=options.kv_torch_dtype,
-        device=device,
-        staged=groups.windows == (None,),
-    )
-    return LoadedModel(spec, decoder, cache, checked.kernels, checked.num_blocks, format_of(options))
+    cache, size = _cache(checked, tp, options), checked.size
+    kept = (checked.zones, checked.without_compression)
+    return LoadedModel(spec, decoder, cache, checked.kernels, size, format_of(options), *kept)
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -147,11 +160,13 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     weights = CheckedWeights(files, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
-    bytes_per_block = block_bytes(spec, tp, options.block_size, options.kv_torch_dtype)
-    num_blocks = _num_blocks(spec, options, bytes_per_block)
-    _check_memory(model_dir, tp, options, weights.nbytes, num_blocks * bytes_per_block)
-    borrowable = 0 if options.without_lending else options.borrow_bytes // bytes_per_block
-    return _Checked(spec, files, weight_format, kernels, weights.nbytes, num_blocks, borrowable)
+    compression = options.kv_compression
+    unfit = "" if compression == "none" else without_compression(spec, kernels.native is not None)
+    zones = None if unfit else zones_of(compression, options.kv_hot_tokens, options.block_size, spec, tp)
+    size = cache_size(spec, tp, _request(options, zones))
+    _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
+    borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
+    return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, zones, unfit, borrowable)
 
 
 def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:
@@ -176,13 +191,31 @@ def with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mappi
     return {names.prefix + name: entry for name, entry in entries.items()}
 
 
-def _num_blocks(spec: DecoderSpec, options: RunnerOptions, bytes_per_block: int) -> int:
-    if options.num_blocks is not None:
-        return options.num_blocks * len(layer_groups(spec).windows)
-    if options.kv_bytes is not None:
-        return blocks_in(options.kv_bytes, bytes_per_block)
-    extents = extents_of(spec, options.block_size, options.max_tokens_per_step)
-    return default_blocks(extents, spec.context_length, options.max_sequences, bytes_per_block)
+def _request(options: RunnerOptions, zones: Zones | None) -> CacheRequest:
+    return CacheRequest(
+        options.num_blocks,
+        options.kv_bytes,
+        options.block_size,
+        options.max_sequences,
+        options.max_tokens_per_step,
+        options.kv_torch_dtype.itemsize,
+        zones,
+    )
+
+
+def _cache(checked: _Checked, tp: TensorParallel, options: RunnerOptions) -> KVCache | ZonedCache:
+    spec, size, zones = checked.spec, checked.size, checked.zones
+    groups, width = layer_groups(spec), slot_width(spec, tp)
+    num_blocks, dtype, device = size.num_blocks + checked.borrowable_blocks, options.kv_torch_dtype, options.torch_device
+    if zones is None:
+        staged = groups.windows == (None,)
+        return KVCache(groups.num_planes, num_blocks, options.block_size, width, dtype=dtype, device=device, staged=staged)
+    hot = KVCache(spec.num_layers, size.hot_pages, options.block_size, width, dtype=dtype, device=device, staged=False)
+    return ZonedCache(groups.num_planes, num_blocks, zones.layout.block_bytes, hot)
+
+
+def _staging(cache: KVCache) -> Staging | None:
+    return Staging(cache.num_slots + 1, cache.num_staging, cache.block_size) if cache.num_staging else None
 
 
 def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ryzanstein.worker.quantization import KERNELS, KV_DTYPES, QUANTIZATIONS, Kernels, KvDtype, Quantization
+from ryzanstein.worker.quantization import (
+    KERNELS,
+    KV_COMPRESSIONS,
+    KV_DTYPES,
+    QUANTIZATIONS,
+    Kernels,
+    KvCompression,
+    KvDtype,
+    Quantization,
+)
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,6 +33,8 @@ class RunnerOptions:
     `quantization` is the format in which weights are stored for their products. `kernels` native
     requires our own kernels, torch never uses them. `lends_blocks`: the memory of blocks that are
     not used returns to the system; the cache has room for `borrow_bytes` more than its own.
+    `kv_compression`: keys and values that are not among the newest `kv_hot_tokens` are compressed,
+    where our own kernels run.
     """
 
     device: str = "cpu"
@@ -39,6 +50,8 @@ class RunnerOptions:
     kernels: Kernels = "auto"
     lends_blocks: bool = False
     borrow_bytes: int = 0
+    kv_compression: KvCompression = "none"
+    kv_hot_tokens: int = 16
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -47,6 +60,10 @@ class RunnerOptions:
             raise ValueError(f"borrow_bytes {self.borrow_bytes} must be at least 0, and 0 without lends_blocks")
         if self.kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r} is not supported, only {', '.join(KV_DTYPES)}")
+        if self.kv_compression not in KV_COMPRESSIONS:
+            raise ValueError(f"kv_compression {self.kv_compression!r} is not supported, only {', '.join(KV_COMPRESSIONS)}")
+        if self.kv_hot_tokens < 16:
+            raise ValueError(f"kv_hot_tokens must be at least 16: {self.kv_hot_tokens}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not supported, only {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:

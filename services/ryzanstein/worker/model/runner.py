@@ -22,10 +22,8 @@ from ryzanstein.worker.engine.plan import (
     SampledToken,
     SampleRow,
     StepPlan,
-    grouped,
     needs_full_logits,
 )
-from ryzanstein.worker.model.cache_size import extents_of
 from ryzanstein.worker.model.choosing import load_chosen
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
@@ -45,13 +43,15 @@ class ModelRunner:
         self._decoder, self._cache, self._tp, self._options = loaded.decoder, cache, tp, options
         self._inputs = loaded.inputs(tp, options)
         self._pages = loaded.pages(tp, options)
-        self._num_blocks = loaded.num_blocks
+        self._size, self._loaded_pages = loaded.size, loaded.num_pages
         self._kernels = loaded.kernels.native
         self.without_kernels = loaded.kernels.reason
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.quantization, self.divergence = loaded.quantization, loaded.divergence
-        self.extents = extents_of(spec, options.block_size, options.max_tokens_per_step)
+        self.extents, self.plans = loaded.size.extents, loaded.plans
+        self.without_compression = loaded.without_compression
+        self.kv_compression = "none" if loaded.zones is None else options.kv_compression
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -69,7 +69,12 @@ class ModelRunner:
     @property
     def num_blocks(self) -> int:
         """The number of the model's own blocks in the KV cache, the same on all ranks."""
-        return self._num_blocks
+        return self._size.num_blocks
+
+    @property
+    def hot_pages(self) -> int:
+        """The number of hot pages, the same on all ranks; 0 if blocks are not compressed."""
+        return self._size.hot_pages
 
     @property
     def max_blocks(self) -> int:
@@ -88,8 +93,12 @@ class ModelRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """The size of the model's own blocks on this rank, in bytes."""
-        return self._num_blocks * self.block_bytes
+        """The size of the model's own blocks and of hot pages on this rank, in bytes."""
+        return self._size.nbytes
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Returns the size that this rank's cache needs for one sequence of so many tokens."""
+        return self._size.bytes_for(num_tokens)
 
     def warm_up(self) -> None:
         """Runs the largest steps once, so that the first request pays for no allocation.
@@ -131,17 +140,22 @@ class ModelRunner:
 
     @property
     def page_bytes(self) -> int:
-        """The size of a page with the heads of all ranks."""
-        return self._pages.layout.page_bytes
+        """The size of a page with the heads of all ranks; 0: pages cannot leave the ranks.
+
+        Compressed ones cannot: they are of use only with hot pages, which have another size.
+        """
+        return 0 if self._pages is None else self._pages.layout.page_bytes
 
     @property
     def page_format(self) -> str:
         """What is in a page and how it was computed: only pages of the same format are alike."""
         computed = str(self._options.torch_dtype).removeprefix("torch.")
-        return f"{self._pages.layout.description} computed={computed} weights={self.quantization}"
+        description = "" if self._pages is None else self._pages.layout.description
+        return f"{description} computed={computed} weights={self.quantization}"
 
     def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
         """Copies this rank's heads of pages between two steps."""
+        assert self._pages is not None, "their size is 0: nobody asks for them"
         if move.out:
             self._pages.copy_out(move.pages, slab)
         else:
@@ -213,13 +227,11 @@ class ModelRunner:
 
         Both are limited to what the cache holds.
         """
-        num_groups = len(self.extents.windows)
-        whole = self.num_blocks // num_groups * self._options.block_size
+        whole = self._loaded_pages * self._options.block_size
         length = min(self._options.max_tokens_per_step, whole, self.context_length)
-        table = list(range(self.extents.pages(length)))
-        batch = min(self._options.max_sequences, self.num_blocks // num_groups)
-        prefill = StepPlan(0, [0] * length, [length], [0], grouped([table], num_groups), [0])
+        table = range(self.extents.pages(length))
+        batch = min(self._options.max_sequences, self._loaded_pages)
+        prefill = self.plans.plan([0] * length, [length], [0], [table], [0])
         some = [b * self.vocab_size // batch for b in range(batch)]
-        tables = grouped([[b] for b in range(batch)], num_groups)
-        decode = StepPlan(0, some, [1] * batch, [0] * batch, tables, list(range(batch)))
+        decode = self.plans.plan(some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
         return [prefill, decode]

@@ -5,7 +5,8 @@ Rank 0 takes commands, steps the engine and sends the plan to the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Never
 
 import msgspec
@@ -14,7 +15,6 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
-from ryzanstein.worker.engine.extents import Windows
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
     ExportPages,
@@ -28,8 +28,8 @@ from ryzanstein.worker.engine.messages import (
 )
 from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engines.group import IDLE
-from ryzanstein.worker.engines.messages import PageRequest, StartProfile
+from ryzanstein.worker.engines.group import IDLE, TOKENS
+from ryzanstein.worker.engines.messages import PageRequest, RankReady, StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
@@ -112,6 +112,15 @@ class RankExecutor:
         """Shows that rank 0 waits for blocks and does not hang."""
         self._board.enter(IDLE)
 
+    @contextmanager
+    def standing_still(self, phase: str) -> Iterator[None]:
+        """Shows one of the `STANDSTILLS`."""
+        self._board.enter(phase)
+        try:
+            yield
+        finally:
+            self._board.enter(IDLE)
+
     def _give_up(self) -> None:
         """Gives up the step on all ranks.
 
@@ -179,7 +188,9 @@ class Lead:
             case SubmitGroup():
                 self._submit(message)
             case SetTokens(table):
-                self._constrained.know(table)
+                # llguidance does not release the interpreter meanwhile, so nothing else could run.
+                with self._executor.standing_still(TOKENS):
+                    self._constrained.know(table)
             case CancelGroup(group):
                 self._constrained.cancel(group)
                 self._engine.cancel(group)
@@ -257,10 +268,10 @@ class Follower:
         self._runner.rejoin()
 
 
-def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0, windows: Windows = (None,)) -> EngineSettings:
-    """Returns the settings of an engine with `num_blocks`; `max_blocks` 0: it may borrow none."""
+def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
+    """Returns the settings of the engine of a rank that is ready."""
     return EngineSettings(
-        num_blocks,
+        ready.num_blocks,
         spec.block_size,
         spec.max_sequences,
         spec.max_tokens_per_step,
@@ -268,8 +279,10 @@ def engine_settings(spec: RankSpec, num_blocks: int, max_blocks: int = 0, window
         spec.fair,
         spec.ttft_objective_s,
         spec.tpot_objective_s,
-        borrowable_blocks=max(0, max_blocks - num_blocks),
-        windows=windows,
+        borrowable_blocks=max(0, ready.max_blocks - ready.num_blocks),
+        windows=ready.windows,
+        hot_tokens=ready.hot_tokens,
+        hot_pages=ready.hot_pages,
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
 from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
-from ryzanstein.worker.quantization import Kernels, KvDtype, Quantization
+from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
 
@@ -21,11 +21,12 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
     rank chooses. `lends_blocks`: the memory of blocks is shared with other models of the node, and
-    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype` and
-    `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at the
-    end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the agent's
-    own niceness. `ranks_before` are the node's ranks of other models that come first on its cores
-    and devices.
+    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype`
+    and `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at
+    the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the
+    agent's own niceness. `kv_compression`: keys and values that are not among the newest
+    `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `ranks_before` are the
+    node's ranks of other models that come first on its cores and devices.
     """
 
     model: str  # directory
@@ -55,6 +56,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     lends_blocks: bool = False
     borrow_bytes: int = 0
     grammar_cache_bytes: int = 64 * 2**20
+    kv_compression: KvCompression = "none"
+    kv_hot_tokens: int = 16
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):

@@ -93,7 +93,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
         loops.Follower(runner, board, recorder, slab).run(plans[0])
     masks = loops.new_masks(start.spec, runner.vocab_size)
     executor = loops.RankExecutor(runner, board, plans, recorder, slab, masks=masks)
-    settings = loops.engine_settings(start.spec, ready.num_blocks, ready.max_blocks, ready.windows)
+    settings = loops.engine_settings(start.spec, ready)
     loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ryzanstein.worker.engines.group import IDLE
 from ryzanstein.worker.engines.messages import RankReady
@@ -77,8 +77,22 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    pages = (runner.page_bytes, runner.page_format)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, runner.extents.windows, *pages)
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, **_pages(runner, context_length))
+
+
+def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
+    """Returns what a rank says of its pages: their extents, and how they are kept."""
+    extents, whole = runner.extents, runner.context_length
+    return {
+        "windows": extents.windows,
+        "context_bytes": runner.bytes_for(whole) if context_length < whole else 0,
+        "kv_compression": runner.kv_compression,
+        "hot_pages": runner.hot_pages,
+        "hot_tokens": extents.hot_tokens or 0,
+        "without_compression": runner.without_compression,
+        "page_bytes": runner.page_bytes,
+        "page_format": runner.page_format,
+    }
 
 
 def cores(available: list[int], rank: int, threads: int) -> set[int]:
@@ -134,4 +148,6 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         num_threads=spec.threads,
         lends_blocks=spec.lends_blocks,
         borrow_bytes=spec.borrow_bytes,
+        kv_compression=spec.kv_compression,
+        kv_hot_tokens=spec.kv_hot_tokens,
     )

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from ryzanstein.worker.model.architectures.registry import read_spec, spec_of
 from ryzanstein.worker.model.architectures.spec import LinearScaling, RotarySpec
+from ryzanstein.worker.model.cache_size import slot_width
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import CheckpointError
 

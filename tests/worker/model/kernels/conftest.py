@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels import wheel
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.native import BLOCKS, ColdKeys, NativeKernels, PagedKeys
 from ryzanstein.worker.model.layers.rotary import Angles
 
 Normal = Callable[..., Tensor]
@@ -39,7 +40,7 @@ def results(normal: Normal) -> Callable[[NativeKernels], dict[str, Tensor]]:
 
     def everything(kernels: NativeKernels) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for compute in (_products, _rows, _rotated, _attended, _drawn):
+        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _drawn):
             found |= compute(kernels, normal)
         return found
 
@@ -106,6 +107,21 @@ def _attended(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
         pages_NC, out_TKGD = normal(18, 57 * 16, 2 * 2 * 20).to(dtype), torch.zeros(48, 2, 3, 20)
         kernels.attend(normal(19, 48, 2, 3, 20), pages_NC, keys, (0.3, 20.0), out_TKGD)
         found[f"attend {dtype}"] = out_TKGD
+    return found
+
+
+def _attended_cold(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    new_S, length_S, all_M = torch.tensor([1, 40]), torch.tensor([300, 90]), torch.arange(19)
+    pages_NC, found = normal(21, 19 * 16, 2 * 2 * 20), {}
+    for kind in (FP8, INT8, FP8_VALUES, CHANNELS):
+        layout = ColdLayout(kind, 2, 20)
+        cold_BX = torch.zeros(19, layout.block_bytes, dtype=torch.uint8)
+        kernels.seal(pages_NC, all_M, cold_BX, all_M.flip(0), layout)
+        cold = ColdKeys(all_M.flip(0).expand(2, -1).contiguous(), layout, 20)
+        keys = PagedKeys(torch.tensor([0, 1]), new_S, all_M.expand(2, -1).contiguous(), length_S, 16, window=200, cold=cold)
+        out_TKGD, lse_TKG = torch.zeros(41, 2, 3, 20), torch.zeros(41, 2, 3)
+        kernels.attend(normal(22, 41, 2, 3, 20), pages_NC, keys, (0.3, None), out_TKGD, cold_BX=cold_BX, lse_TKG=lse_TKG)
+        found |= {f"seal {kind}": cold_BX, f"attend {kind}": out_TKGD, f"lse {kind}": lse_TKG}
     return found
 
 

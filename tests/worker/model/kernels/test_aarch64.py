@@ -27,6 +27,8 @@ SUITES = [
     HERE / "test_rotation.py",
     HERE / "test_attention.py",
     HERE / "test_prefill.py",
+    HERE / "test_seal.py",
+    HERE / "test_cold.py",
     MODEL / "test_draw.py",
     MODEL / "products" / "test_packed.py",
     MODEL / "products" / "test_unpacked.py",

@@ -13,9 +13,12 @@ from ryzanstein.lab.bench.engine.reference_ceilings import machine
 from ryzanstein.lab.bench.engine.scaling import scaling
 from ryzanstein.lab.bench.engine.scaling_predict import predict_steps
 from ryzanstein.lab.bench.engine.suite import suite
+from ryzanstein.lab.bench.kv.command import kv
 from ryzanstein.lab.bench.quality.command import quality
 
-app = typer.Typer(help="Benchmarks of this machine: engine, collectives, loading, scaling and quality.", no_args_is_help=True)
+app = typer.Typer(
+    help="Benchmarks of this machine: engine, collectives, loading, scaling, quality, keys and values.", no_args_is_help=True
+)
 app.command()(engine)
 app.command()(install_peers)
 app.command()(load)
@@ -26,6 +29,7 @@ app.command()(machine)
 app.command()(suite)
 app.command()(compare)
 app.command()(quality)
+app.command()(kv)
 
 if __name__ == "__main__":
     app()

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ryzanstein import errors
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.cache_size import slot_width
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kv_cache import slot_width
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks

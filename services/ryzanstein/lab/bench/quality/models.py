@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ryzanstein.generation import SamplingParams
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan, grouped
+from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.loading import slice_bytes
 from ryzanstein.worker.model.options import RunnerOptions
@@ -83,8 +83,7 @@ class OwnModel:
         self._runner = ModelRunner.load(path, _ALONE, own_options(quantization, room))
         self.memory_bytes = own_bytes(path, self._runner.quantization, room)
         self.vocab_size = self._runner.vocab_size
-        num_groups = len(self._runner.extents.windows)
-        self._tables = grouped([range(self._runner.num_blocks // num_groups)], num_groups)
+        self._table = range(self._runner.num_blocks // len(self._runner.extents.windows))
         self._num_read = 0
 
     def restart(self) -> None:
@@ -98,8 +97,10 @@ class OwnModel:
         """
         count = len(token_ids)
         context = list(range(self._num_read, self._num_read + count))
-        tables = [table for table in self._tables for _ in range(count)]
-        plan = StepPlan(0, list(token_ids), [1] * count, context, tables, list(range(count)), True)
+        pages = self._table[: self._runner.extents.pages(self._num_read + count)]
+        plan = self._runner.plans.plan(
+            list(token_ids), [1] * count, context, [pages] * count, list(range(count)), full_logits=True
+        )
         self._num_read += count
         logits_TV = self._runner.hidden_logits(plan)
         assert logits_TV is not None
@@ -117,7 +118,7 @@ class OwnModel:
         del self._runner
 
     def _step(self, token_ids: Sequence[int], num_context: int) -> int:
-        plan = StepPlan(0, list(token_ids), [len(token_ids)], [num_context], self._tables, [0])
+        plan = self._runner.plans.plan(list(token_ids), [len(token_ids)], [num_context], [self._table], [0])
         return self._runner.execute(plan, [_GREEDY])[0].token_id
 
 

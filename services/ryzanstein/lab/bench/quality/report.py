@@ -31,8 +31,8 @@ def as_markdown(document: QualityDocument, command: str) -> str:
     parts = [
         f"    {command}",
         _conditions(document),
-        _table(_heads_of_costs(document.settings), [_costs(row, document) for row in complete]),
-        _table(_heads_of_texts(document.settings), [_texts(row, document) for row in complete]),
+        table(_heads_of_costs(document.settings), [_costs(row, document) for row in complete]),
+        table(_heads_of_texts(document.settings), [_texts(row, document) for row in complete]),
         *(f"Not measured: {name}: {why}" for name, why in document.failed.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -81,11 +81,11 @@ def _costs(row: QualityRow, document: QualityDocument) -> list[str]:
         row.name,
         _size(row.memory_bytes),
         _size(row.file_bytes),
-        "" if is_reference else _percent(change, "+"),
+        "" if is_reference else percent(change, "+"),
         "" if is_reference else _divergence(apart),
-        "" if is_reference else _percent(same),
-        "" if is_reference else _with_error(equal_beginning(row.greedy)),
-        "" if is_reference else _percent(same_greedy(row.greedy, document.settings.new_tokens)),
+        "" if is_reference else percent(same),
+        "" if is_reference else with_error(equal_beginning(row.greedy)),
+        "" if is_reference else percent(same_greedy(row.greedy, document.settings.new_tokens)),
         _speed(row.decode_s),
         _speed(row.prefill_s),
     ]
@@ -102,17 +102,17 @@ def _texts(row: QualityRow, document: QualityDocument) -> list[str]:
 def _perplexities(row: QualityRow, document: QualityDocument) -> Iterator[str]:
     for text in document.settings.texts:
         windows, expected = row.texts[text.name], document.reference.texts[text.name]
-        value = _with_error(perplexity(windows))
+        value = with_error(perplexity(windows))
         change = added_loss(windows, expected).exp().minus(1)
-        yield value if row is document.reference else f"{value} ({_percent(change, '+')})"
+        yield value if row is document.reference else f"{value} ({percent(change, '+')})"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _with_error(estimate: Estimate, sign: str = "") -> str:
+def with_error(estimate: Estimate, sign: str = "") -> str:
     """Returns the mean with two digits of its error, as many digits for both."""
     scale = estimate.error if estimate.error > 0 else abs(estimate.mean)
     digits = max(0, min(_MOST_DIGITS, 1 - math.floor(math.log10(scale)))) if scale > 0 else 1
@@ -120,13 +120,13 @@ def _with_error(estimate: Estimate, sign: str = "") -> str:
     return f"{estimate.mean:{sign},.{digits}f}{error}"
 
 
-def _percent(estimate: Estimate, sign: str = "") -> str:
-    return f"{_with_error(Estimate(estimate.mean * 100, estimate.error * 100), sign)} %"
+def percent(estimate: Estimate, sign: str = "") -> str:
+    return f"{with_error(Estimate(estimate.mean * 100, estimate.error * 100), sign)} %"
 
 
 def _divergence(estimate: Estimate) -> str:
     """Returns a divergence. Float32 rounds at about 1e-7."""
-    return f"< {_LEAST_DIVERGENCE:.6f}" if estimate.mean < _LEAST_DIVERGENCE else _with_error(estimate)
+    return f"< {_LEAST_DIVERGENCE:.6f}" if estimate.mean < _LEAST_DIVERGENCE else with_error(estimate)
 
 
 def _size(num_bytes: int) -> str:

@@ -121,7 +121,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
             http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
         )
         if body.stream:
-            return await generations.stream(http, asked.only, _shown(body, CompletionDialect()))
+            return await generations.stream_all(http, asked, _shown(body, CompletionDialect()))
         return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")

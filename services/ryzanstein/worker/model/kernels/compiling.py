@@ -22,6 +22,7 @@ _FAST, _FASTEST = "-O2", "-O3"
 _OPTIMIZATION = {
     "blocks.c": _FAST,
     "attention.c": _FASTEST,
+    "attention_seal.c": _FASTEST,
     "rows.c": _FAST,
     "floats.c": _FAST,
     "int8.c": _FAST,
@@ -29,7 +30,10 @@ _OPTIMIZATION = {
     "draw.c": _FASTEST,
 }
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _OPTIMIZATION)
-_HEADER_NAMES = ("lanes.h", "ints.h", "levels.h", "block_types.h", "panels.h", "floats.h", "hadamard.h")
+_HEADER_NAMES = (
+    *("lanes.h", "ints.h", "levels.h", "block_types.h", "panels.h", "floats.h", "hadamard.h"),
+    *("attention_pages.h", "attention_rows.h", "attention_hot.h", "attention_cold.h"),
+)
 _HEADERS = tuple(Path(__file__).with_name(name) for name in _HEADER_NAMES)
 # Sums keep the source's order, and products its rounding: the compiler must not change any bits.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")

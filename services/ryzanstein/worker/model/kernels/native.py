@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.cold_layout import ColdLayout, ItemKind
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.layers.rotary import Angles
 
@@ -27,6 +28,7 @@ _RESULTS = {
     "blocks_packed_bytes": c_int64,
     "blocks_product": c_int,
     "attend": c_int,
+    "seal": c_int,
     "draw_rows": c_int,
 }
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -39,18 +41,31 @@ Ids of GGUF's types are those of GGUF. G types are groups of so many inputs with
 8-bit levels: a 16-bit scale, a 16-bit zero point, then for each 32 inputs the levels as Q4_0 or Q8_0
 have them; a weight is scale * (level - zero).
 """
+ITEM_KINDS: dict[ItemKind, int] = {"float16": 1, "fp8": 2, "int8": 3, "int8-channels": 4}
+"""The ids of attention_pages.h."""
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
 
 
 class _Attention(Structure):
+    """The struct Attention of attention_rows.h."""
+
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "pages", "rows", "num_new", "tables", "length", "bias", "out")),
-        *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_blocks", "block_size")),
-        *(
-            (name, c_int64)
-            for name in ("num_sequences", "num_kv_heads", "group", "head_dim", "num_positions", "half", "window")
-        ),
+        *((name, c_void_p) for name in ("q", "pages", "cold", "rows", "num_new", "length", "tables", "first")),
+        *((name, c_void_p) for name in ("cold_tables", "cold_first", "begin", "end", "bias", "out", "lse")),
+        *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_pages", "num_cold")),
+        *((name, c_int64) for name in ("block_size", "num_sequences", "num_kv_heads", "group", "head_dim")),
+        *((name, c_int64) for name in ("num_positions", "half", "key_kind", "value_kind", "hot", "window")),
         *((name, c_float) for name in ("scale", "cap")),
+    )
+
+
+class _Seal(Structure):
+    """The struct Seal of attention_seal.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("pages", "cold", "hot_pages", "cold_blocks")),
+        *((name, c_int64) for name in ("columns", "values", "num_pages", "num_kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("half", "key_kind", "value_kind")),
     )
 
 
@@ -89,9 +104,23 @@ _SIGNATURES = {
     "blocks_product": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int, c_float),
     "blocks_rows": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int),
     "attend": (POINTER(_Attention),),
+    "seal": (POINTER(_Seal),),
     "greatest": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
     "draw_rows": (c_void_p, c_int64, c_int64, POINTER(_Draw), c_void_p, c_int64),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ColdKeys:
+    """The tables of cold blocks, as `PagedKeys` has those of hot pages.
+
+    A query at position p sees page j cold if p - (16 j + 15) is at least `hot_tokens`.
+    """
+
+    tables_SB: Tensor
+    layout: ColdLayout
+    hot_tokens: int
+    first_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +129,10 @@ class PagedKeys:
 
     For each: its first row in the step, its number of new tokens, its block table, and its number
     of keys. A new token sees itself and the keys before it, at most `window` keys including itself.
-    `bias_HP` is added to a head's scores by the key's position.
+    `bias_HP` is added to a head's scores by the key's position. `first_S`: the page, by position, of
+    which a table's first entry is; without it 0. `cold`: keys of older pages are there, and the
+    tables are of hot pages only. Only keys of positions from `begin_S` on and before `end_S` count,
+    where they are given; a token that sees none has the answer 0.
     """
 
     rows_S: Tensor
@@ -110,6 +142,10 @@ class PagedKeys:
     block_size: int
     window: int | None = None
     bias_HP: Tensor | None = None
+    first_S: Tensor | None = None
+    cold: ColdKeys | None = None
+    begin_S: Tensor | None = None
+    end_S: Tensor | None = None
 
 
 class NativeKernels:
@@ -123,7 +159,7 @@ class NativeKernels:
         self._rms_norm, self._rotate_and_store = loaded.rms_norm, loaded.rotate_and_store
         self._rotary_angles, self._activate, self._activate_gate = loaded.rotary_angles, loaded.activate, loaded.activate_gate
         self._quantize = {torch.float32: loaded.quantize_to_float, torch.int8: loaded.quantize_to_int8}
-        self._attend = loaded.attend
+        self._attend, self._seal = loaded.attend, loaded.seal
         self._float_packed_bytes, self._float_pack = loaded.float_packed_bytes, loaded.float_pack
         self._int8_packed_bytes, self._int8_pack = loaded.int8_packed_bytes, loaded.int8_pack
         self._float_product, self._int8_product = loaded.float_product, loaded.int8_product
@@ -307,15 +343,42 @@ class NativeKernels:
         return out_TI
 
     def attend(
-        self, q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
+        self,
+        q_TKGD: Tensor,
+        pages_NC: Tensor,
+        keys: PagedKeys,
+        scoring: tuple[float, float | None],
+        out_TKGD: Tensor,
+        *,
+        cold_BX: Tensor | None = None,
+        lse_TKG: Tensor | None = None,
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. Raises MemoryError.
 
-        `scoring` is the scale and the cap of the scores.
+        `scoring` is the scale and the cap of the scores. `cold_BX` are the layer's cold blocks, needed
+        where `keys` has tables of them. `lse_TKG` gets the logarithm of each row's sum of exponentials.
         """
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
+        if keys.cold is not None and cold_BX is not None:
+            _add_cold(arguments, keys.cold, cold_BX)
+        if lse_TKG is not None:
+            arguments.lse = lse_TKG.data_ptr()
         if self._attend(byref(arguments)):
             raise MemoryError("no memory for the scores of attention")
+
+    def seal(self, pages_NC: Tensor, hot_M: Tensor, cold_BX: Tensor, cold_M: Tensor, layout: ColdLayout) -> None:
+        """Compresses pages of 16 slots into cold blocks, uint8. Raises MemoryError.
+
+        `hot_M` are numbers of pages, `cold_M` those of blocks, as int64.
+        """
+        columns, width = pages_NC.shape[1], layout.num_kv_heads * layout.head_dim
+        arguments = _Seal(
+            *(pages_NC.data_ptr(), cold_BX.data_ptr(), hot_M.data_ptr(), cold_M.data_ptr()),
+            *(columns, columns - width, len(hot_M), layout.num_kv_heads, layout.head_dim),
+            *(pages_NC.dtype == torch.float16, ITEM_KINDS[layout.kind.keys], ITEM_KINDS[layout.kind.values]),
+        )
+        if self._seal(byref(arguments)):
+            raise MemoryError("no memory to seal pages")
 
     def greatest(self, logits_SV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each row's greatest logit, or NaN if it has one, and the lowest token with it."""
@@ -369,11 +432,43 @@ def _arguments(
     scale, cap = scoring
     num_kv_heads, group, head_dim = q_TKGD.shape[1:]
     columns, bias_HP = pages_NC.shape[1], keys.bias_HP
-    bias, num_positions = (None, 0) if bias_HP is None else (bias_HP.data_ptr(), bias_HP.shape[1])
     return _Attention(
-        *(q_TKGD.data_ptr(), pages_NC.data_ptr(), keys.rows_S.data_ptr(), keys.num_new_S.data_ptr()),
-        *(keys.tables_SB.data_ptr(), keys.length_S.data_ptr(), bias, out_TKGD.data_ptr()),
-        *(q_TKGD.stride(0), out_TKGD.stride(0), columns, columns - num_kv_heads * head_dim),
-        *(keys.tables_SB.shape[1], keys.block_size, len(keys.rows_S), num_kv_heads, group, head_dim, num_positions),
-        *(pages_NC.dtype == torch.float16, keys.window or 0, scale, cap or 0.0),
+        q=q_TKGD.data_ptr(),
+        pages=pages_NC.data_ptr(),
+        rows=keys.rows_S.data_ptr(),
+        num_new=keys.num_new_S.data_ptr(),
+        length=keys.length_S.data_ptr(),
+        tables=keys.tables_SB.data_ptr(),
+        first=_pointer(keys.first_S),
+        begin=_pointer(keys.begin_S),
+        end=_pointer(keys.end_S),
+        bias=_pointer(bias_HP),
+        out=out_TKGD.data_ptr(),
+        q_stride=q_TKGD.stride(0),
+        out_stride=out_TKGD.stride(0),
+        columns=columns,
+        values=columns - num_kv_heads * head_dim,
+        num_pages=keys.tables_SB.shape[1],
+        block_size=keys.block_size,
+        num_sequences=len(keys.rows_S),
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        num_positions=0 if bias_HP is None else bias_HP.shape[1],
+        half=pages_NC.dtype == torch.float16,
+        window=keys.window or 0,
+        scale=scale,
+        cap=cap or 0.0,
     )
+
+
+def _add_cold(arguments: _Attention, cold: ColdKeys, cold_BX: Tensor) -> None:
+    kind = cold.layout.kind
+    arguments.cold, arguments.cold_tables = cold_BX.data_ptr(), cold.tables_SB.data_ptr()
+    arguments.cold_first, arguments.num_cold = _pointer(cold.first_S), cold.tables_SB.shape[1]
+    arguments.key_kind, arguments.value_kind = ITEM_KINDS[kind.keys], ITEM_KINDS[kind.values]
+    arguments.hot = cold.hot_tokens
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -16,6 +16,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -55,17 +56,19 @@ class Attention:
             transposed=spec.transposed,
         )
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
         qkv_T = self._qkv(x_TE)
         query_width = num_heads * self._head_dim
         self._prepare(qkv_T)
         keys = inputs.groups[self._group]
-        self._rotate_and_store(qkv_T, keys.slots_T, angles, pages_NC)
+        self._rotate_and_store(qkv_T, keys.slots_T, angles, pages.slots_NC)
+        if keys.sealing is not None and pages.cold_BX is not None:
+            keys.sealing.run(pages.slots_NC, pages.cold_BX)
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
-        attend(q_TKGD, pages_NC, keys.segments, self._scoring, out_TKGD)
+        attend(q_TKGD, pages, keys.segments, self._scoring, out_TKGD)
         return self._out(out_TKGD.view(num_tokens, query_width))
 
     def _prepare(self, qkv_T: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
@@ -62,14 +63,14 @@ class LatentAttention:
             bias=spec.out_bias,
         )
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages_NC: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
         keys = inputs.groups[self._group]
-        pages_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0]).to(pages_NC.dtype))
+        pages.slots_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0]).to(pages.slots_NC.dtype))
         plain_THP, rotated_THR = self._queries(x_TE, angles[0])
         q_THC = torch.cat([rotated_THR, self._to_latents(plain_THP)], dim=-1)
         found_THC = torch.empty_like(q_THC)
-        attend(q_THC.unsqueeze(1), pages_NC, keys.segments, self._scoring, found_THC.unsqueeze(1))
+        attend(q_THC.unsqueeze(1), pages, keys.segments, self._scoring, found_THC.unsqueeze(1))
         values_THV = self._to_values(found_THC[..., rotated_THR.shape[-1] :])
         return self._out(values_THV.flatten(1))
 

@@ -19,6 +19,7 @@ from ryzanstein.worker.model.checkpoint import WeightFiles
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import DecoderLayer
 from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
@@ -62,12 +63,12 @@ class Walk:
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
-        self._pages_NC = torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE))
+        self._pages = LayerPages(torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE)))
 
     def layer(self, weights: LayerWeights, index: int) -> Layer:
         """Reads a layer's weights and returns the layer."""
         layer = DecoderLayer(weights, ALONE, self.spec, index)
-        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages_NC)
+        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages)
 
     def embedded(self, files: WeightFiles, ids_WT: Tensor) -> Iterator[Tensor]:
         """Yields the first layer's input of each window, [T, E]."""

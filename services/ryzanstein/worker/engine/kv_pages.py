@@ -6,62 +6,87 @@ they leave a window, and found again under their keys.
 To bring in a page that was computed elsewhere: `pool.allocate` a block, fill it on every rank, then
 `pool.publish` it under (key, group) and `pool.free` it. It is idle then, and the next `match` finds
 it. `pool.block_of((key, group))` says which block holds a page; a block that is to be read must be
-held meanwhile, with `pool.share` and `pool.free`.
+held meanwhile, with `pool.share` and `pool.free`. Where blocks are compressed, the hot pages are a
+group of their own, `hot_group`, with a pool of its own: after the last of its pages a sequence can
+be resumed.
 """
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.messages import HotStats
 from ryzanstein.worker.engine.plan import Rearrangement
-from ryzanstein.worker.engine.prefix import Match, PrefixCache
+from ryzanstein.worker.engine.prefix import Match, PageGroup, PrefixCache
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
 
 
 class KVPages:
-    """The pages of all sequences in one pool."""
+    """The pages of all sequences."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.extents = settings.extents
         self.pool = BlockPool(settings.num_blocks + settings.borrowable_blocks, settings.num_blocks)
-        self._prefix = PrefixCache(self.pool, self.extents)
-        self._moves_at_once = max(1, settings.token_budget // settings.block_size) * len(settings.windows)
+        self._groups = [PageGroup(number, window, self.pool) for number, window in enumerate(self.extents.windows)]
+        self.hot_group = self._hot_group(settings.hot_pages)
+        everything = self._groups if self.hot_group is None else [*self._groups, self.hot_group]
+        self._windowed = [(group, group.window) for group in everything if group.window is not None]
+        self._everything = everything
+        self._prefix = PrefixCache(everything, self.extents)
+        self._moves_at_once = max(1, settings.token_budget // settings.block_size) * len(self._groups)
+        self._num_sealed = 0
 
     @property
     def num_groups(self) -> int:
-        return len(self.extents.windows)
+        return len(self._groups)
+
+    @property
+    def hot_stats(self) -> HotStats | None:
+        if self.hot_group is None:
+            return None
+        pool = self.hot_group.pool
+        return HotStats(pool.num_held, pool.num_idle, self._num_sealed, pool.num_evicted)
 
     def match(self, sequence: Sequence) -> Match:
         """Returns the longest cached prefix of a sequence. Takes no reference."""
         return self._prefix.match(sequence)
+
+    def num_held(self, sequence: Sequence) -> int:
+        """Returns the number of blocks that a sequence holds."""
+        return sum(len(table.blocks) for table in sequence.tables[: len(self._groups)])
 
     def num_needed(self, sequence: Sequence, match: Match) -> int:
         """Returns the blocks that `start` takes from those that are available.
 
         A matched block costs nothing only while another sequence holds it.
         """
-        ends = (self._end(sequence, table.first, group) for group, table in enumerate(match.tables))
-        num_pages = sum(end - table.first for end, table in zip(ends, match.tables, strict=True))
-        return num_pages - sum(map(self.pool.is_held, match.blocks))
+        pairs = list(zip(self._groups, match.tables, strict=False))
+        num_pages = sum(self._end(sequence, table, group) - table.first for group, table in pairs)
+        return num_pages - sum(map(self.pool.is_held, chain(*(table.blocks for _, table in pairs))))
 
     def start(self, sequence: Sequence, match: Match) -> None:
         """Gives a sequence the matched blocks, and new ones for the rest of its tokens.
 
         In a window group it gets as many as the largest step needs. As it advances, it takes one
-        for each that it lets go: a prefill does not stop half-way for lack of blocks.
+        for each that it lets go: a prefill does not stop half-way for lack of blocks. Hot pages are
+        taken step by step, because there are always enough.
         """
-        for block in match.blocks:
-            self.pool.share(block)
+        for group, table in zip(self._everything, match.tables, strict=True):
+            for block in table.blocks:
+                group.pool.share(block)
         sequence.tables = match.tables
         sequence.num_computed = match.num_pages * self.extents.block_size
         sequence.num_published = match.num_pages
         sequence.num_known = match.num_known
-        for group, table in enumerate(sequence.tables):
-            self._grow(table, self._end(sequence, table.first, group))
+        for group, table in zip(self._groups, sequence.tables, strict=False):
+            _grow(table, self._end(sequence, table, group), self.pool)
 
     def num_lacking(self, sequence: Sequence) -> int:
         """Returns the blocks without which no further token of the sequence can be computed."""
-        return sum(sequence.num_computed >= table.end * self.extents.block_size for table in sequence.tables)
+        size = self.extents.block_size
+        return sum(sequence.num_computed >= table.end * size for table in sequence.tables[: len(self._groups)])
 
     def reach(self, sequence: Sequence, num: int) -> int:
         """Returns how many of the next `num` tokens have blocks. Takes blocks for them.
@@ -70,25 +95,26 @@ class KVPages:
         are left.
         """
         size = self.extents.block_size
-        for table in sequence.tables:
+        for group, table in zip(self._everything, sequence.tables, strict=True):
             if sequence.num_computed + num > table.end * size:
-                self._grow(table, self.extents.pages(sequence.num_computed + num))
+                _grow(table, self.extents.pages(sequence.num_computed + num), group.pool)
                 num = min(num, table.end * size - sequence.num_computed)
         return num
 
     def advance(self, sequence: Sequence) -> None:
         """Publishes the pages that a step has filled, and lets go what left a window."""
+        self._num_sealed += sequence.num_computed // self.extents.block_size - sequence.num_published
         self._prefix.publish(sequence)
-        for group, window in enumerate(self.extents.windows):
-            if window is not None:
-                table = sequence.tables[group]
-                self._let_go(sequence, table, window)
-                self._grow(table, self._end(sequence, table.first, group))
+        for group, window in self._windowed:
+            table = sequence.tables[group.number]
+            self._let_go(sequence, table, group, window)
+            if group is not self.hot_group:
+                _grow(table, self._end(sequence, table, group), group.pool)
 
     def release(self, sequence: Sequence) -> None:
         """Takes all blocks of a sequence."""
-        for table in sequence.tables:
-            self.pool.free(table.blocks)
+        for group, table in zip(self._everything, sequence.tables, strict=False):
+            group.pool.free(table.blocks)
         sequence.tables = []
         sequence.num_computed = 0
         sequence.num_published = 0
@@ -101,22 +127,18 @@ class KVPages:
         moves = self.pool.gather(self._moves_at_once)
         if moves:
             for sequence in running:
-                for table in sequence.tables:
+                for table in sequence.tables[: len(self._groups)]:
                     table.blocks = [moves.get(block, block) for block in table.blocks]
         return Rearrangement(list(moves.items()), self.pool.ceiling)
 
-    def _end(self, sequence: Sequence, first: int, group: int) -> int:
-        """Returns the page at which a table ends that begins at `first`."""
-        num_pages = self.extents.pages(sequence.num_tokens)
-        return min(num_pages, first + self.extents.most(self.extents.windows[group]))
+    def _hot_group(self, num_pages: int) -> PageGroup | None:
+        return PageGroup(len(self._groups), self.extents.hot_window, BlockPool(num_pages)) if num_pages else None
 
-    def _grow(self, table: BlockTable, end: int) -> None:
-        """Extends a table up to page `end`, or as far as there are blocks."""
-        num = min(end - table.end, self.pool.num_available)
-        if num > 0:
-            table.blocks += self.pool.allocate(num, table.blocks[-1] if table.blocks else None)
+    def _end(self, sequence: Sequence, table: BlockTable, group: PageGroup) -> int:
+        """Returns the page at which a table is to end."""
+        return min(self.extents.pages(sequence.num_tokens), table.first + self.extents.most(group.window))
 
-    def _let_go(self, sequence: Sequence, table: BlockTable, window: int) -> None:
+    def _let_go(self, sequence: Sequence, table: BlockTable, group: PageGroup, window: int) -> None:
         """Frees the blocks that no later token reads.
 
         A long prompt leaves thousands of them. They are evicted first, so that they do not push out
@@ -129,5 +151,12 @@ class KVPages:
         begins = [self.extents.first_kept(window, end * size) for end in ends]
         while table.first < first:
             keeps = any(begin <= table.first < end for begin, end in zip(begins, ends, strict=True))
-            self.pool.free([table.blocks.pop(0)], soon=not keeps)
+            group.pool.free([table.blocks.pop(0)], soon=not keeps)
             table.first += 1
+
+
+def _grow(table: BlockTable, end: int, pool: BlockPool) -> None:
+    """Extends a table up to page `end`, or as far as there are blocks."""
+    num = min(end - table.end, pool.num_available)
+    if num > 0:
+        table.blocks += pool.allocate(num, table.blocks[-1] if table.blocks else None)

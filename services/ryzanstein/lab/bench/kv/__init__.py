@@ -1,0 +1,1 @@
+"""What compressed keys and values cost and gain: `ryzanstein bench kv`."""

@@ -1,0 +1,163 @@
+/* What attention is asked, the working memory of a block of rows, and the sums of rows over the keys of a chunk.
+
+   Strides and widths are in floats. The legend is that of attention.c. */
+
+#ifndef RYZANSTEIN_ATTENTION_ROWS_H
+#define RYZANSTEIN_ATTENTION_ROWS_H
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention_pages.h"
+
+enum { CHUNK = 64 };              /* keys: whole vectors and whole pages of them */
+enum { PAGES = CHUNK / PAGE };    /* cold pages of a chunk */
+
+typedef struct {
+    const float *q_T;         /* queries of a token: K x G x D, `q_stride` apart */
+    const char *pages_NC;     /* a hot slot: keys of K heads, and values of K heads from `values` on */
+    const char *cold;         /* cold blocks (attention_pages.h); or NULL */
+    const i64 *rows_S;        /* a sequence's first new token in the step */
+    const i64 *num_new_S;     /* number of a sequence's new tokens, its last keys */
+    const i64 *length_S;      /* numbers of keys */
+    const i64 *tables_SB;     /* hot pages, from page first_S on (NULL: 0) */
+    const i64 *first_S;
+    const i64 *cold_tables_SB, *cold_first_S;
+    const i64 *begin_S, *end_S; /* the keys that count, by position; or NULL: all */
+    const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
+    float *out_T;             /* as queries, `out_stride` apart */
+    float *lse_TH;            /* logarithms of sums of exponentials of scores; or NULL */
+    i64 q_stride, out_stride, C, values, B, cold_B, block_size, S, K, G, D, P;
+    i64 half;                 /* whether hot slots hold float16 */
+    i64 key_kind, value_kind; /* of cold blocks */
+    i64 hot;                  /* a page is cold for a query whose position is at least so much greater than the page's last */
+    i64 window;               /* the most keys that a token sees, itself included; 0: all */
+    float scale, cap;         /* scores: times scale, and squashed between -cap and cap if cap > 0 */
+} Attention;
+
+/* New tokens `token` to `token` + count - 1 of a sequence. */
+typedef struct {
+    i64 sequence, token, count;
+} Task;
+
+/* The working memory of a block of queries. */
+typedef struct {
+    const char *keys[CHUNK], *values[CHUNK]; /* cold: `keys` of the chunk's pages */
+    float key_factor[PAGES], value_factor[PAGES];
+    float *channels_W; /* scales of the channels of each page's keys */
+    float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
+    i64 *begin_R, *end_R; /* which keys of the chunk a row sees in this pass */
+} Block;
+
+/* Returns the keys that at least one of the rows sees, begin to end; none if begin >= end. */
+INLINE void union_of(const Block *b, i64 r, i64 rows, i64 *begin, i64 *end) {
+    *begin = CHUNK, *end = 0;
+    for (i64 i = r; i < r + rows; i++) {
+        if (b->end_R[i] <= b->begin_R[i]) continue;
+        if (b->begin_R[i] < *begin) *begin = b->begin_R[i];
+        if (b->end_R[i] > *end) *end = b->end_R[i];
+    }
+}
+
+/* Squashes a row's scores between -cap and cap, and adds the bias of its head. */
+static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i64 first) {
+    float *scores = b->scores_RJ + r * CHUNK;
+    if (a->cap > 0)
+        for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] = a->cap * tanhf(scores[j] / a->cap);
+    if (a->bias_HP != NULL)
+        for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] += a->bias_HP[head * a->P + first + j];
+}
+
+/* Turns a row's scores into weights relative to the greatest so far, and rescales the previous sums. Keys that the row does not
+   see have weight 0 in the sum, which is over whole vectors. A NaN score makes the sum NaN. */
+static inline void soften(const Block *b, i64 r, i64 W) {
+    i64 begin = b->begin_R[r], end = b->end_R[r], from = begin / LANES * LANES, to = (end + LANES - 1) / LANES * LANES;
+    float *scores = b->scores_RJ + r * CHUNK, before = b->greatest_R[r], peak = before;
+    if (end <= begin) return;
+    for (i64 j = from; j < begin; j++) scores[j] = -INFINITY;
+    for (i64 j = end; j < to; j++) scores[j] = -INFINITY;
+#pragma omp simd reduction(max : peak)
+    for (i64 j = from; j < to; j++) peak = scores[j] > peak ? scores[j] : peak;
+#pragma omp simd
+    for (i64 j = from; j < to; j++) scores[j] = exponential(scores[j] - peak);
+    Lanes sum = {0};
+    for (i64 j = from; j < to; j += LANES) sum += load(scores + j);
+    float factor = exponential(before - peak);
+    b->total_R[r] = fused_one(b->total_R[r], factor, sum_of(sum));
+    b->greatest_R[r] = peak;
+    if (peak != before)
+        for (i64 d = 0; d < W; d += LANES) store(b->out_RW + r * W + d, load(b->out_RW + r * W + d) * factor);
+}
+
+/* Adds the weighted values of keys `begin` to `end` - 1, of `rows` rows from r on and `width` vectors from d on. */
+INLINE void add_values(const Block *b, i64 begin, i64 end, i64 r, i64 d, i64 W, const int rows, const int width, const int kind) {
+    const float *scores = b->scores_RJ + r * CHUNK;
+    float *out = b->out_RW + r * W + d;
+    Lanes sum[4][8];
+    for (int i = 0; i < rows; i++)
+        for (int w = 0; w < width; w++) sum[i][w] = load(out + i * W + w * LANES);
+    for (i64 j = begin; j < end; j++) {
+        Lanes weight[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) weight[i] = all(scores[i * CHUNK + j]);
+#pragma GCC unroll 8
+        for (int w = 0; w < width; w++) {
+            Lanes value = load_item(b->values[j], d + w * LANES, kind);
+#pragma GCC unroll 4
+            for (int i = 0; i < rows; i++) sum[i][w] = fused(value, weight[i], sum[i][w]);
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int w = 0; w < width; w++) store(out + i * W + w * LANES, sum[i][w]);
+}
+
+/* Adds the values for rows that see different keys: first each row's keys before the common ones, then the common keys for all
+   rows together, then each row's remaining keys. */
+INLINE void add_columns(const Block *b, i64 r, i64 d, i64 W, const int rows, const int width, const int kind) {
+    i64 begin = b->begin_R[r], end = b->end_R[r];
+    for (int i = 1; i < rows; i++) {
+        if (b->begin_R[r + i] > begin) begin = b->begin_R[r + i];
+        if (b->end_R[r + i] < end) end = b->end_R[r + i];
+    }
+    if (rows > 1 && end <= begin) {
+        for (int i = 0; i < rows; i++) add_values(b, b->begin_R[r + i], b->end_R[r + i], r + i, d, W, 1, width, kind);
+        return;
+    }
+    for (int i = 0; rows > 1 && i < rows; i++)
+        if (b->begin_R[r + i] < begin) add_values(b, b->begin_R[r + i], begin, r + i, d, W, 1, width, kind);
+    add_values(b, begin, end, r, d, W, rows, width, kind);
+    for (int i = 0; rows > 1 && i < rows; i++)
+        if (b->end_R[r + i] > end) add_values(b, end, b->end_R[r + i], r + i, d, W, 1, width, kind);
+}
+
+/* Adds several vectors at once, so that adjacent memory is read together. */
+INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int kind) {
+    const int widest = rows == 1 ? 8 : 4;
+    i64 d = 0;
+    if (widest >= 8)
+        for (; d + 8 * LANES <= W; d += 8 * LANES) add_columns(b, r, d, W, rows, 8, kind);
+    if (widest >= 4)
+        for (; d + 4 * LANES <= W; d += 4 * LANES) add_columns(b, r, d, W, rows, 4, kind);
+    for (; d + 2 * LANES <= W; d += 2 * LANES) add_columns(b, r, d, W, rows, 2, kind);
+    for (; d < W; d += LANES) add_columns(b, r, d, W, rows, 1, kind);
+}
+
+INLINE void add_kind(const Block *b, i64 R, i64 W, const int kind) {
+    i64 r = 0;
+    for (; r + 4 <= R; r += 4) add_rows(b, r, W, 4, kind);
+    for (; r + 2 <= R; r += 2) add_rows(b, r, W, 2, kind);
+    for (; r < R; r++) add_rows(b, r, W, 1, kind);
+}
+
+/* Adds the weighted values of the chunk to the sums of all rows. */
+static void add_chunk(const Block *b, i64 R, i64 W, int kind) {
+    switch (kind) {
+    case FLOAT: add_kind(b, R, W, FLOAT); break;
+    case HALF: add_kind(b, R, W, HALF); break;
+    case FP8: add_kind(b, R, W, FP8); break;
+    default: add_kind(b, R, W, INT8);
+    }
+}
+
+#endif
