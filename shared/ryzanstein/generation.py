@@ -36,10 +36,12 @@ MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_TEMPLATE_VARIABLES_CHARS = 4096
 MAX_PROMPT_SCORES = 262_144
 """Log probabilities of one prompt: its tokens, times one and the alternatives of each."""
-DOORS = "doors"
+EXTENDED = "extended-parameters"
 """The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
 TOOLS = "tools"
 """The feature of nodes that know tools, and messages that are not plain."""
+CONSTRAINTS = "constraints"
+"""The feature of nodes that enforce `SamplingParams.constraint`."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
@@ -247,9 +249,9 @@ class SamplingParams:
             self.constraint.validate()
 
     @property
-    def needs_doors(self) -> bool:
-        """Whether it has a parameter that only nodes with the feature `DOORS` know."""
-        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in DOORS_PARAMS)
+    def is_extended(self) -> bool:
+        """Whether it has a parameter that only nodes with the feature `EXTENDED` know."""
+        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in EXTENDED_PARAMS)
 
     def _validate_lists(self) -> None:
         for name, bound in _LENGTHS:
@@ -270,7 +272,7 @@ def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
             raise errors.invalid(field, f"each string must have 1 to {most} characters", len(text))
 
 
-DOORS_PARAMS = (
+EXTENDED_PARAMS = (
     "bad_words",
     "allowed_token_ids",
     "skip_special_tokens",
@@ -373,9 +375,10 @@ class GenerationRequest:
     @property
     def features(self) -> frozenset[str]:
         """The features that a node needs to run it: a node without one would ignore a part of it."""
-        needed = {DOORS} if self.sampling.needs_doors else set()
+        needed = {EXTENDED} if self.sampling.is_extended else set()
+        needed |= {CONSTRAINTS} if self.is_constrained else set()
         if isinstance(self.prompt, ChatPrompt):
-            needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {DOORS}
+            needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {EXTENDED}
             needed |= set() if self.prompt.is_plain else {TOOLS}
         return frozenset(needed)
 

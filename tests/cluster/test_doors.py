@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 QUESTION = {"role": "user", "content": "Count from 1 to 40."}
 
@@ -183,6 +186,67 @@ def test_a_stream_goes_on_at_another_router_as_it_was(cluster: LocalCluster, htt
         )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
     cluster.restart(dying)
+
+
+def test_scores_go_over_grpc_and_to_readers_at_another_router(cluster: LocalCluster) -> None:
+    """Whole, streamed, relayed by the other router and replayed: the same tokens with the same scores."""
+    params = inference.SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=1, ignore_eos=True)
+    asked = inference.CompleteRequest(text="Count from 1 to 40. " * 12, sampling=params)
+    here, there = (cluster.services[name].grpc_address for name in cluster.router_names)
+    with grpc.insecure_channel(here) as channel, grpc.insecure_channel(there) as other:
+        whole = InferenceServiceStub(channel).Complete(asked, timeout=30)
+        assert [token.HasField("logprob") for token in whole.prompt] == [False] + [True] * (whole.usage.prompt_tokens - 1)
+        assert all(len(token.top) == 1 for token in whole.prompt[1:])
+        events = [
+            response.event
+            for response in InferenceServiceStub(channel).StreamComplete(
+                inference.StreamCompleteRequest(complete=asked), timeout=30
+            )
+        ]
+        attach = inference.AttachGenerationRequest(generation_id=events[0].started.generation_id)
+        relayed = [response.event for response in InferenceServiceStub(other).AttachGeneration(attach, timeout=30)]
+    for seen in (events, relayed):
+        kinds = [event.WhichOneof("kind") for event in seen]
+        assert kinds[0] == "started"
+        assert kinds.index("delta") > max(i for i, kind in enumerate(kinds) if kind == "prompt"), "before the first token"
+        tokens = [token for event in seen for token in event.prompt.tokens]
+        assert [token.token_id for token in tokens] == [token.token_id for token in whole.prompt]
+        assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in whole.prompt], abs=1e-4)
+        assert seen[0].started.created == events[0].started.created > 1_700_000_000
+
+
+def test_the_official_client_calls_functions(cluster: LocalCluster) -> None:
+    """Streamed or not: the same items with the same ids; the result of a call goes back by its id."""
+    city = {"type": "string", "enum": ["Oslo", "Rome"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "input": "What is the weather?",
+        "tools": [{"type": "function", "name": "weather", "parameters": schema, "strict": True}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    with openai.OpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.responses.create(**asked)
+        (call,) = (item for item in answer.output if item.type == "function_call")
+        assert (answer.status, call.name) == ("completed", "weather")
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+        events = list(client.responses.create(**asked, stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        (streamed,) = (item for item in events[-1].response.output if item.type == "function_call")
+        added = [event.item.id for event in events if event.type == "response.output_item.added"]
+        deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+        assert streamed.id in added
+        assert {event.item_id for event in deltas} == {streamed.id}
+        assert "".join(event.delta for event in deltas) == streamed.arguments == call.arguments
+        assert client.responses.retrieve(events[-1].response.id).output == events[-1].response.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+        after = client.responses.create(
+            **{**asked, "input": [result], "tool_choice": "none", "max_output_tokens": 8}, previous_response_id=answer.id
+        )
+        assert all(item.type == "message" for item in after.output)
 
 
 def test_the_official_client_holds_a_conversation_of_responses(cluster: LocalCluster) -> None:

@@ -6,8 +6,10 @@ The demo model knows no tools: its template gets the generic form, and the gramm
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,6 +18,7 @@ import pytest
 
 from ryzanstein.v1 import inference_pb2 as inference
 
+PAGE = Path(__file__).parents[2] / "docs/tools.md"
 PLACE = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -124,6 +127,23 @@ def test_what_cannot_be_is_refused_by_name(sdk: openai.OpenAI, fields: dict[str,
     with pytest.raises(openai.BadRequestError) as failure:
         sdk.chat.completions.create(model="demo", messages=QUESTION, extra_body=fields)
     assert failure.value.param == param
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_as_a_tool(sdk: openai.OpenAI) -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "propertyNames": {"pattern": "("}}}}
+    ]
+    with pytest.raises(openai.BadRequestError) as failure:
+        sdk.chat.completions.create(model="demo", messages=QUESTION, tools=tools, tool_choice="required")
+    assert failure.value.param == "tools"
+
+
+def test_the_example_of_the_page_runs(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    exec(compile(example.replace("http://127.0.0.1:8000", calm.cluster.http_url), str(PAGE), "exec"), {})
+    name, _, arguments = capsys.readouterr().out.partition(" ")
+    assert name == "weather"
+    assert "city" in arguments
 
 
 def test_a_node_killed_in_the_middle_of_a_call_changes_nothing(stormy: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tests.hostile.corpus import BODIES, HostileBody
+from tests.hostile.socket_corpus import SOCKETS, HostileSocket, attack
 from tests.hostile.victim import Lag, Victim, victim
 
 _TRIES = 3
@@ -48,7 +49,22 @@ def http_row(router: Victim, body: HostileBody, tries: int = _TRIES) -> Row:
     return Row(body.name, len(body.content), f"{reply.status_code} {param[:20]}".strip(), tuple(lags))
 
 
-CORPORA: Mapping[str, Callable[[Victim], Iterator[Row]]] = {"http": http_rows}
+def socket_rows(router: Victim) -> Iterator[Row]:
+    for hostile in SOCKETS:
+        yield socket_row(router, hostile)
+
+
+def socket_row(router: Victim, hostile: HostileSocket, tries: int = _TRIES) -> Row:
+    """Sends it on a socket of its own. The answer is the close code."""
+    lags = []
+    for _ in range(tries):
+        router.lag()
+        outcome = attack(router, hostile.content)
+        lags.append(router.lag())
+    return Row(hostile.name, len(hostile.content), str(outcome.close_code or "open"), tuple(lags))
+
+
+CORPORA: Mapping[str, Callable[[Victim], Iterator[Row]]] = {"http": http_rows, "websocket": socket_rows}
 
 
 def _size(num_bytes: int) -> str:

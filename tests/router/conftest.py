@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt
+from ryzanstein.generation import CONSTRAINTS, Attempt
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
@@ -101,10 +101,8 @@ class ScriptedNode(WorkerServiceServicer):
     """Further models, each on a stream of its own."""
     lost_models: set[str] = field(default_factory=set)
     """As `ranks_lost`, of these further models alone."""
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = (CONSTRAINTS,)
     """What it understands beyond the first version of the protocol."""
-    takes_constraints: bool = True
-    """False: an older node, which would ignore a constraint."""
     knows_models: bool = True
     """False: an older node, which takes every stream for one of its model."""
     default_tokens: int = 16
@@ -151,7 +149,6 @@ class ScriptedNode(WorkerServiceServicer):
         hello = worker.NodeHello(
             node_id=node_id, incarnation=self._incarnation, beat=self._beat(model), model=model, features=self.features
         )
-        hello.takes_constraints = self.takes_constraints
         yield worker.ConnectResponse(hello=hello)
         running: dict[int, Running] = {}
         self.connections.append(running)

@@ -16,7 +16,7 @@ from tests.worker.constraints.random_schemas import random_schema
 from tests.worker.test_continuation import assert_every_cut_continues
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation import FinishReason, TokenPrompt
+from ryzanstein.generation import CONSTRAINTS, FinishReason, TokenPrompt
 
 pytestmark = pytest.mark.cluster
 
@@ -128,4 +128,4 @@ async def test_a_constrained_answer_does_not_change_its_company(link: Any, attem
 
 
 async def test_a_node_says_that_it_takes_constraints(link: Any) -> None:
-    assert link.hello.takes_constraints
+    assert CONSTRAINTS in link.hello.features

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ class ChatAnswer:
     node_ids: list[str] = field(default_factory=list)
     """The node that accepted the request, then each node that continued it."""
     text: str = ""
+    tool_calls: list[pb.ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_lost: int = 0
     num_repeated: int = 0
@@ -73,6 +74,8 @@ class ChatAnswer:
             case "delta":
                 self._apply_delta(event.delta)
             case "finished":
+                self.text += event.finished.text
+                self._apply_calls(event.finished.tool_calls)
                 self.finish_reason = enum_name(pb.FinishReason, event.finished.finish_reason)
                 self.usage = event.finished.usage
 
@@ -83,12 +86,28 @@ class ChatAnswer:
         self.num_repeated += max(0, expected - delta.first_index)
         self.token_ids.extend(delta.token_ids)
         self.text += delta.text
+        self._apply_calls(delta.tool_calls)
         self.arrivals.append(time.monotonic())
         self._note_node(delta.node_id)
+
+    def _apply_calls(self, pieces: Iterable[pb.ToolCallDelta]) -> None:
+        for piece in pieces:
+            if piece.index == len(self.tool_calls):
+                self.tool_calls.append(pb.ToolCall(id=piece.id, name=piece.name))
+            self.tool_calls[piece.index].arguments += piece.arguments
 
     def _note_node(self, node_id: str) -> None:
         if node_id and node_id not in self.node_ids[-1:]:
             self.node_ids.append(node_id)
+
+
+def shown(event: pb.GenerationEvent) -> str:
+    """Returns what an event says, for people: content, and calls as they are written."""
+    if event.WhichOneof("kind") not in ("delta", "finished"):
+        return ""
+    said = event.delta if event.HasField("delta") else event.finished
+    calls = (f"\n{piece.name} {piece.arguments}" if piece.id else piece.arguments for piece in said.tool_calls)
+    return said.text + "".join(calls)
 
 
 EventCall = (

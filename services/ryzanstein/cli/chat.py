@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.answers import ChatAnswer, ask
+from ryzanstein.cli.answers import ChatAnswer, ask, shown
 from ryzanstein.cli.defaults import ROUTER_ADDRESS
 from ryzanstein.cli.options import Router, text_value
 from ryzanstein.errors import RyzansteinError
@@ -34,8 +34,8 @@ class Speaker:
         """Returns the answer and shows it on `out` as it arrives. Raises RyzansteinError."""
 
         def show(_: ChatAnswer, event: pb.GenerationEvent) -> None:
-            if out is not None and event.HasField("delta"):
-                out.print(event.delta.text, end="", markup=False, soft_wrap=True)
+            if out is not None:
+                out.print(shown(event), end="", markup=False, soft_wrap=True)
 
         request = pb.ChatRequest(
             model=self.model,

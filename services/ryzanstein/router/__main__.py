@@ -31,6 +31,8 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.websocket.face import WebSocketFace
+from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 
@@ -85,10 +87,33 @@ def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
     bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
     if settings.http and not may_open(settings.http_max_connections):
         log.warning("open file limit is too low for http_max_connections", http_max_connections=settings.http_max_connections)
-    origins = [origin.strip() for origin in settings.http_cors_origins.split(",") if origin.strip()]
-    app = create_app(router.core, router.telemetry, limits, origins, router.sessions)
+    app = create_app(router.core, router.telemetry, limits, _origins(settings), router.sessions)
     refused = router.telemetry.http_refused
-    return HttpServer(app, settings.host, settings.http_port, bounds, lambda reason: refused.labels(reason).inc())
+    return HttpServer(
+        app,
+        settings.host,
+        settings.http_port,
+        bounds,
+        lambda reason: refused.labels(reason).inc(),
+        upgrades=_websocket_face(router, settings) if settings.websocket else None,
+    )
+
+
+def _origins(settings: RouterSettings) -> list[str]:
+    return [origin.strip() for origin in settings.http_cors_origins.split(",") if origin.strip()]
+
+
+def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
+    limits = SocketLimits(
+        max_sockets=settings.websocket_max_connections,
+        max_streams=settings.websocket_max_streams,
+        max_message_bytes=settings.http_max_body_bytes,
+        max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
+        message_timeout_s=settings.http_body_timeout_s,
+        max_messages=settings.max_messages,
+        origins=frozenset(_origins(settings)),
+    )
+    return WebSocketFace(router.core, router.telemetry, limits)
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:

@@ -28,8 +28,13 @@ class RouterSettings(ServiceSettings):
     http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may be idle between requests")
     http_max_connections: int = Field(2048, ge=1, description="maximum HTTP connections; idle ones are closed for new ones")
     http_cors_origins: str = Field(
-        "", max_length=4096, description="origins whose pages may use the HTTP API, comma-separated; *: all; empty: none"
+        "",
+        max_length=4096,
+        description="origins whose pages may use the HTTP API and WebSockets, comma-separated; *: all; empty: none",
     )
+    websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
+    websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
+    websocket_max_streams: int = Field(128, ge=1, description="maximum generations at once on a WebSocket")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
     nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
     state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")

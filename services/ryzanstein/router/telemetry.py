@@ -21,7 +21,7 @@ LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
 
-HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory")
+HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory", "origin")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
 

@@ -14,8 +14,6 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
-from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 
 from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
@@ -28,6 +26,8 @@ from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
 from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
+from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
+from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels

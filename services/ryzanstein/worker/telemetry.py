@@ -134,6 +134,7 @@ class WorkerTelemetry:
         self.class_tokens = self._counter("class_tokens_total", "Tokens computed, by priority.", "priority", "kind")
         self.generations = self._counter("generations_total", "Attempts ended, by outcome.", "outcome")
         self.choices = self._counter("choices_total", "Choices ended, by finish reason.", "reason")
+        self.tool_fallbacks = self._counter("tool_fallbacks_total", "Requests with tools whose chat template knows none.")
         self.refusals = self._counter("refusals_total", "Submits refused, by reason.", "reason")
         self.rank_losses = self._counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
         self.recoveries = self._counter("recoveries_total", "Recovery actions, by rung of the recovery ladder.", "rung")

@@ -18,7 +18,8 @@ from ryzanstein.replies.source import Source, Step
 _MAX_NAME_CHARS = 256
 _KEYS = frozenset({"name", "arguments", "parameters", "function", "type", "id"})
 _STRING_RUN = re.compile(r'[^"\\]*')
-_PLAIN_RUN = re.compile(r'[^"{}\[\]]*')
+# What is between two brackets, whole strings included. Possessive: nothing is tried twice.
+_PLAIN_RUN = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _SCALAR_END = re.compile(r"[,}\]\s]")
 
 
@@ -175,8 +176,10 @@ def _value(source: Source, take: Callable[[str], None]) -> Step[bool]:
 
 def _nested(source: Source, take: Callable[[str], None]) -> Step[bool]:
     """Passes on an object, a list or a string: up to where its brackets and quotation marks are even."""
-    pieces: list[str] = []
-    depth, in_string = 0, False
+    pieces = [(yield from source.peek())]
+    source.take()
+    in_string = pieces[0] == '"'
+    depth = 0 if in_string else 1
     while True:
         pieces.append(source.run(_STRING_RUN if in_string else _PLAIN_RUN))
         if source.overrun():

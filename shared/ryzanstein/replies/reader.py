@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from ryzanstein.replies.source import Source, Step
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _CLOSE_PATTERN = re.compile(_CLOSE)
+LONG_CHARS = 8192
+"""Reading so much takes some milliseconds."""
 _NEVER = "\x00"
 
 
@@ -93,6 +96,13 @@ def read_message(format: ReplyFormat | None, generation_id: str, choice: int, te
         return Message(Role.ASSISTANT, text)
     reader = ReplyReader(format, generation_id, choice)
     return joined([*reader.push(text), *reader.end()])
+
+
+async def read_aside(format: ReplyFormat | None, generation_id: str, choice: int, text: str) -> Message:
+    """Returns the same; a long answer is read in a thread, so that the loop goes on."""
+    if format is None or len(text) <= LONG_CHARS:
+        return read_message(format, generation_id, choice, text)
+    return await asyncio.to_thread(read_message, format, generation_id, choice, text)
 
 
 def joined(parts: Sequence[Part]) -> Message:

@@ -1,8 +1,8 @@
 """The text of an answer as it arrives, for parsers that are generators.
 
 A parser yields wherever it needs more text to decide, and goes on when there is more. What it has
-decided after some text depends on that text alone, not on the pieces in which it came. Patterns are
-single runs of characters: nothing here backtracks.
+decided after some text depends on that text alone, not on the pieces in which it came. No pattern
+backtracks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation import (
-    DOORS_PARAMS,
+    EXTENDED_PARAMS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -178,7 +178,7 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
 
 def _unsaid(name: str, value: object) -> bool:
     """Returns whether a parameter that earlier versions do not know asks for nothing, and is left out."""
-    return name in DOORS_PARAMS and value == getattr(_DEFAULTS, name)
+    return name in EXTENDED_PARAMS and value == getattr(_DEFAULTS, name)
 
 
 def template_from_wire(wire: inference.TemplateOptions) -> TemplateOptions:

@@ -9,7 +9,7 @@ from ryzanstein.lab.chaos.load import next_question
 from ryzanstein.lab.chaos.questions import QUESTIONS
 from ryzanstein.lab.chaos.reading import AnswerReading
 
-ASKED = [question for question in QUESTIONS if not question.http]
+ASKED = [question for question in QUESTIONS if question.face == "grpc"]
 
 
 def test_without_an_aim_all_kinds_are_asked() -> None:

@@ -61,6 +61,6 @@ def test_every_question_names_a_model_and_every_kind_is_of_one() -> None:
     assert len({question.kind for question in asked}) == len(asked)
     assert {question.model for question in asked} == {"demo", "second", "third"}
     assert [question.kind for question in asked if question.model == "demo"] == [question.kind for question in QUESTIONS]
-    assert not any(question.http or question.in_session for question in asked if question.model != "demo")
+    assert not any(question.face != "grpc" or question.in_session for question in asked if question.model != "demo")
     assert spared.node_of("node-0/second") == spared.node_of("node-0") == "node-0"
     assert (spared.of_model("node-0/second"), spared.of_model("node-0")) == ("second", "")

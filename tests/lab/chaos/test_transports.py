@@ -1,4 +1,4 @@
-"""Both transports against scripted routers on real sockets: what a router loses or repeats is seen, what breaks is told."""
+"""The transports against scripted routers on real sockets: what a router loses or repeats is seen, what breaks is told."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -19,6 +21,7 @@ from ryzanstein.lab.chaos.http_transport import HttpTransport, next_index
 from ryzanstein.lab.chaos.judge import judge
 from ryzanstein.lab.chaos.questions import QUESTIONS
 from ryzanstein.lab.chaos.reading import AnswerReading
+from ryzanstein.lab.chaos.socket_transport import SocketTransport
 from ryzanstein.lab.chaos.transport import Request, RouterAddress, Transport
 from ryzanstein.rpc.status import abort
 from ryzanstein.v1 import inference_pb2 as pb
@@ -195,4 +198,85 @@ async def test_over_http_refusals_and_error_events_are_typed() -> None:
 
 def test_positions_are_read_from_an_event_id() -> None:
     assert next_index("0:12,1:9.") == {0: 12, 1: 9}
+    assert next_index("f00:0:12,1:9.") == {0: 12, 1: 9}
     assert next_index("") == {}
+
+
+class SocketScript:
+    """Answers each request on a socket with the next script: frames for its stream; without an end, the socket breaks."""
+
+    def __init__(self, *answers: list[dict[str, Any]]) -> None:
+        self._answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+        self.credit = 0
+
+    async def serve(self, socket: ServerConnection) -> None:
+        async for text in socket:
+            message = json.loads(text)
+            if message["type"] == "credit":
+                self.credit += message["chunks"]
+                continue
+            self.asked.append(message)
+            answer = self._answers.pop(0)
+            for frame in answer:
+                await socket.send(json.dumps({**frame, "id": message["id"]}))
+            if answer[-1]["type"] not in ("done", "error"):
+                socket.transport.close()
+
+
+def said(index: int, tokens: Sequence[int], **choice: Any) -> dict[str, Any]:
+    rows = [{"token": f"{token} ", "logprob": -0.1 * token, "bytes": [], "top_logprobs": []} for token in tokens]
+    delta = {"content": "".join(row["token"] for row in rows)}  # type: ignore[misc]
+    fields = {"index": 0, "delta": delta, "logprobs": {"content": rows}, "finish_reason": None, **choice}
+    ended = fields["finish_reason"] is not None
+    return {"type": "chunk", "choice": 0, "index": index, "ended": ended, "chunk": {"id": "chatcmpl-g", "choices": [fields]}}
+
+
+BEGIN = [
+    {"type": "accepted", "generation": "chatcmpl-g", "request_id": "r"},
+    {"type": "started", "generation": "chatcmpl-g", "model": "m", "node": "node-2"},
+]
+FINISHED = said(3, [], delta={}, logprobs=None, finish_reason="stop")
+COUNTED = {"type": "chunk", "choice": None, "index": None, "ended": False, "chunk": {"choices": [], "usage": USAGE}}
+DONE = {"type": "done", "generation": "chatcmpl-g"}
+
+
+async def read_socket(*answers: list[dict[str, Any]]) -> tuple[AnswerReading, SocketScript]:
+    script = SocketScript(*answers)
+    async with serve(script.serve, "127.0.0.1", 0, subprotocols=[Subprotocol("ryzanstein.v1")]) as server:
+        address = RouterAddress("", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
+        return await read(SocketTransport([address])), script
+
+
+HONEST_SOCKET = [*BEGIN, said(1, [0]), said(3, [1, 2]), FINISHED, COUNTED, DONE]
+
+
+async def test_over_a_socket_an_honest_answer_is_flawless() -> None:
+    reading, script = await read_socket(HONEST_SOCKET)
+    assert judge(reading, reading).flawless
+    assert reading.choices[0].tokens == ["0 ", "1 ", "2 "]
+    assert (reading.prompt_tokens, reading.completion_tokens, reading.node_id) == (5, 3, "node-2")
+    assert (script.asked[0]["type"], script.asked[0]["url"]) == ("submit", "/v1/chat/completions")
+
+
+async def test_over_a_socket_what_a_router_loses_or_repeats_is_seen() -> None:
+    honest, _ = await read_socket(HONEST_SOCKET)
+    lost, _ = await read_socket([*BEGIN, said(1, [0]), said(3, [2]), FINISHED, COUNTED, DONE])
+    repeated, _ = await read_socket([*BEGIN, said(2, [0, 1]), said(3, [1, 2]), FINISHED, COUNTED, DONE])
+    assert judge(honest, lost).lost == 1
+    assert judge(honest, repeated).repeated == 1
+
+
+async def test_over_a_socket_that_breaks_the_client_attaches_where_it_stands() -> None:
+    honest, _ = await read_socket(HONEST_SOCKET)
+    reading, script = await read_socket(HONEST_SOCKET[:3], [BEGIN[1], *HONEST_SOCKET[3:]])
+    assert judge(honest, reading).flawless
+    assert reading.troubles == ["UNAVAILABLE"]
+    attached = script.asked[1]
+    assert (attached["type"], attached["generation"], attached["from_index"]) == ("attach", "chatcmpl-g", {"0": 1})
+
+
+async def test_over_a_socket_errors_are_typed() -> None:
+    error = {"message": "n: at most 16", "code": "invalid_argument"}
+    refused, _ = await read_socket([{"type": "error", "status": 400, "error": error}])
+    assert refused.failure == "INVALID_ARGUMENT INVALID_ARGUMENT: n: at most 16"

@@ -253,7 +253,7 @@ CONSTRAINED = {"constraint": inference.Constraint(regex="[0-9]+")}
 
 async def test_a_constraint_goes_only_to_nodes_that_enforce_it(start_node: Any, start_router: Any) -> None:
     old, new = await start_node("old"), await start_node("new")
-    old.takes_constraints = False
+    old.features = ()
     client = await start_router(old, new)
     for session in "abcdef":
         reading = await Reading().read(client.inference.StreamChat(request(session_id=session, **CONSTRAINED)))
@@ -264,7 +264,7 @@ async def test_a_constraint_goes_only_to_nodes_that_enforce_it(start_node: Any, 
 
 async def test_a_constraint_that_no_node_enforces_is_refused_at_once(start_node: Any, start_router: Any) -> None:
     node = await start_node("old")
-    node.takes_constraints = False
+    node.features = ()
     client = await start_router(node)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await Reading().read(client.inference.StreamChat(request(**CONSTRAINED)))

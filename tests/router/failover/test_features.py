@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.generation import DOORS
+from ryzanstein.generation import EXTENDED
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -32,7 +32,7 @@ def request(session_id: str = "", template: inference.TemplateOptions | None = N
 
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: next(iter(params)))
 async def test_a_request_goes_only_where_all_of_it_is_known(start_node: Any, start_router: Any, params: dict[str, Any]) -> None:
-    old, new = await start_node("old"), await start_node("new", features=(DOORS,))
+    old, new = await start_node("old"), await start_node("new", features=(EXTENDED,))
     client = await start_router(old, new)
     for session in range(6):
         answer = await client.inference.Chat(request(f"s{session}", **params))
@@ -49,7 +49,7 @@ async def test_when_every_node_is_too_old_the_client_is_told_at_once(start_node:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await client.inference.Chat(asked)
         error = error_from_rpc(failed.value)
-        assert (error.reason, error.metadata["features"]) == ("NODES_TOO_OLD", DOORS)
+        assert (error.reason, error.metadata["features"]) == ("NODES_TOO_OLD", EXTENDED)
     assert (await client.inference.Chat(request())).node_id == "old"
 
 

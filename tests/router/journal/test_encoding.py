@@ -24,6 +24,7 @@ from ryzanstein.generation import (
     Token,
     TokenLogprobs,
     TokenPrompt,
+    ToolCall,
     TopLogprob,
 )
 from ryzanstein.router.generations.generation import Generation
@@ -37,6 +38,7 @@ from ryzanstein.router.journal.encoding import (
     with_own_deadline,
 )
 from ryzanstein.router.journal.journal import JournalRecord
+from ryzanstein.tools import Tool, ToolMode, Tools
 
 CHOICES = 3
 REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))
@@ -193,6 +195,10 @@ def test_an_end_whose_tokens_are_missing_is_not_believed() -> None:
 def test_a_request_comes_back_as_it_was() -> None:
     prompts = (
         ChatPrompt((Message(Role.SYSTEM, "be"), Message(Role.USER, "ü"), Message(Role.ASSISTANT, ""))),
+        ChatPrompt(
+            (Message(Role.ASSISTANT, "", (ToolCall("1", "f", "{"),)), Message(Role.TOOL, "x", tool_call_id="1")),
+            tools=Tools((Tool("f", "d", "{}", True), Tool("g")), ToolMode.NAMED, "g", parallel=False),
+        ),
         TextPrompt("continue\n"),
         TokenPrompt((1, 2, 3)),
     )
@@ -203,7 +209,7 @@ def test_a_request_comes_back_as_it_was() -> None:
         request = GenerationRequest(
             "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
         )
-        request = replace(request, key=RequestKey("k", b"\0body"), detached=True)
+        request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, shown_as="chat")
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         assert decode_request(encode_request(generation, 2)) == (request, 2)

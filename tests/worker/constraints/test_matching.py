@@ -35,8 +35,8 @@ class Tokens:
     def state(self, constraint: Constraint, generated: tuple[int, ...] = (), **more: Any) -> GrammarState:
         return GrammarState(compiled(constraint, self.table, self.tokenizer), self.bits, generated, **more)
 
-    def allowed(self, state: GrammarState, banned: tuple[int, ...] = ()) -> list[int]:
-        self.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], banned, constraint=state)])
+    def allowed(self, state: GrammarState, banned: tuple[int, ...] = (), only: tuple[int, ...] = ()) -> list[int]:
+        self.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], banned, only, constraint=state)])
         flags = self.masks.wait()
         assert flags is not None
         return [int(i) for i in np.flatnonzero(flags[0])]
@@ -148,6 +148,15 @@ def test_banned_stops_and_ignored_ends_give_way_only_where_nothing_else_is_left(
     assert state.finished or tokens.allowed(state, banned=(end,)) == [end]
 
 
+def test_a_request_may_allow_fewer_tokens_but_not_none(tokens: Tokens) -> None:
+    state = tokens.state(Constraint.regex("[0-9]+"))
+    only = tuple(tokens.ids("1a"))
+    assert tokens.allowed(state, only=only) == tokens.ids("1")
+    assert not state.failure
+    tokens.allowed(state, only=tuple(tokens.ids("a")))
+    assert "allowed_token_ids" in state.failure
+
+
 def test_white_space_alone_does_not_go_on_for_ever(tokens: Tokens) -> None:
     constraint = Constraint.grammar('start: WS "x"\nWS: /[ \\n]*/')
     blank = tokens.ids(" ")[0]
@@ -209,6 +218,28 @@ def test_tokens_that_break_the_constraint_are_a_failure(tokens: Tokens) -> None:
     assert "does not satisfy" in state.failure
     assert not state.finished
     assert len(tokens.allowed(state)) == len(tokens.table.tokens)
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"properties": {"a": {"items": {"type": "string", "pattern": "("}}, "b": {}}}, "#/properties/a/items"),
+        ({"anyOf": [{}, {"type": "integer", "minimum": 5, "maximum": 1}]}, ""),
+        ({"allOf": [{"type": "integer", "minimum": 5, "maximum": 1}]}, "#/allOf/0"),
+        ({"$defs": {"x/y": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "$ref": "#/$defs/x~1y"}, "#/$defs/x~1y"),
+        ({"$ref": "#/nowhere"}, "#"),
+        ({"const": "\ud800"}, "#"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_schema_that_llguidance_refuses_is_refused_with_its_path(tokens: Tokens, schema: Any, where: str) -> None:
+    constraint = Constraint.json_schema(json.dumps(schema))
+    if not where:
+        assert not tokens.state(constraint).failure  # another alternative is left
+        return
+    with pytest.raises(ConstraintRefused) as refused:
+        tokens.state(constraint)
+    assert refused.value.where == where
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,22 @@ def test_groups_with_a_window_send_what_a_sequence_resumes_with_and_the_others_e
     two.drain()
     assert two.tokens[7, 0] == answer(failed_over, 0)[0][12:]
     assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
+
+
+def test_pages_that_arrive_lie_next_to_what_is_before_them() -> None:
+    pool = BlockPool(64)
+    pages = TravelingPages(pool)
+    names = [name_of(bytes([page]), group) for page in range(9) for group in range(2)]
+    pages.admit(names[:6], b"")
+    pages.admit(names[6:], names[5])
+    for group in range(2):
+        blocks = [pool.block_of((bytes([page]), group)) for page in range(9)]
+        assert blocks == list(range(blocks[0], blocks[0] + 9))
+
+
+def test_a_page_that_was_evicted_may_arrive_again() -> None:
+    pool = BlockPool(4)
+    pages = TravelingPages(pool)
+    pages.admit([b"a\0"], b"")
+    pool.drop((b"a", 0))
+    assert [place for place, _ in pages.admit([b"a\0", b"a\0"], b"")] == [0]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engines.group import PROFILE, RankProgress
+from ryzanstein.worker.engines.group import STANDSTILLS, RankProgress
 from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
 
 INTERVAL_S = 0.1
@@ -70,8 +70,9 @@ def test_a_step_with_many_tokens_may_take_longer(watchdog):
     assert watch(watchdog, [progress(0, 1, 2, tokens=1)], 4.9, start=10)[0] is not None
 
 
-def test_a_running_profiler_is_no_stall(watchdog):
-    assert watch(watchdog, [progress(0, 1, 1, "all_reduce"), progress(1, 1, 0, PROFILE)], 50)[0] is None
+@pytest.mark.parametrize("phase", sorted(STANDSTILLS))
+def test_a_known_standstill_is_no_stall(watchdog, phase):
+    assert watch(watchdog, [progress(0, 1, 1, "all_reduce"), progress(1, 1, 0, phase)], 50)[0] is None
 
 
 def test_the_rank_with_the_fewest_collectives_is_blamed_and_the_waiting_one_named(watchdog):

@@ -55,6 +55,11 @@ def test_special_tokens_and_padding_add_nothing(model: TextModel, data: st.DataO
     assert b"".join(added(model, mixed)) == b"".join(added(model, token_ids)) == model.decode(mixed).encode()
 
 
+def test_all_tokens_at_once_add_what_each_adds(model: TextModel) -> None:
+    alone = [model.text_bytes(token_id, first=False) for token_id in range(model.vocab_size)]
+    assert model.all_text_bytes() == alone
+
+
 @given(data=st.data())
 @settings(max_examples=200)
 def test_any_tokens_of_a_byte_level_vocabulary_are_their_bytes(byte_level: TextModel, data: st.DataObject) -> None:

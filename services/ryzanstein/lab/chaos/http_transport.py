@@ -15,7 +15,7 @@ from ryzanstein.lab.chaos.http_stream import HttpAnswer, HttpRequest, ServerSent
 from ryzanstein.lab.chaos.reading import AnswerReading, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 
-_CODES = {
+CODES = {
     400: Code.INVALID_ARGUMENT,
     404: Code.NOT_FOUND,
     409: Code.ABORTED,
@@ -70,7 +70,7 @@ class HttpTransport:
             return await send(router.http_host, router.http_port, attach)
         self._cursor = ""
         headers = {"content-type": "application/json"}
-        body = json.dumps(_body(request)).encode()
+        body = json.dumps(chat_body(request)).encode()
         return await send(router.http_host, router.http_port, HttpRequest("POST", "/v1/chat/completions", headers, body))
 
     def _take(self, event: ServerSentEvent, reading: AnswerReading) -> None:
@@ -83,16 +83,16 @@ class HttpTransport:
             reading.prompt_tokens = chunk["usage"]["prompt_tokens"]
             reading.completion_tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
-            _take_choice(choice, next_index(event.event_id), reading)
+            take_choice(choice, next_index(event.event_id), reading)
 
 
 def next_index(event_id: str) -> dict[int, int]:
-    """Returns the next index of each choice, from an event's id such as `0:12,1:9.`."""
-    positions = (position.rstrip(".").split(":") for position in event_id.split(",") if position)
+    """Returns the next index of each choice, from an event's id such as `GENERATION:0:12,1:9.`."""
+    positions = (position.rstrip(".").split(":")[-2:] for position in event_id.split(",") if position)
     return {int(choice): int(index) for choice, index in positions}
 
 
-def _take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], reading: AnswerReading) -> None:
+def take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], reading: AnswerReading) -> None:
     rows = (choice.get("logprobs") or {}).get("content") or []
     number = choice["index"]
     text = choice["delta"].get("content") or ""
@@ -103,7 +103,7 @@ def _take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], readin
         reading.finished(number, f"FINISH_REASON_{choice['finish_reason'].upper()}")
 
 
-def _body(request: Request) -> dict[str, Any]:
+def chat_body(request: Request) -> dict[str, Any]:
     sampling = dict(request.question.sampling)
     top = sampling.pop("logprobs")
     asked = {"logprobs": True, "top_logprobs": top, "stream": True, "stream_options": {"include_usage": True}}
@@ -118,7 +118,7 @@ def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinEr
 
     One without a body of ours counts as a broken connection.
     """
-    code = _CODES.get(status, Code.INTERNAL)
+    code = CODES.get(status, Code.INTERNAL)
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError):

@@ -11,19 +11,25 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 
 from ryzanstein.lab.chaos.client import LoadClient
 from ryzanstein.lab.chaos.grpc_transport import GrpcTransport
 from ryzanstein.lab.chaos.http_transport import HttpTransport
 from ryzanstein.lab.chaos.questions import LoadQuestion
 from ryzanstein.lab.chaos.reading import AnswerReading
-from ryzanstein.lab.chaos.transport import Request, RouterAddress
+from ryzanstein.lab.chaos.socket_transport import SocketTransport
+from ryzanstein.lab.chaos.transport import Request, RouterAddress, Transport
 
 _POLL_S = 0.01
+_MOST = "grpc"
+_TRANSPORTS: Mapping[str, Callable[[Sequence[RouterAddress]], Transport]] = MappingProxyType(
+    {_MOST: GrpcTransport, "sse": HttpTransport, "websocket": SocketTransport}
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +76,8 @@ class ClientLoad:
         self, routers: Sequence[RouterAddress], questions: Sequence[LoadQuestion], num_clients: int, seed: str
     ) -> None:
         self._routers = routers
-        self._http = [question for question in questions if question.http]
-        self._grpc = [question for question in questions if not question.http]
+        self._most = [question for question in questions if question.face == _MOST]
+        self._others = [question for question in questions if question.face != _MOST]
         self._rng = random.Random(f"{seed}/clients")
         self._sessions = (f"chaos-{seed}-{number}" for number in count())
         self._aim: Aim | None = None
@@ -134,11 +140,11 @@ class ClientLoad:
     async def _ask_on(self, number: int) -> None:
         """Asks questions until cancelled.
 
-        The last client asks over HTTP if there are such questions.
+        The last client asks over the other faces if there are such questions.
         """
         rng = random.Random(self._rng.random())
-        questions = self._http if self._http and number == self.num_clients - 1 else self._grpc
-        client = self._client(questions[0], rng)
+        questions = self._others if self._others and number == self.num_clients - 1 else self._most
+        clients: dict[str, LoadClient] = {}
         try:
             while True:
                 while number >= self.width:
@@ -146,10 +152,14 @@ class ClientLoad:
                 router = rng.randrange(len(self._routers))
                 aimed_at = self._aim.kind if self._aim is not None else ""
                 question = next_question(questions, rng, aimed_at, self.under_way)
-                readings = await self._converse(client, question, f"user-{rng.randrange(10**6)}", router)
+                if question.face not in clients:
+                    clients[question.face] = self._client(question, rng)
+                user = f"user-{rng.randrange(10**6)}"
+                readings = await self._converse(clients[question.face], question, user, router)
                 self.ended.extend(readings)  # after the await: the list may be another one by then
         finally:
-            await client.close()
+            for client in clients.values():
+                await client.close()
 
     async def _converse(self, client: LoadClient, question: LoadQuestion, user: str, router: int) -> list[AnswerReading]:
         """Asks all turns of a question.
@@ -172,8 +182,7 @@ class ClientLoad:
         return readings
 
     def _client(self, question: LoadQuestion, rng: random.Random) -> LoadClient:
-        transport = HttpTransport(self._routers) if question.http else GrpcTransport(self._routers)
-        return LoadClient(transport, len(self._routers), rng)
+        return LoadClient(_TRANSPORTS[question.face](self._routers), len(self._routers), rng)
 
     def _look(self, reading: AnswerReading) -> None:
         if self._aim is not None:

@@ -18,14 +18,14 @@ class LoadQuestion:
     """One request.
 
     `turns` are the user's messages in one session, in order; a single one has no session.
-    `sampling` are fields of SamplingParams. `http`: sent over server-sent events instead of gRPC.
+    `sampling` are fields of SamplingParams. `face` is "grpc", "sse" (server-sent events) or "websocket".
     `call_s`: the client's timeout for a stream. `model` is empty where nodes have one model.
     """
 
     kind: str
     turns: tuple[str, ...]
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    http: bool = False
+    face: str = "grpc"
     call_s: float = 60.0
     model: str = ""
 
@@ -66,7 +66,8 @@ QUESTIONS: tuple[LoadQuestion, ...] = (
         ("Hello, my name is Zorvia.", "I live in Quenlo.", _COUNT, "What is my name?", "Where do I live?"),
         {"temperature": 0.0, "max_tokens": 200},
     ),
-    LoadQuestion("sse", (_COUNT,), _GREEDY, http=True),
+    LoadQuestion("sse", (_COUNT,), _GREEDY, face="sse"),
+    LoadQuestion("websocket", (_COUNT,), {**_GREEDY, "n": 2}, face="websocket"),
 )
 
 # A model with random weights need not end an answer, so these have a length. It also writes parts of
@@ -86,7 +87,8 @@ _LONG_GREEDY = {**_GREEDY, "max_tokens": 1000}
 LONG_QUESTIONS: tuple[LoadQuestion, ...] = (
     LoadQuestion("long-greedy", (_COUNT,), _LONG_GREEDY, call_s=_LONG_S),
     LoadQuestion("long-sampled", (_COUNT,), {**_LONG_GREEDY, "temperature": 0.7, "top_p": 0.95, "seed": 12}, call_s=_LONG_S),
-    LoadQuestion("long-sse", (_COUNT,), _LONG_GREEDY, http=True, call_s=_LONG_S),
+    LoadQuestion("long-sse", (_COUNT,), _LONG_GREEDY, face="sse", call_s=_LONG_S),
+    LoadQuestion("long-websocket", (_COUNT,), _LONG_GREEDY, face="websocket", call_s=_LONG_S),
 )
 
 

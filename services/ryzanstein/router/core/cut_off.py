@@ -80,7 +80,7 @@ class CutOffs:
 
 async def _keep_shown(generation: Generation, turn: Turn) -> None:
     answer, shown = generation.log.choices[0], generation.shown
-    message = generation.message(shown)
+    message = await generation.message(shown)
     if message.num_chars:
         node_id = next(node_id for first, node_id in reversed(answer.nodes) if first < shown)
         await turn.commit_cut_off(message, generation.request, node_id)

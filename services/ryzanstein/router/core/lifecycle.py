@@ -383,4 +383,5 @@ async def _commit(generation: Generation, turn: Turn) -> None:
     answer = generation.log.choices[0]
     if answer.reason not in (None, FinishReason.CANCELLED):
         node_id = answer.nodes[-1][1] if answer.nodes else ""
-        await turn.commit(generation.message(len(answer.tokens)), generation.request.model, node_id)
+        message = await generation.message(len(answer.tokens))
+        await turn.commit(message, generation.request.model, node_id)

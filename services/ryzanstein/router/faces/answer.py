@@ -19,7 +19,7 @@ from ryzanstein.generation import (
     Token,
     Usage,
 )
-from ryzanstein.replies.reader import read_message, shown_reason
+from ryzanstein.replies.reader import read_aside, shown_reason
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class Answer:
     tokens: dict[int, list[Token]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     prompt: list[PromptToken] = field(default_factory=list)
+    _messages: dict[int, Message] = field(default_factory=dict)
 
     def message(self, choice: int) -> Message:
         """Returns what a choice says."""
-        text = "".join(token.text for token in self.tokens[choice])
-        return read_message(self.started.reply, self.started.generation_id, choice, text)
+        return self._messages[choice]
 
     def reason(self, choice: int, message: Message) -> FinishReason:
         """Returns how a choice that says this is shown to have ended."""
@@ -53,6 +53,9 @@ class Answer:
         answer = cls(started, started.node_id)
         async for event in events:
             answer._add(event)
+        for choice in answer.reasons:
+            text = "".join(token.text for token in answer.tokens[choice])
+            answer._messages[choice] = await read_aside(started.reply, started.generation_id, choice, text)
         return answer
 
     def _add(self, event: GenerationEvent) -> None:

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from hashlib import blake2b
+from struct import Struct
+from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.generation import (
@@ -33,6 +35,7 @@ _VISIBLE = re.compile(r"[\x20-\x7e]+")
 # A string of RFC 8941 (3.3.3), as draft-ietf-httpapi-idempotency-key-header requires.
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _DEFAULTS = SamplingParams()
+_FLOAT = Struct("f")
 
 
 def keyed(request: GenerationRequest, key: str, field: str) -> GenerationRequest:
@@ -89,8 +92,21 @@ def _sampling(sampling: SamplingParams) -> str:
 
     A field that a later version adds thus changes no digest.
     """
-    given = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    given = {field.name: _as_sent(getattr(sampling, field.name)) for field in fields(sampling)}
     return json.dumps({name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}, sort_keys=True)
+
+
+def _as_sent(value: Any) -> Any:
+    """Returns the value with its numbers in the 32 bits that they have over gRPC.
+
+    A request is thus the same over all faces.
+    """
+    match value:
+        case float():
+            return _FLOAT.unpack(_FLOAT.pack(value))[0]
+        case tuple():
+            return tuple(map(_as_sent, value))
+    return value
 
 
 def _prompt(prompt: Prompt) -> Iterator[bytes]:

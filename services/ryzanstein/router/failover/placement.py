@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
-from ryzanstein.generation import NodePlace
+from ryzanstein.generation import CONSTRAINTS, NodePlace
 from ryzanstein.router.choose import Ranking
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
@@ -170,14 +170,12 @@ class NodePlacement:
 
         A generation that has not begun need not wait for them.
         """
-        if lost is None and self._never_able():
-            constrained = self._generation.request.is_constrained
-            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if constrained else "nodes_too_old").inc()
-            raise (
-                errors.constraints_unsupported(self._model)
-                if constrained
-                else errors.nodes_too_old(self._model, self._features)
-            )
+        if lost is None and self._never_able(self._features):
+            unsupported = self._never_able(self._features & {CONSTRAINTS})
+            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if unsupported else "nodes_too_old").inc()
+            if unsupported:
+                raise errors.constraints_unsupported(self._model)
+            raise errors.nodes_too_old(self._model, self._features)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
@@ -196,13 +194,11 @@ class NodePlacement:
 
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
-        lacking = self._links.lacking(self._features)
-        constrained = self._generation.request.is_constrained
-        return lacking | self._links.without_constraints() if constrained else lacking
+        return self._links.lacking(self._features)
 
-    def _never_able(self) -> bool:
-        """Returns whether no node that has the model can do it, also none that is away at the moment."""
-        unable = self._unable()
+    def _never_able(self, features: frozenset[str]) -> bool:
+        """Returns whether no node that has the model knows these features, also none that is away at the moment."""
+        unable = self._links.lacking(features)
         return bool(unable) and self._links.contexts(self._model).keys() <= unable and self._links.could_serve(self._model, ())
 
     def _readmit(self) -> None:

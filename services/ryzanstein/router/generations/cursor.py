@@ -19,17 +19,18 @@ MAX_SCORED_TOKENS = 256
 def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> None:
     """Raises INVALID_ARGUMENT for a choice that the generation does not have, or an index past its end.
 
-    Nobody can have seen more of a choice than this router has, unless the generation was another
-    router's before: then tokens may be missing here that are generated again.
+    While a choice runs its reader may wait for an index that is still to come, up to the most tokens
+    that it may have.
     """
     num_choices = len(generation.log.choices)
     unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
     if unknown:
         raise errors.invalid("from_index", f"choice must be in [0, {num_choices - 1}]", unknown[0])
     for choice, index in from_index.items():
-        log = generation.log.choices[choice]
-        if index > len(log.tokens) and (log.reason is not None or not generation.epoch):
-            raise errors.invalid("from_index", f"choice {choice} has {len(log.tokens)} tokens", index)
+        log, most = generation.log.choices[choice], generation.request.sampling.max_tokens
+        end = len(log.tokens) if log.reason is not None else most
+        if end is not None and index > end:
+            raise errors.invalid("from_index", f"choice {choice} has at most {end} tokens", index)
 
 
 async def follow(

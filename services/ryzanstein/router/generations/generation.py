@@ -26,7 +26,7 @@ from ryzanstein.generation import (
     Usage,
 )
 from ryzanstein.replies.format import reply_format
-from ryzanstein.replies.reader import read_message
+from ryzanstein.replies.reader import read_aside
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
@@ -124,10 +124,10 @@ class Generation:
         self.prompt += scores.tokens[len(self.prompt) - scores.first_index :]
         self.wake()
 
-    def message(self, num_tokens: int) -> Message:
+    async def message(self, num_tokens: int) -> Message:
         """Returns what so many tokens of the first choice say."""
         text = "".join(token.text for token in self.log.choices[0].tokens[:num_tokens])
-        return read_message(None if self.started is None else self.started.reply, self.generation_id, 0, text)
+        return await read_aside(None if self.started is None else self.started.reply, self.generation_id, 0, text)
 
     @property
     def to_run(self) -> GenerationRequest:

@@ -91,7 +91,6 @@ class NodeLink:
         """What the node understands beyond the first version of the protocol."""
         self.clock_skew_s = 0.0
         self.departed = False
-        self.takes_constraints = False
         self.newest_begun: dict[tuple[str, int], int] = {}
         """By tenant and priority: the handle of the last submitted attempt with output."""
         self._incarnation = ""
@@ -215,7 +214,6 @@ class NodeLink:
         hello = connection.hello
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
-        self.takes_constraints = hello.takes_constraints
         self.features = frozenset(hello.features)
         self._connection = connection
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))

@@ -243,10 +243,6 @@ class Roster:
         """
         return any(link.node_id not in excluded for link in self._serving(model))
 
-    def without_constraints(self) -> frozenset[str]:
-        """Returns the nodes that would ignore a constraint on answers: they are of an older version."""
-        return frozenset(node_id for node_id, link in self._nodes.items() if not link.takes_constraints)
-
     def lacking(self, features: frozenset[str]) -> frozenset[str]:
         """Returns the nodes that would ignore a part of a request that needs these features."""
         if not features:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ryzanstein import clock, errors
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import Code, FieldViolation, RyzansteinError
 from ryzanstein.generation import (
     MAX_PROMPT_SCORES,
     Attempt,
@@ -144,7 +144,21 @@ async def judged(attempt: Attempt, model: TextModel, judge: ConstraintJudge) -> 
     constraint = attempt.request.sampling.constraint
     if constraint is None:
         return None
-    return Judged(await judge.judge(constraint, model), await judge.tokens(model))
+    try:
+        verdict = await judge.judge(constraint, model)
+    except RyzansteinError as error:
+        prompt = attempt.request.prompt
+        if error.violations and isinstance(prompt, ChatPrompt) and prompt.tools.must:
+            raise replace_field(error, "tools") from None
+        raise
+    return Judged(verdict, await judge.tokens(model))
+
+
+def replace_field(error: RyzansteinError, field: str) -> RyzansteinError:
+    """Returns the same error about another field: the grammar of calls is made of the schemas of the tools."""
+    metadata = {**error.metadata, "field": field}
+    violations = tuple(FieldViolation(field, each.description) for each in error.violations)
+    return RyzansteinError(error.message, error.code, error.reason, metadata, violations)
 
 
 def group_of(

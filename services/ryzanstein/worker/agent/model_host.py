@@ -134,6 +134,8 @@ class ModelHost:
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling)
+            if self.text.template is not None and not self.text.calling.native:
+                self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             self._supervise(choice)
             if self.text.template is not None:
                 await self._templates.check(self.text.template)

@@ -342,6 +342,8 @@ class NodeAgent:
         keep = attempt.request.sampling.truncate_prompt_tokens
         read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
         attempt = intake.constrained(attempt, read, text)
+        if read.reply is not None and read.reply.calls and not text.calling.native:
+            self._telemetry.tool_fallbacks.inc()
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)

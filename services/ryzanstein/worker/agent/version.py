@@ -25,7 +25,7 @@ from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.profiling import Profiling
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents
-from ryzanstein.worker.engines.group import PROFILE, EngineGroup, GroupEvents, RankProgress
+from ryzanstein.worker.engines.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.native import NativeEngines
@@ -102,8 +102,8 @@ class ModelVersion:
 
     @property
     def profiled(self) -> bool:
-        """Whether a rank's profiler is starting or writing."""
-        return any(rank.phase == PROFILE for rank in self.progress())
+        """Whether a rank's profiler is starting or writing, or steps stand still for another known reason."""
+        return any(rank.phase in STANDSTILLS for rank in self.progress())
 
     def text(self, attempt: Attempt) -> TextModel:
         """Returns the text side of the model for the attempt; its ranks serve or sleep.

@@ -32,8 +32,9 @@ class Grammars:
         self.hits = self.misses = self.evictions = 0
 
     def know(self, table: bytes) -> None:
-        """Takes the packed table of the model's tokens; what it is made into is made with the first grammar."""
-        self._pool.submit(self._know, table)
+        """Takes the packed table of the model's tokens. Takes a second for 256 k of them."""
+        self._table = TokenTable.decode(table)
+        self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
 
     def get(self, constraint: Constraint, num_bytes: int) -> Future[LLMatcher]:
         """Returns the compiled grammar. `num_bytes` is what it takes, as measured elsewhere."""
@@ -54,9 +55,9 @@ class Grammars:
 
     @property
     def bits(self) -> Bits:
-        """The tokens with a meaning for every grammar; known when a grammar is."""
+        """The tokens with a meaning for every grammar."""
         if self._bits is None:
-            raise ValueError("no grammar has been compiled")
+            raise ValueError("the tokens are not known")
         return self._bits
 
     def _evict(self) -> None:
@@ -67,10 +68,6 @@ class Grammars:
             del self._kept[oldest]
             self._bytes -= num_bytes
             self.evictions += 1
-
-    def _know(self, table: bytes) -> None:
-        self._table = TokenTable.decode(table)
-        self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         if self._table is None or self._tokenizer is None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
-from ryzanstein.constraints import Constraint
+from ryzanstein.constraints import Constraint, ConstraintKind
+from ryzanstein.worker.constraints import finite
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
+from ryzanstein.worker.constraints.schema import checked_schema
 from ryzanstein.worker.constraints.table import TokenTable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _MAX_REASON_CHARS = 300
+_MAX_PARTS = 128
 
 
 def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) -> LLMatcher:
@@ -23,12 +27,29 @@ def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) 
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=_limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
     if error := matcher.get_error():
-        raise _refused(error)
-    matcher.compute_bitmask()
-    if error := matcher.get_error():
-        raise _refused(error)
+        refused = _refused(error)
+        raise ConstraintRefused(refused.cause, refused.reason, _where(constraint, refused.reason))
     return matcher
+
+
+def _where(constraint: Constraint, reason: str) -> str:
+    """Returns the path of the smallest part of a schema that is refused for the same reason, or nothing.
+
+    llguidance does not say it. Only so many parts are tried, the innermost first.
+    """
+    from llguidance import LLMatcher
+
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA:
+        return ""
+    found = sorted(finite.parts(checked_schema(constraint.text), "#"), key=lambda part: -part[0].count("/"))
+    for path, part in found[:_MAX_PARTS]:
+        error = LLMatcher.validate_grammar(f"start: %json {json.dumps(part)}", limits=_limits())
+        if error and _refused(error).reason == reason:
+            return path
+    return ""
 
 
 def _limits() -> LLParserLimits:
@@ -41,7 +62,9 @@ def _limits() -> LLParserLimits:
 def _refused(error: str) -> ConstraintRefused:
     """Returns the refusal for an error of llguidance, without the excerpt of the grammar in it."""
     text = error.partition("\n<non-verbose/>")[0].partition("\n   1 |")[0].strip()
-    text = text.rpartition("failed to compile JSON schema: ")[2]
+    text = text.rpartition("failed to compile JSON schema: ")[2].partition("\n  while processing")[0]
+    if text.startswith("oneOf constraints"):
+        return ConstraintRefused(Cause.KEYWORD, "oneOf is supported only where no value matches two alternatives")
     if "NoExtension" in text:
         return ConstraintRefused(Cause.UNSATISFIABLE, "no answer of at least one token satisfies it")
     if "too big" in text or "too large" in text or "limit" in text:

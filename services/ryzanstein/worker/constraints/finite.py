@@ -21,34 +21,35 @@ def endless(root: Mapping[str, Any]) -> str | None:
     `false` is no such part: nobody writes anything there. References that lead nowhere are
     somebody else's error.
     """
-    parts = dict(_parts(root, "#"))
+    by_path = dict(parts(root, "#"))
     ends: set[str] = set()
-    while grown := [path for path, part in parts.items() if path not in ends and _ends(part, path, parts, ends)]:
+    while grown := [path for path, part in by_path.items() if path not in ends and _ends(part, path, by_path, ends)]:
         ends.update(grown)
-    return next((path for path, part in parts.items() if path not in ends and part is not False), None)
+    return next((path for path, part in by_path.items() if path not in ends and part is not False), None)
 
 
-def _parts(part: Part, path: str) -> Iterator[tuple[str, Part]]:
+def parts(part: Part, path: str) -> Iterator[tuple[str, Part]]:
+    """Yields a checked schema and the schemas in it, with their paths."""
     yield path, part
     if isinstance(part, bool):
         return
     for name in part:
         if name in ONE_SCHEMA:
-            yield from _parts(part[name], f"{path}/{name}")
+            yield from parts(part[name], f"{path}/{name}")
         elif name in LIST_OF_SCHEMAS:
             for i, each in enumerate(part[name]):
-                yield from _parts(each, f"{path}/{name}/{i}")
+                yield from parts(each, f"{path}/{name}/{i}")
         elif name in NAMED_SCHEMAS:
             for key, each in part[name].items():
-                yield from _parts(each, f"{path}/{name}/{_escaped(key)}")
+                yield from parts(each, f"{path}/{name}/{_escaped(key)}")
 
 
-def _ends(part: Part, path: str, parts: Mapping[str, Part], ends: set[str]) -> bool:
+def _ends(part: Part, path: str, by_path: Mapping[str, Part], ends: set[str]) -> bool:
     """Returns whether some JSON of the part ends, by what is known so far."""
     if isinstance(part, bool):
         return part
     target = part.get("$ref")
-    if target is not None and target in parts and target not in ends:
+    if target is not None and target in by_path and target not in ends:
         return False
     if not all(f"{path}/allOf/{i}" in ends for i in range(len(part.get("allOf", ())))):
         return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -33,6 +34,19 @@ class MaskedRow(Protocol):
     @property
     def banned_ids(self) -> Sequence[int]: ...
 
+    @property
+    def allowed_ids(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Constrained:
+    """A constrained row, at its place among the step's rows."""
+
+    place: int
+    state: GrammarState
+    banned: Sequence[int]
+    allowed: Sequence[int]
+
 
 class StepMasks:
     """The masks of one step at a time. `waited_s` and `computed_s` count from the start."""
@@ -52,10 +66,13 @@ class StepMasks:
         if self._job is not None:
             self._job.exception()  # of a step that was given up
             self._job = None
-        states = [(row.constraint, row.banned_ids) for row in rows if isinstance(row.constraint, GrammarState)]
-        if states:
-            places = [s for s, row in enumerate(rows) if row.constraint is not None]
-            self._job = self._pool.submit(self._compute, states, places, len(rows))
+        constrained = [
+            _Constrained(s, row.constraint, row.banned_ids, row.allowed_ids)
+            for s, row in enumerate(rows)
+            if isinstance(row.constraint, GrammarState)
+        ]
+        if constrained:
+            self._job = self._pool.submit(self._compute, constrained, len(rows))
 
     def wait(self) -> Flags | None:
         """Returns which tokens each row may draw, [S, V]; None: all rows any. Valid until `begin`."""
@@ -66,26 +83,26 @@ class StepMasks:
         self.waited_s += time.perf_counter() - began
         return flags_SV
 
-    def _compute(self, states: Sequence[tuple[GrammarState, Sequence[int]]], places: Sequence[int], num_rows: int) -> Flags:
+    def _compute(self, constrained: Sequence[_Constrained], num_rows: int) -> Flags:
         began = time.perf_counter()
-        words_RW = self._room(len(states))
-        self._fill(states, words_RW)
-        for words_W, (state, banned) in zip(words_RW, states, strict=True):
-            state.narrow(words_W, banned)
+        words_RW = self._room(len(constrained))
+        self._fill([row.state for row in constrained], words_RW)
+        for words_W, row in zip(words_RW, constrained, strict=True):
+            row.state.narrow(words_W, row.banned, row.allowed)
         flags_RV = np.unpackbits(words_RW.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size).view(np.bool_)
-        if len(states) < num_rows:
+        if len(constrained) < num_rows:
             flags_SV = np.ones((num_rows, self._vocab_size), np.bool_)
-            flags_SV[places] = flags_RV
+            flags_SV[[row.place for row in constrained]] = flags_RV
             flags_RV = flags_SV
         self.computed_s += time.perf_counter() - began
         return flags_RV
 
-    def _fill(self, states: Sequence[tuple[GrammarState, Sequence[int]]], words_RW: npt.NDArray[np.uint32]) -> None:
+    def _fill(self, states: Sequence[GrammarState], words_RW: npt.NDArray[np.uint32]) -> None:
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(self._num_threads)
-        todo = [(state.matcher, r) for r, (state, _) in enumerate(states) if not state.failure]
+        todo = [(state.matcher, r) for r, state in enumerate(states) if not state.failure]
         if todo:
             self._executor.unsafe_compute_mask_ptr(todo, words_RW.ctypes.data, 4 * self._num_words, len(words_RW))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_BLANKS = 32
 """So many tokens of white space may follow each other while the grammar allows anything else."""
+_MAX_MASKS = 64
 
 
 class Bits:
@@ -28,15 +29,15 @@ class Bits:
         self.blank_ids = frozenset(table.blank_ids())
         self.not_blank = ~table.words(list(self.blank_ids))
         self.not_eos = ~table.words(table.eos)
-        self._without: dict[tuple[int, ...], Words] = {}
+        self._of: dict[tuple[int, ...], Words] = {}
 
-    def without(self, token_ids: Sequence[int]) -> Words:
-        """Returns the mask of all other tokens. The last few are kept."""
+    def of(self, token_ids: Sequence[int]) -> Words:
+        """Returns the mask of these tokens. The last few are kept."""
         key = tuple(token_ids)
-        if (words := self._without.get(key)) is None:
-            if len(self._without) >= 64:
-                self._without.clear()
-            words = self._without[key] = ~self._table.words(list(key))
+        if (words := self._of.get(key)) is None:
+            if len(self._of) >= _MAX_MASKS:
+                self._of.clear()
+            words = self._of[key] = self._table.words(list(key))
         return words
 
 
@@ -69,18 +70,24 @@ class GrammarState:
         if not self.matcher.consume_token(token_id):
             self.failure = f"token {token_id} does not satisfy the constraint"
 
-    def narrow(self, words: Words, banned: Sequence[int]) -> None:
-        """Removes tokens from the mask that llguidance computed, as long as others remain.
+    def narrow(self, words: Words, banned: Sequence[int], allowed: Sequence[int] = ()) -> None:
+        """Removes tokens from the mask that llguidance computed.
 
-        `banned` are the stop tokens before min_tokens.
+        `allowed` are the only ones that the request allows, empty for all: if none of them is in
+        the mask, that is a failure. The others are only preferences, where something else is left:
+        `banned` are the stop tokens before min_tokens, and what would complete a bad word.
         """
         if not self.failure and self.matcher.is_error():
             self.failure = "the constraint became too complex"
+        if allowed and not self.failure:
+            words &= self._bits.of(allowed)
+            if not words.any():
+                self.failure = "no token is allowed by both the constraint and allowed_token_ids"
         if self.failure:
             words.fill(0xFFFFFFFF)  # whatever is drawn: the choice fails
             return
         if banned:
-            _keep(words, self._bits.without(banned))
+            _keep(words, ~self._bits.of(banned))
         if self._keeps_on:
             _keep(words, self._bits.not_eos)
         if self._num_blanks >= MOST_BLANKS and _keep(words, self._bits.not_blank):

@@ -81,22 +81,35 @@ class TravelingPages:
         now on: the ranks must fill it before their next step. What is cached already, and that for
         which there is no room, gets none.
         """
-        chain = [*self._ancestors(parent), *names]
-        self._touch(chain)
-        known, room = set(chain), self._pool.num_available - sum(self._pool.is_idle(_key(name)) for name in chain)
+        before = list(self._ancestors(parent))
+        self._touch([*before, *names])
+        chosen = self._choose(names, parent, before)
         admitted: list[Placed] = []
-        for place, name in enumerate(names):
-            if _key(name) not in self._pool:
-                if len(admitted) >= room or not self._make_way(known):
-                    break
-                (block,) = self._pool.allocate(1)
+        for group in sorted({name[-1] for _, name in chosen}):
+            members = [(place, name) for place, name in chosen if name[-1] == group]
+            # Next to what is before them: adjacent blocks are read as one view.
+            last = next((name for name in before if name and name[-1] == group), b"")
+            blocks = self._pool.allocate(len(members), self._pool.block_of(_key(last)))
+            for (place, name), block in zip(members, blocks, strict=True):
                 self._pool.publish(block, _key(name))
-                self._pool.free([block])
-                self._arrived[name] = parent
                 admitted.append((place, block))
+            self._pool.free(blocks)
+        self._touch(self._ancestors(names[-1] if names else parent))
+        return sorted(admitted)
+
+    def _choose(self, names: Sequence[bytes], parent: bytes, before: Sequence[bytes]) -> list[tuple[int, bytes]]:
+        """Returns those of `names` for which there is to be a block, with their places."""
+        known = {*before, *names}
+        room = self._pool.num_available - sum(self._pool.is_idle(_key(name)) for name in known)
+        chosen: dict[bytes, int] = {}
+        for place, name in enumerate(names):
+            if _key(name) not in self._pool and name not in chosen:
+                if len(chosen) >= room or not self._make_way(known):
+                    break
+                self._arrived[name] = parent
+                chosen[name] = place
             parent = name
-        self._touch(self._ancestors(parent))
-        return admitted
+        return [(place, name) for name, place in chosen.items()]
 
     def _make_way(self, chain: Container[bytes]) -> bool:
         """Returns whether another block may arrive.
@@ -106,7 +119,9 @@ class TravelingPages:
         """
         most = int(self._pool.limit * ARRIVED_SHARE)
         if len(self._arrived) >= most:
-            unused = ((name, parent) for name, parent in self._arrived.items() if self._pool.is_idle(_key(name)))
+            unused = (
+                (name, parent) for name, parent in self._arrived.items() if name in chain or self._pool.is_idle(_key(name))
+            )
             self._arrived = OrderedDict(unused)
         while len(self._arrived) >= most:
             oldest = next((name for name in self._arrived if name not in chain), None)

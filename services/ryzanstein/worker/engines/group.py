@@ -17,7 +17,11 @@ from typing import Protocol
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady
 
-IDLE, FORWARD, PROFILE = "idle", "forward", "profile"
+IDLE, FORWARD, PROFILE, TOKENS = "idle", "forward", "profile", "tokens"
+STANDSTILLS = frozenset({PROFILE, TOKENS})
+"""The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, or the
+bytes of the model's tokens are read for the first constraint. They are bounded, see `StallBounds`.
+"""
 
 
 class LossCause(Enum):

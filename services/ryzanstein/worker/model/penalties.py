@@ -97,7 +97,7 @@ def _allow(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     """Leaves each row with `allowed_ids` only these."""
     size = logits_SV.shape[1]
     for s, row in enumerate(rows):
-        if row.allowed_ids:
+        if row.allowed_ids and row.constraint is None:
             kept = torch.tensor([token for token in row.allowed_ids if 0 <= token < size], device=logits_SV.device)
             values = logits_SV[s, kept]
             logits_SV[s].fill_(-torch.inf)

@@ -5,7 +5,8 @@ Rank 0 takes commands, steps the engine and sends the plan to the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Never
 
 import msgspec
@@ -27,7 +28,7 @@ from ryzanstein.worker.engine.messages import (
 )
 from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engines.group import IDLE
+from ryzanstein.worker.engines.group import IDLE, TOKENS
 from ryzanstein.worker.engines.messages import PageRequest, RankReady, StartProfile
 from ryzanstein.worker.model.collectives import PeerGaveUp
 from ryzanstein.worker.ranks.board import RankBoard
@@ -111,6 +112,15 @@ class RankExecutor:
         """Shows that rank 0 waits for blocks and does not hang."""
         self._board.enter(IDLE)
 
+    @contextmanager
+    def standing_still(self, phase: str) -> Iterator[None]:
+        """Shows one of the `STANDSTILLS`."""
+        self._board.enter(phase)
+        try:
+            yield
+        finally:
+            self._board.enter(IDLE)
+
     def _give_up(self) -> None:
         """Gives up the step on all ranks.
 
@@ -178,7 +188,9 @@ class Lead:
             case SubmitGroup():
                 self._submit(message)
             case SetTokens(table):
-                self._constrained.know(table)
+                # llguidance does not release the interpreter meanwhile, so nothing else could run.
+                with self._executor.standing_still(TOKENS):
+                    self._constrained.know(table)
             case CancelGroup(group):
                 self._constrained.cancel(group)
                 self._engine.cancel(group)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.worker.engines.group import PROFILE, RankProgress
+from ryzanstein.worker.engines.group import STANDSTILLS, RankProgress
 
 _WINDOW_STEPS = 512
 
@@ -21,7 +21,7 @@ _WINDOW_STEPS = 512
 class StallBounds:
     """How long nothing may move: at least `min_s`, or `factor` times the p99 step.
 
-    `profile_s` applies while a rank's profiler starts or writes.
+    `profile_s` applies while a rank's profiler starts or writes, and in the other `STANDSTILLS`.
     """
 
     min_s: float = 2.0
@@ -93,7 +93,7 @@ class Watchdog:
 
         Between steps the board still shows the tokens of the last step, which no longer count.
         """
-        if any(rank.phase == PROFILE for rank in ranks):
+        if any(rank.phase in STANDSTILLS for rank in ranks):
             return self._bounds.profile_s
         num_tokens = max((rank.num_tokens for rank in ranks if rank.in_step), default=0)
         return max(self._bounds.min_s, self._bounds.factor * self._times.expected_s(num_tokens))

@@ -18,6 +18,7 @@ from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
 
 GENERIC = "generic"
 _THINK = "<think>"
+_TAGS = (_THINK, "</think>")
 _KNOWS_TOOLS = re.compile(r"\btools\b")
 # What only the template of a family has, the most telling first. `None`: a form that is not read
 # here, so that the generic one is used instead.
@@ -47,11 +48,10 @@ class Calling:
     def of(cls, template: str, family: str = "auto", reasoning: str = "auto") -> Calling:
         """Returns what a template shows. `family` and `reasoning` are settings that override it."""
         found = next((name for sign, name in _SIGNS if sign in template), GENERIC)
-        native = found is not None and _KNOWS_TOOLS.search(template) is not None
-        thinking = _THINK in template if reasoning == "auto" else reasoning == "think"
-        if family != "auto":
-            return cls(family, native, thinking)
-        return cls(found if native and found is not None else GENERIC, native, thinking)
+        chosen = found if family == "auto" else family
+        native = chosen is not None and _KNOWS_TOOLS.search(template) is not None
+        thinking = any(tag in template for tag in _TAGS) if reasoning == "auto" else reasoning == "think"
+        return cls(chosen if native and chosen is not None else GENERIC, native, thinking)
 
     def told(self, prompt: ChatPrompt) -> ChatPrompt:
         """Returns the conversation as the template can show it."""
@@ -75,7 +75,7 @@ class Calling:
     def markers(self, prompt: ChatPrompt) -> tuple[str, ...]:
         """Returns the texts that tell calls and reasoning apart: they must be seen even where they are special tokens."""
         calls = MARKERS[self.family] if prompt.tools.callable else ()
-        return (*calls, _THINK, "</think>") if self.thinking else calls
+        return (*calls, *_TAGS) if self.thinking else calls
 
 
 def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -131,6 +131,20 @@ class Vocabulary:
             known = self._piece_bytes[key] = b"" if self.is_skipped(token_id) else self._decoded(token_id, first)
         return known
 
+    def all_bytes(self, num_tokens: int) -> list[bytes]:
+        """Returns what each of so many tokens adds to a text that has begun, as `text_bytes` does one by one."""
+        ids = range(num_tokens)
+        if self.is_byte_level:
+            return [self.bytes_of(token_id) for token_id in ids]
+        shown = [token_id for token_id in ids if not self.is_skipped(token_id)]
+        alone = self._tokenizer.decode_batch([[token_id] for token_id in shown], skip_special_tokens=False)
+        twice = self._tokenizer.decode_batch([[token_id, token_id] for token_id in shown], skip_special_tokens=False)
+        added = [b""] * num_tokens
+        for token_id, one, two in zip(shown, alone, twice, strict=True):
+            is_byte = self._has_byte_tokens and self.is_byte(token_id)
+            added[token_id] = self.text_bytes(token_id, first=False) if is_byte else two[len(one) :].encode()
+        return added
+
     def _decoded(self, token_id: int, first: bool) -> bytes:
         """Returns the bytes that the decoder gives for a piece.
 

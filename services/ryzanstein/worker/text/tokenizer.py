@@ -164,6 +164,10 @@ class TextModel:
         """
         return self._vocabulary.text_bytes(token_id, first=first)
 
+    def all_text_bytes(self) -> list[bytes]:
+        """Returns for each token what `text_bytes` does when it is not the first."""
+        return self._vocabulary.all_bytes(self.vocab_size)
+
     def is_skipped(self, token_id: int) -> bool:
         """Returns whether it adds nothing to a text: special tokens, padding of the vocabulary."""
         return self._vocabulary.is_skipped(token_id)

@@ -86,3 +86,36 @@ async def test_the_best_answers_are_shown(http, face):
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["choices"][0]["logprobs"] is None
     assert answer["usage"]["completion_tokens"] == 8, "all of them were generated"
+
+
+async def test_several_prompts_are_streamed_as_one(client, face):
+    """Chunks of all prompts as they come; each choice has its own number, the stream one id."""
+    stream = await client.completions.create(
+        model="echo", prompt=["a b", "c d e"], n=2, echo=True, stream=True, stream_options={"include_usage": True}
+    )
+    texts: dict[int, str] = {}
+    ends, chunks = [], [chunk async for chunk in stream]
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] = texts.get(choice.index, "") + choice.text
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == {0: "a ba b", 1: "a ba b", 2: "c d ec d e", 3: "c d ec d e"}
+    assert sorted(ends) == [0, 1, 2, 3]
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+    assert chunks[-1].usage.completion_tokens == 10
+
+
+async def test_a_prompt_that_fails_in_the_middle_ends_the_stream_and_the_others(http, face, eventually):
+    face.core.fail_at = 1
+    body = {"model": "echo", "prompt": ["a b", "c"], "stream": True}
+    text = (await http.post("/v1/completions", json=body)).text
+    assert text.rstrip().splitlines()[-2] == "event: error"
+    assert "[DONE]" not in text
+
+
+async def test_a_client_that_leaves_a_stream_of_several_prompts_cancels_them(http, face, eventually):
+    face.core.pause_at = 1
+    body = {"model": "echo", "prompt": ["a b", "c d"], "stream": True}
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        await anext(response.aiter_bytes())
+    await eventually(lambda: sorted(face.core.cancelled) == ["g0", "g1"], "both are cancelled")
+    await eventually(lambda: face.core.readers == 0, "and nobody reads")

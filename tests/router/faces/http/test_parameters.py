@@ -37,7 +37,7 @@ async def test_options_of_the_chat_template(http, face, chat):
     request = await asked(http, face, chat(**fields, continue_final_message=True))
     assert request.prompt.template.variables == '{"thinking":true,"reasoning_effort":"high"}'
     assert (request.prompt.template.add_generation_prompt, request.prompt.template.continues) == (False, True)
-    assert request.features == {"doors"}
+    assert request.features == {"extended-parameters"}
     assert not (await asked(http, face, chat())).features
 
 

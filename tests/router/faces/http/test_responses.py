@@ -82,6 +82,15 @@ async def test_a_schema_constrains_the_answer(client, face):
     assert answer.text.format.type == "json_schema"
 
 
+async def test_an_answer_that_has_to_be_a_call_has_no_other_form(client, face):
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    for choice in ("required", {"type": "function", "name": "f"}):
+        await client.responses.create(model="echo", input="one", text={"format": form}, tools=tools, tool_choice=choice)
+        assert face.core.requests[-1].sampling.constraint is None
+        assert face.core.requests[-1].prompt.tools.must
+
+
 async def test_an_answer_that_is_cut_is_incomplete(client):
     answer = await client.responses.create(model="echo", input="one two three", max_output_tokens=1)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -146,7 +155,10 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),

@@ -89,7 +89,7 @@ FAULTS = (
         _client_leaves,
         scope=Scope.READER,
         resumes=Resume.REJOINED,
-        kinds=("greedy", "sampled", "n3", "stop", "session", "sse"),
+        kinds=("greedy", "sampled", "n3", "stop", "session", "sse", "websocket"),
     ),
     Fault(
         "clock_jump",

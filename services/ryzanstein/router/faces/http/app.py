@@ -34,7 +34,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
@@ -51,8 +51,8 @@ from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
-from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest
+from ryzanstein.router.faces.http.shown import shown_by
 from ryzanstein.router.faces.http.texts import add_text_routes
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -111,7 +111,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
             http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
         )
         if body.stream:
-            return await generations.stream(http, request, _shown(body, ChatDialect()))
+            return await generations.stream(http, request, shown_by(body, ChatDialect()))
         return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
@@ -121,7 +121,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
             http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
         )
         if body.stream:
-            return await generations.stream(http, asked.only, _shown(body, CompletionDialect()))
+            return await generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
         return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")
@@ -193,13 +193,6 @@ def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:
     @app.exception_handler(ClientLeft)
     async def client_left(_: Request, __: ClientLeft) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-def _shown(body: GenerationOptions, dialect: Dialect) -> Shown:
-    options = body.stream_options
-    if options is None:
-        return Shown(dialect)
-    return Shown(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))
 
 
 class FirstSeen:

@@ -23,6 +23,7 @@ _NO_OBJECT = HttpFailure(400, "the body must be a JSON object, with Content-Type
 # msgspec reports the error of one field and where it is. A longer message quotes the body: the name
 # of an unknown field.
 _PLACE = " - at `$"
+_PLACE_OF_KEY = " - at `key` in `$"
 _MAX_CHARS = 512
 _QUICK_BYTES = 8192  # read at once
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -54,6 +55,12 @@ class BodyReader:
             raw = b"".join([part async for part in http.stream()])
         except ClientDisconnect:
             raise ClientLeft from None
+        return await self.parse(raw, decoder, convert)
+
+    async def parse(
+        self, raw: bytes, decoder: msgspec.json.Decoder[_Body], convert: Callable[[_Body], _Converted]
+    ) -> tuple[_Body, _Converted]:
+        """Returns the decoded body, and what `convert` makes of it. Raises HttpRefused."""
         if len(raw) <= _QUICK_BYTES:
             body = decoded(raw, decoder)
             return body, convert(body)
@@ -100,6 +107,7 @@ def _not_json(why: str) -> HttpFailure:
 
 
 def _mistake(message: str) -> HttpFailure:
+    message = message.replace(_PLACE_OF_KEY, _PLACE)
     said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
     # The message does not name a dictionary's key, only that it is one of them.
     path = path.removesuffix("`").replace("[...]", "").removeprefix(".")

@@ -34,7 +34,7 @@ class Chunks:
         self._pieces = Pieces(cursor, started)
         self._dialect = dialect
         self._include_usage = include_usage
-        self._envelope = {
+        self.envelope: Chunk = {
             "id": dialect.id_prefix + started.generation_id,
             "object": dialect.chunk_object,
             "created": started.created or int(time.time()),
@@ -42,16 +42,21 @@ class Chunks:
             "system_fingerprint": None,
         } | ({"usage": None} if include_usage else {})
 
+    @property
+    def usage(self) -> Usage | None:
+        """The usage of all choices, once one has ended."""
+        return self._pieces.usage
+
     def of(self, event: GenerationEvent) -> Iterator[Chunk]:
         """Yields the chunks of an event, with one choice each."""
         for piece in self._pieces.of(event):
             if (choice := self._said(piece)) is not None:
-                yield self._envelope | {"choices": [choice]} | self._usage_so_far()
+                yield self.envelope | {"choices": [choice]} | self._usage_so_far()
 
     def last(self) -> Iterator[Chunk]:
         """Yields what follows when all choices have ended: the usage, where the client asked for it."""
         if self._include_usage and self._pieces.usage is not None:
-            yield self._envelope | {"choices": [], "usage": usage_body(self._pieces.usage)}
+            yield self.envelope | {"choices": [], "usage": usage_body(self._pieces.usage)}
 
     def _usage_so_far(self) -> Chunk:
         if not self._continuous:

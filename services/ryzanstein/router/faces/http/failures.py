@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ryzanstein.errors import CONTEXT_TOO_LONG, Code, RyzansteinError
+from ryzanstein.errors import CONTEXT_TOO_LONG, Code, RyzansteinError, internal
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -45,22 +45,29 @@ MALFORMED = "malformed"
 TIMEOUT = "timeout"
 CONNECTIONS = "connections"
 MEMORY = "memory"
+ORIGIN = "origin"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpFailure:
-    """An error in its HTTP form."""
+    """An error in its HTTP form.
+
+    `metadata` is what gRPC has in ErrorInfo, besides the field, which is `param`. It is left out of
+    the body where there is none.
+    """
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**error, **({"metadata": dict(self.metadata)} if self.metadata else {})}}
 
     def response(self) -> Response:
         # Escaped to ASCII: a message may quote half a surrogate pair, which UTF-8 cannot encode.
@@ -93,7 +100,18 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
         param=_param(error),
         code=_CODES.get(error.reason, error.reason.lower()),
         headers=headers,
+        metadata={name: value for name, value in error.metadata.items() if name != "field"},
     )
+
+
+def failure_from_exception(error: Exception, request_id: str) -> HttpFailure:
+    """Returns what a client is told of any failure. Of a bug it is told the request's id."""
+    match error:
+        case HttpRefused():
+            return error.failure
+        case RyzansteinError():
+            return failure_from_error(error)
+    return failure_from_error(internal(f"internal error, request {request_id}"))
 
 
 def _param(error: RyzansteinError) -> str | None:

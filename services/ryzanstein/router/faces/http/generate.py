@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Delta, GenerationEvent, GenerationRequest, Started
+from ryzanstein.generation import GenerationEvent, GenerationRequest, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
@@ -31,9 +31,11 @@ from ryzanstein.router.faces.http.completions import completion_body, echoed_tex
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, prompt_logprobs_body, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
 from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import Completions
+from ryzanstein.router.faces.http.resume import first_wanted
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 
@@ -78,6 +80,36 @@ class GenerationRoutes:
         content = await asyncio.to_thread(write) if answers[0].prompt else write()
         return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
 
+    async def stream_all(self, http: Request, asked: Completions, shown: Shown) -> Response:
+        """Returns the answers to all prompts as events of one stream. Raises an error that comes before any of them."""
+        if len(asked.requests) == 1 and not asked.echo:
+            return await self.stream(http, asked.requests[0], shown)
+        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        echoed = await echoed_texts(self._core, asked)
+        running: list[str] = []
+
+        async def abandon() -> None:
+            for generation_id, request in zip(running, asked.requests, strict=False):
+                if request.key is None and not detached:
+                    await leave(self._core, generation_id)
+
+        try:
+            for request in asked.requests:
+                generation_id = await self._core.submit(replace(request, detached=detached), resumable=detached)
+                running.append(generation_id)
+        except BaseException:
+            await abandon()
+            raise
+        events = merged([self._core.follow(generation_id) for generation_id in running], abandon)
+        try:
+            first = await while_connected(http.receive, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        writer = MergedWriter(shown, asked.num_shown, echoed)
+        call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
+        return EventStreamResponse(_with_first(first, events), writer, call, timeout_s, {})
+
     async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
         """Returns the answer as events. Raises an error that comes before the first event.
 
@@ -121,9 +153,9 @@ class GenerationRoutes:
         generation_id: str,
         cursor: Cursor,
         shown_to: Callable[[Started], Shown],
-    ) -> EventStreamResponse:
+    ) -> EventStreamResponse[GenerationEvent]:
         with _naming_the_position():
-            wanted = await while_connected(http.receive, self._wanted(generation_id, cursor))
+            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor))
             events: Events = self._core.follow(generation_id, wanted)
             try:
                 started = await while_connected(http.receive, read_start(events))
@@ -158,25 +190,12 @@ class GenerationRoutes:
                 await leave(self._core, generation_id)
             raise
 
-    async def _wanted(self, generation_id: str, cursor: Cursor) -> dict[int, int]:
-        """Returns the index of the first token wanted of each choice.
 
-        Log probabilities are aligned with the text from its beginning, and calls are read from
-        there. Such a stream therefore also reads the tokens that the reader has seen, for the
-        writer alone.
-        """
-        seen = cursor.from_index
-        if not any(seen.values()):
-            return seen
-        async with aclosing(self._core.follow(generation_id, seen)) as events:
-            started = await read_start(events)  # checks the position
-        if started.reply is not None:
-            return {}
-        async with aclosing(self._core.follow(generation_id, {})) as events:
-            async for event in events:
-                if isinstance(event, Delta):
-                    return {} if event.tokens[0].logprobs is not None else seen
-        return seen
+async def _with_first(first: Merged, events: AsyncGenerator[Merged, None]) -> AsyncGenerator[Merged, None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 def bare_id(response_id: str) -> str:

@@ -21,7 +21,10 @@ _SMALL_BYTES = 65_536
 _PIECE_BYTES = 262_144
 
 # Fields of which a body may have many entries.
-_FIELDS = ("messages", "prompt", "input", "tokens", "stop", "stop_token_ids", "logit_bias", "tools", "functions", "metadata")
+_FIELDS = (
+    *("messages", "prompt", "input", "tokens", "stop", "stop_token_ids", "logit_bias", "tools", "functions", "metadata"),
+    *("response_format", "structured_outputs", "guided_json", "guided_choice"),
+)
 
 
 def _all_but(kept: bytes) -> bytes:

@@ -40,7 +40,7 @@ from ryzanstein.router.faces.http.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
-from ryzanstein.router.faces.http.tools import tools_of
+from ryzanstein.router.faces.http.tools import tools_of, without_format
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 # Newer OpenAI clients call the system role "developer".
@@ -74,15 +74,6 @@ class Completions:
     silent: bool = False
     with_scores: bool = False
 
-    @property
-    def only(self) -> GenerationRequest:
-        """The request that is streamed. Raises INVALID_ARGUMENT for what cannot be."""
-        if len(self.requests) > 1:
-            raise errors.invalid("prompt", "several prompts cannot be streamed in one answer", len(self.requests))
-        if self.echo:
-            raise errors.invalid("echo", "is not supported with stream: true")
-        return self.requests[0]
-
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -94,7 +85,7 @@ def chat_request(
     refuse_unsupported(body)
     messages = conversation(body.messages, max_messages)
     prompt = ChatPrompt(messages, template_options(body), tools_of(body))
-    sampling = sampling_params(body, _max_tokens(body), _chat_logprobs(body))
+    sampling = without_format(sampling_params(body, _max_tokens(body), _chat_logprobs(body)), prompt.tools)
     _refuse_streamed_scores(body, sampling)
     request = base_request(body, prompt, sampling, headers, request_id)
     session_id = _session_id(body, headers)

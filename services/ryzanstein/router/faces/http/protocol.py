@@ -9,6 +9,7 @@ when a request is served.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httptools
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ryzanstein.router.faces.http.connections import Connections
 from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
+from ryzanstein.router.faces.http.upgrade import UpgradeRequest, Upgrades
 
 _MAX_PIPELINED = 16
 _MAX_CHUNKS = 65_536
@@ -29,8 +31,10 @@ _BUSY = HttpFailure(503, "too many connections", None, "too_many_connections", {
 class BoundedProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, connections: Connections, **uvicorns: Any) -> None:
+    def __init__(self, connections: Connections, upgrades: Upgrades | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
+        self._upgrades = upgrades
+        self._upgrading = False
         self._counted = connections
         self._bounds = connections.bounds
         self._refusal: HttpRefused | None = None
@@ -68,8 +72,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._began, self._read_bytes = True, len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # no upgrades: the request is answered as plain HTTP/1.1
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgrading:
+                self._hand_over(data[upgrade.args[0] :])
+            return  # another upgrade: the request is answered as plain HTTP/1.1
         except httptools.HttpParserError:
             self._end(self._refusal or HttpRefused(_NOT_HTTP, MALFORMED))
             return
@@ -83,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HttpRefused(_NOT_HTTP, MALFORMED))
         if self._timer is None:
             self._wait_for_head()
-        self._in_head = True
+        self._in_head, self._upgrading = True, False
         self._head_bytes = self._num_chunks = 0
         # Bytes that were read with the end of the previous message do not count here; complete
         # header fields are counted in `_count_head`.
@@ -103,6 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
         self._stop_waiting()
+        self._upgrading = self.parser.should_upgrade() and self._takes_upgrade()
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -115,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
-        if self.cycle.response_complete:
+        if not self._upgrading and self.cycle.response_complete:
             self._rest()
 
     def on_response_complete(self) -> None:
@@ -128,6 +135,40 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
         else:
             self._rest()
+
+    def _should_upgrade(self) -> bool:
+        """Overrides uvicorn's: only what `_takes_upgrade` takes is no plain request."""
+        return self._upgrading
+
+    def _takes_upgrade(self) -> bool:
+        """Returns whether the request asks for what `upgrades` serves, and nothing is answered before it."""
+        return (
+            self._upgrades is not None
+            and self._get_upgrade() == b"websocket"
+            and self.url.partition(b"?")[0] == self._upgrades.path.encode()
+            and self.parser.get_method() == b"GET"
+            and self._free
+            and not self.pipeline
+        )
+
+    def _hand_over(self, rest: bytes) -> None:
+        """Passes the connection to another protocol, with what has arrived for it already."""
+        assert self._upgrades is not None
+        self._stop_waiting()
+        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers]
+        closed = partial(self._counted.closed, self.transport)
+        request = UpgradeRequest(self.url.decode("latin-1"), fields, self.transport, self.server_state, closed)
+        try:
+            protocol = self._upgrades.upgraded(request)
+        except HttpRefused as refused:
+            self._end(refused)
+            return
+        self._over = True
+        self.connections.discard(self)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if rest:
+            protocol.data_received(rest)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

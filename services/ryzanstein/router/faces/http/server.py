@@ -17,9 +17,11 @@ from fastapi import FastAPI
 
 from ryzanstein.router.faces.http.connections import ConnectionBounds, Connections
 from ryzanstein.router.faces.http.protocol import BoundedProtocol
+from ryzanstein.router.faces.http.upgrade import Upgrades
 
 _BACKLOG = 2048
 _SWEEP_S = 5
+_FAREWELL_S = 1.0
 
 
 class _QuietServer(uvicorn.Server):
@@ -37,7 +39,7 @@ class HttpServer:
     """The HTTP server of a router.
 
     After `start`, `port` is the bound port; `stop` ends the server. `on_refused` is called with the
-    reason for which a connection was refused.
+    reason for which a connection was refused. `upgrades` takes over connections that ask for it.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class HttpServer:
         port: int,
         bounds: ConnectionBounds | None = None,
         on_refused: Callable[[str], object] = lambda reason: None,
+        *,
+        upgrades: Upgrades | None = None,
     ) -> None:
         self._host = host
         bounds = bounds or ConnectionBounds()
@@ -60,7 +64,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            http=partial(BoundedProtocol, Connections(bounds, on_refused)),  # type: ignore[arg-type]
+            http=partial(BoundedProtocol, Connections(bounds, on_refused), upgrades),  # type: ignore[arg-type]
             timeout_keep_alive=round(bounds.keep_alive_s),
             callback_notify=self._drop_stuck,
             timeout_notify=_SWEEP_S,
@@ -115,6 +119,9 @@ class HttpServer:
         self._config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
         await asyncio.wait([self._serving])  # `live` has reported its error
+        # What was cancelled after the grace still tells its clients.
+        if self._server.server_state.tasks:
+            await asyncio.wait(self._server.server_state.tasks, timeout=_FAREWELL_S)
 
     async def _drop_stuck(self) -> None:
         """Aborts connections that were already closing at the last sweep.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
+from ryzanstein.router.faces.http.schemas import GenerationOptions
 
 _USAGE, _CONTINUOUS = "usage", "continuous"
 
@@ -36,3 +37,11 @@ class Shown:
     def written(self) -> str:
         flags = [name for name, is_set in ((_USAGE, self.usage), (_CONTINUOUS, self.continuous)) if is_set]
         return ",".join((self.dialect.kind, *flags))
+
+
+def shown_by(body: GenerationOptions, dialect: Dialect) -> Shown:
+    """Returns the form that a request asks for."""
+    options = body.stream_options
+    if options is None:
+        return Shown(dialect)
+    return Shown(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))

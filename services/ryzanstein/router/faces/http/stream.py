@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -33,16 +33,18 @@ from ryzanstein.router.faces.http.shown import Shown
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+_Event_contra = TypeVar("_Event_contra", contravariant=True)
+_Read = TypeVar("_Read")
 
 
-class EventWriter(Protocol):
-    """Converts the events of a generation to the bytes of a stream."""
+class EventWriter(Protocol[_Event_contra]):
+    """Converts the events of a generation, or of several, to the bytes of a stream."""
 
     def opening(self) -> bytes:
         """Returns what comes before all events."""
         ...
 
-    def write(self, event: GenerationEvent) -> bytes: ...
+    def write(self, event: _Event_contra, /) -> bytes: ...
 
     def close(self) -> bytes:
         """Returns the end of a complete stream."""
@@ -88,7 +90,7 @@ def error_event(failure: HttpFailure) -> bytes:
     return f"event: error\ndata: {json.dumps(failure.body)}\n\n".encode()
 
 
-class EventStreamResponse(Response):
+class EventStreamResponse(Response, Generic[_Read]):
     """A response that writes `events`, whose first was already read, and closes them.
 
     It closes them also when the client disconnects.
@@ -98,8 +100,8 @@ class EventStreamResponse(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[GenerationEvent, None],
-        writer: EventWriter,
+        events: AsyncGenerator[_Read, None],
+        writer: EventWriter[_Read],
         call: HttpCall,
         write_timeout_s: float,
         headers: dict[str, str],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ryzanstein import errors
+from ryzanstein.generation import SamplingParams
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, OfferedTool, ToolChoice
 from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
 
@@ -16,6 +19,14 @@ def tools_of(body: ChatCompletionRequest) -> Tools:
     tools = Tools(offered, mode, named, body.parallel_tool_calls is not False)
     tools.validate()
     return tools if offered else NO_TOOLS
+
+
+def without_format(sampling: SamplingParams, tools: Tools) -> SamplingParams:
+    """Returns the parameters without a form of the answer if it has to be a call, which has the form of its function.
+
+    Some clients send both.
+    """
+    return replace(sampling, constraint=None) if tools.must and sampling.constraint is not None else sampling
 
 
 def _tool(tool: OfferedTool, path: str) -> Tool:

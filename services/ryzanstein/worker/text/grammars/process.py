@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,6 @@ _MAX_VERDICTS = 1024
 _MAX_VERDICT_CHARS = 8 * 2**20
 _AT_ONCE = 2
 _MAX_MODELS = 8
-_FULL_S = 0.01
 _decoder = msgspec.msgpack.Decoder(Answer)
 
 
@@ -124,7 +123,8 @@ class GrammarProcess:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._num_waiting = 0
         self._wanted = asyncio.Event()
-        self._ready: asyncio.Future[socket.socket] | None = None
+        self._unsent: deque[bytes] = deque()
+        self._agent: socket.socket | None = None
         self.able = find_spec("llguidance") is not None
 
     async def judge(self, constraint: Constraint, model: TextModel) -> Verdict:
@@ -162,32 +162,46 @@ class GrammarProcess:
             await end([process], 0.0)
 
     async def _opened(self, model: TextModel) -> _Model:
-        """Returns the model, open in the process. Calls at the same time wait for the same opening."""
+        """Returns the model, open in the process.
+
+        Calls at the same time wait for the same opening, which goes on when they are cancelled.
+        """
         known = self._models.get(model.path)
         if known is None or known.text is not model or (known.table.done() and known.table.exception() is not None):
-            await self._close(model.path)
-            table: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            table.add_done_callback(_look)
-            known = self._models[model.path] = _Model(model, model.path, table, _Verdicts())
-            try:
-                answer, fd = await self._ask(partial(Open, path=model.path, name=model.name), _OPEN_S)
-                known.table.set_result(_content(answer, fd))
-            except RyzansteinError as error:
-                known.table.set_exception(error)
-            except asyncio.CancelledError:
-                known.table.set_exception(errors.unavailable("NODE_NOT_READY", "the opening was cancelled"))
-                raise
-        await asyncio.shield(known.table)
+            known = self._open(model)
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                await asyncio.shield(known.table)
+        except TimeoutError:
+            raise _no_answer() from None
         return known
 
-    async def _close(self, path: str) -> None:
+    def _open(self, model: TextModel) -> _Model:
+        loop = asyncio.get_running_loop()
+        self._close(model.path)
+        known = self._models[model.path] = _Model(model, model.path, loop.create_future(), _Verdicts())
+        known.table.add_done_callback(_look)
+        job, answer = next(self._jobs), loop.create_future()
+        answer.add_done_callback(lambda answer: self._on_opened(job, known, answer))
+        self._answers[job] = answer
+        self._post(Open(job, model.path, model.name))
+        return known
+
+    def _on_opened(self, job: int, model: _Model, answer: asyncio.Future[tuple[Answer, int]]) -> None:
+        self._answers.pop(job, None)
+        try:
+            model.table.set_result(_content(*answer.result()))
+        except RyzansteinError as error:
+            model.table.set_exception(error)
+
+    def _close(self, path: str) -> None:
         """Closes this model if it is open, and the one that was opened first if too many are."""
         paths = [path] if path in self._models else []
         if len(self._models) >= _MAX_MODELS:
             paths = paths or [next(iter(self._models))]
         for each in paths:
             del self._models[each]
-            await self._send(Close(each))
+            self._post(Close(each))
 
     async def _judged(self, constraint: Constraint, model: _Model) -> Verdict | RyzansteinError:
         """Returns the verdict of the process, and remembers it."""
@@ -224,28 +238,31 @@ class GrammarProcess:
     async def _ask(self, make: Callable[[int], Request], timeout_s: float) -> tuple[Answer, int]:
         job = next(self._jobs)
         answer = self._answers[job] = asyncio.get_running_loop().create_future()
+        self._post(make(job))
         try:
             async with asyncio.timeout(timeout_s):
-                await self._send(make(job))
                 return await answer
         except TimeoutError:
-            raise errors.unavailable("NODE_NOT_READY", "the node's grammar process is not responding") from None
+            raise _no_answer() from None
         finally:
-            del self._answers[job]
+            self._answers.pop(job, None)
 
-    async def _send(self, request: Request) -> None:
+    def _post(self, request: Request) -> None:
+        """Sends a request when the process is ready for it; starts the process if none runs."""
+        self._unsent.append(packed(request))
         self._wanted.set()
-        if self._ready is None:
-            self._ready = asyncio.get_running_loop().create_future()
-        agent, packet = await asyncio.shield(self._ready), packed(request)
-        while True:
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits, as far as there is room. What the process has not read is sent after its next answer."""
+        while self._unsent and self._agent is not None:
             try:
-                agent.send(packet)
-                return
+                self._agent.send(self._unsent[0])
             except BlockingIOError:
-                await asyncio.sleep(_FULL_S)  # the process is reading a model; the caller's time is bounded
-            except OSError as error:
-                raise errors.unavailable("NODE_NOT_READY", "the node's grammar process has ended") from error
+                return
+            except OSError:
+                return  # it has ended: `run` will see that
+            self._unsent.popleft()
 
     def _read(self, ours: socket.socket) -> None:
         """Takes what the process has sent: whole packets, a few at a time."""
@@ -262,22 +279,22 @@ class GrammarProcess:
     def _take(self, answer: Answer, fd: int, ours: socket.socket) -> None:
         if isinstance(answer, Ready):
             log.info("grammar process ready")
-            if self._ready is None:
-                self._ready = asyncio.get_running_loop().create_future()
-            self._ready.set_result(ours)
-            return
-        future = self._answers.get(answer.job)
-        if future is not None and not future.done():
-            future.set_result((answer, fd))
-        elif fd >= 0:
-            os.close(fd)
+            self._agent = ours
+        else:
+            future = self._answers.get(answer.job)
+            if future is not None and not future.done():
+                future.set_result((answer, fd))
+            elif fd >= 0:
+                os.close(fd)
+        self._flush()
 
     def _lose(self) -> None:
         """Forgets what the process knew, and fails what was asked of it."""
-        self._ready = None
+        self._agent = None
         self._wanted.clear()
+        self._unsent.clear()
         self._models.clear()
-        for future in self._answers.values():
+        for future in list(self._answers.values()):
             if not future.done():
                 future.set_exception(errors.unavailable("NODE_NOT_READY", "the node's grammar process has ended"))
 
@@ -299,6 +316,10 @@ class GrammarProcess:
             raise
         finally:
             theirs.close()
+
+
+def _no_answer() -> RyzansteinError:
+    return errors.unavailable("NODE_NOT_READY", "the node's grammar process is not responding")
 
 
 def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:

@@ -21,6 +21,8 @@ from ryzanstein.router.faces.http.schemas import (
     Whole,
     refuse,
 )
+from ryzanstein.router.faces.http.tools import without_format
+from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
@@ -35,8 +37,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
     }
 )
 _TEXT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"verbosity": ("medium",)})
@@ -49,6 +49,23 @@ class Reasoning(msgspec.Struct, frozen=True):
     """How much the model is to think. Summaries of it are not made."""
 
     effort: str | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call. Tools of other types are refused."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: Raw = _ABSENT
+    strict: bool | None = None
+
+
+class FunctionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The function that the model must call."""
+
+    type: str
+    name: str | None = None
 
 
 class TextFormat(Body, frozen=True):
@@ -100,6 +117,9 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     temperature: float | None = None
     text: TextOptions | None = None
     top_p: float | None = None
+    tool_choice: str | FunctionChoice | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    parallel_tool_calls: bool | None = None
     top_logprobs: Whole | None = None
     truncation: str | None = None
     user: str | None = None
@@ -111,10 +131,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     max_tool_calls: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prompt: Raw = _ABSENT
-    tool_choice: Raw = _ABSENT
-    tools: Raw = _ABSENT
     # These never change an answer.
-    parallel_tool_calls: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     safety_identifier: Raw = _ABSENT
@@ -128,6 +145,7 @@ class Asked:
     request: GenerationRequest
     said: tuple[Message, ...]
     template: TemplateOptions
+    tools: Tools
 
     @property
     def stored(self) -> bool:
@@ -136,7 +154,7 @@ class Asked:
     def with_history(self, history: Sequence[Message]) -> ChatPrompt:
         """Returns the prompt: instructions, what was said before, and what is new."""
         instructions = (Message(Role.SYSTEM, self.body.instructions),) if self.body.instructions else ()
-        return ChatPrompt((*instructions, *history, *self.said), template=self.template)
+        return ChatPrompt((*instructions, *history, *self.said), self.template, self.tools)
 
 
 def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
@@ -161,10 +179,35 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
         service_tier=body.service_tier,
         response_format=_response_format(body.text),
     )
-    sampling = sampling_params(options, _max_tokens(body), None)
+    tools = _tools(body)
+    sampling = without_format(sampling_params(options, _max_tokens(body), None), tools)
     said = _messages(body.input, max_items)
     request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
-    return Asked(body, request, said, TemplateOptions(with_effort("", effort)))
+    return Asked(body, request, said, TemplateOptions(with_effort("", effort)), tools)
+
+
+def _tools(body: ResponsesRequest) -> Tools:
+    """Returns what may be called. Raises INVALID_ARGUMENT that names the field."""
+    choice, named = body.tool_choice, ""
+    if isinstance(choice, FunctionChoice):
+        if choice.type != "function":
+            raise errors.invalid("tool_choice.type", "must be function", choice.type[:64])
+        mode, named = ToolMode.NAMED, choice.name or ""
+    elif choice not in (None, "auto", "none", "required"):
+        raise errors.invalid("tool_choice", "must be one of auto, none, required, or name a function", choice[:64])
+    else:
+        mode = ToolMode(choice or "auto")
+    offered = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    tools = Tools(offered, mode, named, body.parallel_tool_calls is not False)
+    tools.validate()
+    return tools if offered else NO_TOOLS
+
+
+def _tool(tool: FunctionTool, path: str) -> Tool:
+    if tool.type != "function":
+        raise errors.invalid(f"{path}.type", "only functions are supported", tool.type[:64])
+    schema = "" if tool.parameters is None else bytes(tool.parameters).decode()
+    return Tool(tool.name or "", tool.description or "", "" if schema == "null" else schema, bool(tool.strict))
 
 
 def _response_format(text: TextOptions | None) -> Any:

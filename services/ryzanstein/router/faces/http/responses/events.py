@@ -1,7 +1,7 @@
 """The typed events of a streamed response, numbered from 0.
 
-created, in_progress; the item and its part are added; text deltas; the text, the part and the item
-are done; completed, or incomplete. A generation that fails ends with failed.
+created, in_progress; each item is added, grows by deltas and is done; completed, or incomplete. A
+generation that fails ends with failed.
 """
 
 from __future__ import annotations
@@ -9,37 +9,45 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ryzanstein.generation import FinishReason, GenerationEvent, Started, Usage
+from ryzanstein.generation import FinishReason, GenerationEvent, Message, Role, Started, ToolCall, Usage
+from ryzanstein.replies.parts import CallDelta
+from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.failures import HttpFailure
-from ryzanstein.router.faces.http.pieces import Ending, Opening, Pieces, Speech
+from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
+from ryzanstein.router.faces.http.responses.items import CUT, DONE, RUNNING, CallItem, Item, Items, MessageItem, ReasoningItem
 from ryzanstein.router.faces.http.responses.shapes import Shape
 
 
 class ResponseEvents:
     """Converts the events of one generation to those of a response.
 
-    `response` is the response as it stands, `text` its text so far.
+    `response` is the response as it stands.
     """
 
     def __init__(self, started: Started, body: ResponsesRequest) -> None:
         self.response = shapes.begun(started, body)
-        self._generation_id = started.generation_id
         self._pieces = Pieces(Cursor(), started)
-        self._parts: list[str] = []
+        self._items = Items(started.generation_id)
+        self._open: Item | None = None
         self._reason: FinishReason | None = None
         self._number = 0
-
-    @property
-    def text(self) -> str:
-        return "".join(self._parts)
 
     @property
     def reason(self) -> FinishReason | None:
         """Why the answer ended; None: it has not."""
         return self._reason
+
+    @property
+    def message(self) -> Message:
+        """What was said, as the conversation has it."""
+        items = self._items.all
+        content = "".join(item.text for item in items if isinstance(item, MessageItem))
+        reasoning = "".join(item.text for item in items if isinstance(item, ReasoningItem))
+        calls = tuple(ToolCall(item.call_id, item.name, item.text) for item in items if isinstance(item, CallItem))
+        return Message(Role.ASSISTANT, content, calls, reasoning=reasoning)
 
     def begin(self) -> Iterator[Shape]:
         yield self._event("response.created", response=self.response)
@@ -49,39 +57,70 @@ class ResponseEvents:
         """Yields what an event adds; none for tokens whose text is not certain yet."""
         for piece in self._pieces.of(event):
             match piece:
-                case Opening():
-                    item = shapes.message(self._generation_id, None, "in_progress")
-                    yield self._event("response.output_item.added", output_index=0, item=item)
-                    yield self._of_part("response.content_part.added", part=shapes.part(""))
                 case Speech(_, said, _):
-                    yield from self._spoken(said.content)
+                    yield from self._spoken(said)
                 case Ending(_, reason, _, said):
-                    yield from self._spoken(said.content)
+                    yield from self._spoken(said)
                     self._reason = reason
-
-    def _spoken(self, text: str) -> Iterator[Shape]:
-        if text:
-            self._parts.append(text)
-            yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
 
     def end(self) -> Iterator[Shape]:
         """Yields what follows the last text. The response is then as it is stored."""
         reason = FinishReason.CANCELLED if self._reason is None else self._reason
-        text = self.text
-        self.response = shapes.ended(self.response, self._generation_id, text, reason, self._pieces.usage or Usage())
-        (item,) = self.response["output"]
-        yield self._of_part("response.output_text.done", text=text, logprobs=[])
-        yield self._of_part("response.content_part.done", part=shapes.part(text))
-        yield self._event("response.output_item.done", output_index=0, item=item)
-        kind = "response.completed" if self.response["status"] == "completed" else "response.incomplete"
+        if not self._items.all:
+            yield from self._added(self._items.message())
+        status, details = shapes.ended(reason)
+        last = DONE if status == "completed" else CUT
+        yield from self._closed(last)
+        output = [item.shape(DONE if item is not self._items.all[-1] else last) for item in self._items.all]
+        usage = shapes.usage_shape(self._pieces.usage or Usage())
+        self.response |= {"status": status, "incomplete_details": details, "output": output, "usage": usage}
+        kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._event(kind, response=self.response)
 
     def fail(self, failure: HttpFailure) -> Iterator[Shape]:
-        self.response = shapes.failed(self.response, failure.code or "server_error", failure.message)
+        self.response |= {"status": "failed", "error": {"code": failure.code or "server_error", "message": failure.message}}
         yield self._event("response.failed", response=self.response)
 
-    def _of_part(self, kind: str, **fields: object) -> Shape:
-        return self._event(kind, item_id=shapes.message_id(self._generation_id), output_index=0, content_index=0, **fields)
+    def _spoken(self, said: Said) -> Iterator[Shape]:
+        if said.reasoning:
+            yield from self._grown(ReasoningItem, said.reasoning)
+        if said.content:
+            yield from self._grown(MessageItem, said.content)
+        for call in said.calls:
+            yield from self._called(call)
+
+    def _grown(self, kind: type[Item], text: str) -> Iterator[Shape]:
+        if not isinstance(self._open, kind):
+            yield from self._added(self._items.message() if kind is MessageItem else self._items.reasoning())
+        yield from self._delta(text)
+
+    def _called(self, call: CallDelta) -> Iterator[Shape]:
+        if call.name:
+            yield from self._added(self._items.call(call.id, call.name))
+        if call.arguments:
+            yield from self._delta(call.arguments)
+
+    def _added(self, item: Item) -> Iterator[Shape]:
+        yield from self._closed(DONE)
+        self._open = item
+        yield self._event("response.output_item.added", output_index=item.output_index, item=item.shape(RUNNING))
+        if item.has_part:
+            yield self._event("response.content_part.added", **item.place, part=item.part(""))
+
+    def _delta(self, text: str) -> Iterator[Shape]:
+        item = self._open
+        if item is not None:
+            yield self._event(f"response.{item.kind}.delta", **item.place, **item.delta(text))
+
+    def _closed(self, status: str) -> Iterator[Shape]:
+        """Yields the end of the item that is open, if one is."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        yield self._event(f"response.{item.kind}.done", **item.place, **item.done())
+        if item.has_part:
+            yield self._event("response.content_part.done", **item.place, part=item.part(item.text))
+        yield self._event("response.output_item.done", output_index=item.output_index, item=item.shape(status))
 
     def _event(self, kind: str, **fields: object) -> Shape:
         number, self._number = self._number, self._number + 1
@@ -89,7 +128,7 @@ class ResponseEvents:
 
 
 class ResponseWriter:
-    """Frames the events of a response as server-sent events. `told` is the response so far."""
+    """Frames the events of a response as server-sent events."""
 
     def __init__(self, told: ResponseEvents) -> None:
         self._told = told
@@ -108,9 +147,7 @@ class ResponseWriter:
 
 
 def _framed(events: Iterator[Shape]) -> bytes:
-    return b"".join(map(framed, events))
-
-
-def framed(event: Shape) -> bytes:
-    """Returns the bytes of a server-sent event."""
-    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+    # One by one: an event shows the response as it stands, which the next one may change.
+    return b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode() for event in events
+    )

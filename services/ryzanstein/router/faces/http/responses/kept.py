@@ -18,9 +18,10 @@ from prometheus_client import Counter
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Message, Role, Started, Usage
+from ryzanstein.generation import Message, Role, Started
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
+from ryzanstein.router.faces.http.responses.items import items_of
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -86,12 +87,9 @@ class KeptResponses:
         if (kept := self._kept.get(_key(tenant, response_id))) is not None:
             return kept[0]
         messages = await self._found(tenant, response_id)
-        generation_id, answer = response_id.removeprefix(PREFIX), messages[-1].content
-        started = Started(generation_id, "", "", 0)
-        told = shapes.ended(
-            shapes.begun(started, ResponsesRequest(input="")), generation_id, answer, FinishReason.STOP, Usage()
-        )
-        return told | {"usage": None}
+        generation_id = response_id.removeprefix(PREFIX)
+        told = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
+        return told | {"status": "completed", "output": items_of(generation_id, messages[-1])}
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said."""

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, Role, valid_tenant
+from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
@@ -86,7 +86,7 @@ class ResponseRoutes:
     async def _keep(self, told: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
         if not asked_for.stored or told.reason in (None, FinishReason.CANCELLED):
             return
-        conversation = (*history, *asked_for.said, Message(Role.ASSISTANT, told.text))
+        conversation = (*history, *asked_for.said, told.message)
         await self._kept.keep(tenant, told.response, conversation)
 
 

@@ -1,29 +1,23 @@
-"""What a response looks like: the object itself, its items, and their identities.
-
-An item has one identity, made of its generation's: the same while it is streamed, in the object
-that ends the stream, and when the response is retrieved.
-"""
+"""What a response looks like, without its items."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
+
 from ryzanstein.generation import FinishReason, Started, Usage
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 
 PREFIX = "resp_"
-_COMPLETE = frozenset({FinishReason.STOP, FinishReason.UNSPECIFIED})
+_COMPLETE = frozenset({FinishReason.STOP, FinishReason.UNSPECIFIED, FinishReason.TOOL_CALLS})
 
 Shape = dict[str, Any]
 
 
 def response_id(generation_id: str) -> str:
     return PREFIX + generation_id
-
-
-def message_id(generation_id: str) -> str:
-    return f"msg_{generation_id}"
 
 
 def begun(started: Started, body: ResponsesRequest) -> Shape:
@@ -39,20 +33,25 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "max_output_tokens": body.max_output_tokens,
         "model": started.model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": _format(body)},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": _plain(body.tool_choice) or "auto",
+        "tools": _plain(body.tools) or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
     }
+
+
+def _plain(value: object) -> Any:
+    """Returns a part of the body as it was sent."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _format(body: ResponsesRequest) -> Shape:
@@ -63,30 +62,13 @@ def _format(body: ResponsesRequest) -> Shape:
     return {"type": form.type, "name": form.name, "schema": schema, "strict": True}
 
 
-def ended(response: Shape, generation_id: str, text: str, reason: FinishReason, usage: Usage) -> Shape:
-    """Returns the response with its output."""
-    status, details = _status(reason)
-    item = message(generation_id, text, "completed" if status == "completed" else "incomplete")
-    return response | {
-        "status": status,
-        "incomplete_details": details,
-        "output": [item],
-        "usage": usage_shape(usage),
-    }
-
-
-def failed(response: Shape, code: str, message: str) -> Shape:
-    return response | {"status": "failed", "error": {"code": code, "message": message}}
-
-
-def message(generation_id: str, text: str | None, status: str) -> Shape:
-    """Returns the item of the answer. `text` None: it has no content yet."""
-    content = [] if text is None else [part(text)]
-    return {"id": message_id(generation_id), "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def part(text: str) -> Shape:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def ended(reason: FinishReason) -> tuple[str, Shape | None]:
+    """Returns the status of a response that ended, and what is missing of it."""
+    if reason in _COMPLETE:
+        return "completed", None
+    if reason is FinishReason.CANCELLED:
+        return "cancelled", None
+    return "incomplete", {"reason": "max_output_tokens"}
 
 
 def usage_shape(usage: Usage) -> Shape:
@@ -97,11 +79,3 @@ def usage_shape(usage: Usage) -> Shape:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _status(reason: FinishReason) -> tuple[str, Shape | None]:
-    if reason in _COMPLETE:
-        return "completed", None
-    if reason is FinishReason.CANCELLED:
-        return "cancelled", None
-    return "incomplete", {"reason": "max_output_tokens"}

@@ -1,0 +1,124 @@
+"""Streams the answers to several prompts as one: their chunks as they come, each choice with a number of its own.
+
+Such a stream is of several generations, so its events have no id, and it cannot be attached to
+again. When one prompt fails the stream ends with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from ryzanstein.generation import GenerationEvent, Started, Usage
+from ryzanstein.replies.reader import Said
+from ryzanstein.router.faces.http.chunks import Chunk, Chunks
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.dialect import usage_body
+from ryzanstein.router.faces.http.failures import HttpFailure
+from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.stream import DONE, error_event
+
+_MAX_AHEAD = 64
+
+
+class Merged(NamedTuple):
+    """An event of the generation of one prompt."""
+
+    prompt: int
+    event: GenerationEvent
+
+
+async def merged(
+    readers: Sequence[AsyncGenerator[GenerationEvent, None]], abandon: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[Merged, None]:
+    """Yields the events of all readers as they come. Raises the first error of any.
+
+    However it ends, the readers are closed. `abandon` is called when it ends before they do.
+    """
+    events: asyncio.Queue[Merged | Exception | None] = asyncio.Queue(_MAX_AHEAD)
+
+    async def read(prompt: int, reader: AsyncGenerator[GenerationEvent, None]) -> None:
+        try:
+            async with aclosing(reader):
+                async for event in reader:
+                    await events.put(Merged(prompt, event))
+            await events.put(None)
+        except Exception as error:  # raised again to whoever reads them
+            await events.put(error)
+
+    reading = [asyncio.create_task(read(prompt, reader)) for prompt, reader in enumerate(readers)]
+    left = len(reading)
+    try:
+        while left:
+            match await events.get():
+                case None:
+                    left -= 1
+                case Exception() as error:
+                    raise error
+                case event:
+                    yield event
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        if left:
+            await abandon()
+
+
+class MergedWriter:
+    """Frames the chunks of several prompts. `echoed` are the texts that their answers begin with."""
+
+    def __init__(self, shown: Shown, num_choices: int, echoed: Sequence[str]) -> None:
+        self._shown = shown
+        self._num_choices = num_choices
+        self._echoed = echoed
+        self._chunks: dict[int, Chunks] = {}
+        self._envelope: dict[str, Any] = {}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def write(self, merged: Merged) -> bytes:
+        prompt, event = merged
+        if isinstance(event, Started):
+            return self._begin(prompt, event)
+        return b"".join(self._framed(prompt, chunk) for chunk in self._chunks[prompt].of(event))
+
+    def close(self) -> bytes:
+        usages = [chunks.usage for chunks in self._chunks.values() if chunks.usage is not None]
+        if not self._shown.usage or not usages:
+            return DONE
+        total = Usage(*(sum(counts) for counts in zip(*map(_counts, usages), strict=True)))
+        return _event(self._envelope | {"choices": [], "usage": usage_body(total)}) + DONE
+
+    def failed(self, failure: HttpFailure) -> bytes:
+        return error_event(failure)
+
+    def _begin(self, prompt: int, started: Started) -> bytes:
+        shown = self._shown
+        chunks = self._chunks[prompt] = Chunks(started, shown.dialect, Cursor(), shown.usage, continuous=shown.continuous)
+        self._envelope = self._envelope or chunks.envelope
+        if not self._echoed[prompt]:
+            return b""
+        return b"".join(self._framed(prompt, chunk) for chunk in self._prompt_chunks(chunks, self._echoed[prompt]))
+
+    def _prompt_chunks(self, chunks: Chunks, text: str) -> Iterator[Chunk]:
+        for choice in range(self._num_choices):
+            yield chunks.envelope | {"choices": [self._shown.dialect.delta(choice, Said(text), ())]}
+
+    def _framed(self, prompt: int, chunk: Chunk) -> bytes:
+        """Returns a chunk of one prompt as one of the whole stream."""
+        own = {name: self._envelope[name] for name in ("id", "created")}
+        (choice,) = chunk["choices"]
+        return _event(chunk | own | {"choices": [choice | {"index": prompt * self._num_choices + choice["index"]}]})
+
+
+def _counts(usage: Usage) -> tuple[int, int, int]:
+    return usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
+
+
+def _event(chunk: Chunk) -> bytes:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()

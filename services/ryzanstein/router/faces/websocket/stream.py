@@ -1,0 +1,161 @@
+"""One generation on a socket: it is submitted or attached to, and read as far as the client lets it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ryzanstein import errors
+from ryzanstein.generation import GenerationRequest, Started
+from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.disconnect import OnDisconnect, leave
+from ryzanstein.router.faces.http.chunks import Chunk, Chunks
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.generate import bare_id
+from ryzanstein.router.faces.http.resume import first_wanted
+from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.websocket.connection import WebSocketConnection
+from ryzanstein.router.faces.websocket.credit import Credit
+from ryzanstein.router.faces.websocket.frames import Accepted, ChunkFrame, Done, StartedFrame, encoded
+from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.faces.websocket.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that has passed the checks of its form."""
+
+    request: GenerationRequest
+    shown: Shown
+    on_disconnect: OnDisconnect
+
+
+class StreamEnd(Enum):
+    """Why a stream is cancelled."""
+
+    LEFT = "left"
+    """The client disconnected."""
+    WITHDRAWN = "withdrawn"
+    """The client cancelled it before it was accepted."""
+    STOPPED = "stopped"
+    """The router stops."""
+
+
+class SocketStream:
+    """The stream with this id. `unread` is called each time its client stops reading."""
+
+    def __init__(
+        self,
+        *,
+        stream_id: str,
+        credit: Credit,
+        connection: WebSocketConnection,
+        core: Core,
+        limits: SocketLimits,
+        unread: Callable[[], None],
+    ) -> None:
+        self.id = stream_id
+        self.credit = credit
+        self.generation = ""
+        """The response id, once it is known."""
+        self.request_id = ""
+        self._connection = connection
+        self._core = core
+        self._limits = limits
+        self._unread = unread
+        self.end = StreamEnd.LEFT
+        """Set before the stream is cancelled."""
+
+    async def submit(self, submission: Submission) -> None:
+        """Runs a generation to its end. Raises its error.
+
+        When the client disconnects, the generation waits for it, ends, or runs on, as the client
+        chose.
+        """
+        choice, request = submission.on_disconnect, submission.request
+        request = replace(request, detached=choice is OnDisconnect.DETACH, shown_as=submission.shown.written)
+        ends_with_stream = choice is OnDisconnect.CANCEL and request.key is None
+        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
+        self.generation = submission.shown.dialect.id_prefix + generation_id
+        self._connection.write(encoded(Accepted(self.id, self.generation, request.request_id)))
+        try:
+            await self._follow(generation_id, Cursor(), {}, lambda _: submission.shown)
+        except asyncio.CancelledError:
+            if ends_with_stream and self.end is StreamEnd.LEFT:
+                await leave(self._core, generation_id)
+            raise
+
+    async def attach(self, response_id: str, cursor: Cursor, include_usage: bool | None) -> None:
+        """Reads the rest of a generation, wherever it runs, as its request asked. Raises its error.
+
+        `include_usage` None: also what is said of usage.
+        """
+        self.generation = response_id
+
+        def shown_to(started: Started) -> Shown:
+            shown = Shown.read(started.shown_as, response_id)
+            return shown if include_usage is None else replace(shown, usage=include_usage)
+
+        generation_id = bare_id(response_id)
+        wanted = await first_wanted(self._core, generation_id, cursor)
+        await self._follow(generation_id, cursor, wanted, shown_to)
+
+    async def _follow(
+        self, generation_id: str, cursor: Cursor, wanted: dict[int, int], shown_to: Callable[[Started], Shown]
+    ) -> None:
+        reading = Reading(self._core, generation_id, wanted)
+        try:
+            started = await reading.start()
+            self._connection.write(encoded(StartedFrame(self.id, self.generation, started.model, started.node_id)))
+            shown = shown_to(started)
+            chunks = Chunks(started, shown.dialect, cursor, shown.usage, continuous=shown.continuous)
+            while (event := await reading.next()) is not None:
+                await self._send(chunks.of(event), cursor, reading)
+            await self._send(chunks.last(), cursor, reading)
+        finally:
+            await reading.leave()
+        self._connection.write(encoded(Done(self.id, self.generation)))
+
+    async def _send(self, chunks: Iterator[Chunk], cursor: Cursor, reading: Reading) -> None:
+        for chunk in chunks:
+            if not self._may_send:
+                await self._wait(reading)
+            self.credit.spend()
+            self._connection.write(encoded(self._framed(chunk, cursor)))
+
+    def _framed(self, chunk: Chunk, cursor: Cursor) -> ChunkFrame:
+        if not chunk["choices"]:
+            return ChunkFrame(self.id, None, None, False, chunk)
+        choice = chunk["choices"][0]["index"]
+        return ChunkFrame(self.id, choice, cursor.from_index[choice], cursor.ended(choice), chunk)
+
+    @property
+    def _may_send(self) -> bool:
+        return self.credit.available and self._connection.has_room
+
+    async def _wait(self, reading: Reading) -> None:
+        """Returns when the client takes more.
+
+        When it does not soon, the generation is not read until it does. Raises GENERATION_PAUSED
+        when it does not at all: the client attaches when it is ready.
+        """
+        try:
+            async with asyncio.timeout(self._limits.unread_s):
+                await self._let_send()
+            return
+        except TimeoutError:
+            self._unread()
+            await reading.leave()
+        try:
+            async with asyncio.timeout(self._limits.give_up_s):
+                await self._let_send()
+        except TimeoutError:
+            message = f"no credit for {self._limits.give_up_s:g} s; attach again with credit"
+            raise errors.unavailable("GENERATION_PAUSED", message, 0.1) from None
+
+    async def _let_send(self) -> None:
+        while not self._may_send:
+            await self.credit.wait()
+            await self._connection.room()

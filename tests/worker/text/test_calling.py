@@ -1,0 +1,135 @@
+"""How a template's calls are known, and what a model is told whose template knows none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.generation import ChatPrompt, Message, ReplyFormat, ReplyStyle, Role, ToolCall
+from ryzanstein.replies.reader import read_message
+from ryzanstein.tools import Tool, ToolMode, Tools
+from ryzanstein.worker.constraints.lark import grammar
+from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint
+from ryzanstein.worker.text.calling import Calling, instructions, without_system
+from ryzanstein.worker.text.tokenizer import TextModel
+
+SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
+TOOLS = Tools((Tool("weather", "The weather.", SCHEMA), Tool("now")))
+TALK = (
+    Message(Role.SYSTEM, "Be brief."),
+    Message(Role.USER, "weather?"),
+    Message(Role.ASSISTANT, "I look.", (ToolCall("1", "weather", '{"city": "Rome"}'), ToolCall("2", "now", ""))),
+    Message(Role.TOOL, "sunny", tool_call_id="1"),
+    Message(Role.TOOL, "noon", tool_call_id="2"),
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "native", "thinking"),
+    [
+        ("{{ messages }}", "generic", False, False),
+        ("{% if tools %}{{ tools }}{% endif %}", "generic", True, False),
+        ("{% if tools %}<tool_call>{% endif %}<think>", "hermes", True, True),
+        ("{{ tools }}<tool_call>\n<function=", "generic", False, False),
+        ("{{ message.content.split('</think>')[-1] }}", "generic", False, True),
+        ("{{ tools }}[TOOL_CALLS]", "mistral", True, False),
+        ("{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek", True, False),
+        ("{{ tools }}Environment: ipython", "llama3", True, False),
+        ("{{ tools }}<start_function_call>", "gemma", True, False),
+    ],
+)
+def test_the_family_is_read_from_the_template(template: str, family: str, native: bool, thinking: bool) -> None:
+    assert Calling.of(template) == Calling(family, native, thinking)
+
+
+def test_settings_override_the_template() -> None:
+    assert Calling.of("{{ tools }}<tool_call><think>", "llama3", "none") == Calling("llama3", True, False)
+    assert Calling.of("{{ tools }}<function=", "hermes") == Calling("hermes", True, False)
+    assert Calling.of("{{ messages }}", "llama3", "think") == Calling("generic", False, True), "it is told the generic form"
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    told = Calling().told(ChatPrompt(TALK, tools=TOOLS))
+    assert told.is_plain
+    roles = [message.role for message in told.messages]
+    assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER], "two results are one message, so that roles alternate"
+    assert told.messages[0].content == f"Be brief.\n\n{instructions(TOOLS)}"
+    calls = read_message(ReplyFormat(calls="generic", tools=("weather", "now")), "g", 0, told.messages[2].content)
+    assert [(call.name, call.arguments) for call in calls.tool_calls] == [("weather", '{"city": "Rome"}'), ("now", "{}")]
+    assert "weather: sunny" in told.messages[3].content
+    assert "now: noon" in told.messages[3].content
+    first, *rest = without_system(told.messages)
+    assert (first.role, first.content.endswith("weather?"), len(rest)) == (Role.USER, True, 2)
+
+
+def test_functions_that_may_not_be_called_are_not_told() -> None:
+    prompt = ChatPrompt(TALK[:2], tools=Tools(TOOLS.offered, ToolMode.NONE))
+    for calling in (Calling(), Calling("hermes", native=True)):
+        assert calling.told(prompt).tools.offered == ()
+        assert calling.told(prompt).messages == prompt.messages
+        assert calling.style(prompt, "") is None
+
+
+def test_the_demo_model_gets_a_prompt_with_tools() -> None:
+    model = TextModel.load(MODEL_DIR)
+    assert "weather" in model.decode(model.encode_prompt(ChatPrompt(TALK, tools=TOOLS)))
+
+
+@pytest.mark.parametrize(("template", "opened"), [("<think>", True), ("x<think>\n", True), ("<think></think>\n\n", False)])
+def test_reasoning_is_open_where_the_prompt_ends_in_it(template: str, opened: bool) -> None:
+    assert Calling(thinking=True).style(ChatPrompt(TALK[:2]), template) == ReplyStyle(thinking=True, opened=opened)
+
+
+def matcher(tools: Tools, family: str) -> tuple[LLMatcher, LLTokenizer]:
+    tokenizer = LLTokenizer("byte")
+    return LLMatcher(
+        tokenizer, grammar(call_constraint(tools, ReplyStyle(family), lambda text: None), lambda text: None)
+    ), tokenizer
+
+
+def admits(tools: Tools, family: str, text: str) -> bool:
+    """Whether an answer that must be a call may be this text, and end after it."""
+    tried, tokenizer = matcher(tools, family)
+    ids = tokenizer.tokenize_str(text)
+    return tried.validate_tokens(ids) == len(ids) and tried.consume_tokens(ids) and tried.is_accepting()
+
+
+def written(family: str, *calls: tuple[str, str]) -> str:
+    objects = [f'{{"name": "{name}", "{"parameters" if family == "llama3" else "arguments"}": {args}}}' for name, args in calls]
+    match family:
+        case "llama3":
+            return "; ".join(objects)
+        case "mistral":
+            return f"[TOOL_CALLS][{', '.join(objects)}]"
+        case "deepseek":
+            begin, call, sep, end, last = (
+                f"<\uff5ctool\u2581{x}\uff5c>"
+                for x in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+            )
+            return begin + "\n".join(f"{call}{name}{sep}{args}{end}" for name, args in calls) + last
+        case _:
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+
+
+@pytest.mark.parametrize("family", ["llama3", "hermes", "mistral", "deepseek", "generic"])
+def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
+    rome, now = ("weather", '{"city":"Rome"}'), ("now", "{}")
+    must, one = Tools(TOOLS.offered, ToolMode.REQUIRED), Tools(TOOLS.offered, ToolMode.REQUIRED, parallel=False)
+    named = Tools(TOOLS.offered, ToolMode.NAMED, "now")
+    for calls in ([rome], [now], [rome, now]):
+        text = written(family, *calls)
+        assert admits(must, family, text)
+        assert admits(one, family, text) is (len(calls) == 1)
+        assert admits(named, family, text) is (calls == [now])
+        read = read_message(ReplyFormat(calls=family, tools=("weather", "now")), "g", 0, text)
+        assert [(call.name, call.arguments) for call in read.tool_calls] == calls
+        assert read.content == ""
+    assert not admits(must, family, written(family, ("weather", '{"city":"Paris"}')))
+    assert not admits(must, family, written(family, ("nope", "{}")))
+    assert not admits(must, family, "Hello")
+    assert admits(must, family, written(family, *[now] * MAX_CALLS))
+    assert not admits(must, family, written(family, *[now] * (MAX_CALLS + 1)))
+    assert json.loads(SCHEMA)
