@@ -1,6 +1,7 @@
 """Attention over cold and hot pages: against float64, against the same keys kept whole, and bit for bit in any company."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -196,7 +197,9 @@ def test_a_token_gets_the_same_bits_alone_and_however_its_prompt_is_cut(kernels:
                     assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
 
 
-def test_the_number_of_threads_changes_no_bit(kernels: NativeKernels, threads: Callable) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    kernels: NativeKernels, threads: Callable[[int], AbstractContextManager[None]]
+) -> None:
     problem = make(kernels, (2, 3, 48))
     with threads(1):
         alone_TKGD = problem.solve(kernels)

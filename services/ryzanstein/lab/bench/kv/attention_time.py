@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from ryzanstein.lab.bench.kv.options import HOT_TOKENS
-from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout
+from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout, sees_cold
 from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
 
 _ROUNDS = 30
 _LONGEST_S = 2.0
-MOST_BYTES = 2 * 2**30  # of one option's cache
+MOST_BYTES = 2**30  # of a float32 cache
 
 Call = Callable[[], None]
 
@@ -66,16 +66,17 @@ def attention_times(kernels: NativeKernels, heads: Heads, batch: int, context: i
 def _call(kernels: NativeKernels, heads: Heads, size: tuple[int, int], dtype: torch.dtype, kind: ColdKind | None) -> Call:
     batch, context = size
     num_pages = -(-context // PAGE_TOKENS)
-    count, columns = batch * num_pages, 2 * heads.kv * heads.dim
-    slots_NC = torch.empty(count * PAGE_TOKENS, columns, dtype=dtype).normal_()
-    table_SB = torch.randperm(count).view(batch, num_pages)
+    first = 0 if kind is None else sees_cold(context - 1, HOT_TOKENS)
+    slots_NC, table_SB = _pages(heads, batch, num_pages - first, dtype)
     cold, cold_BX = None, None
     if kind is not None:
-        layout, all_B = ColdLayout(kind, heads.kv, heads.dim), torch.arange(count)
-        cold, cold_BX = ColdKeys(table_SB, layout, HOT_TOKENS), torch.zeros(count, layout.block_bytes, dtype=torch.uint8)
-        kernels.seal(slots_NC, all_B, cold_BX, all_B, layout)
-    one_S, length_S = torch.ones(batch, dtype=torch.int64), torch.full((batch,), context)
-    keys = PagedKeys(torch.arange(batch), one_S, table_SB, length_S, PAGE_TOKENS, cold=cold)
+        layout, count = ColdLayout(kind, heads.kv, heads.dim), batch * num_pages
+        cold_BX = torch.empty(count, layout.block_bytes, dtype=torch.uint8)
+        all_B = torch.arange(count)
+        kernels.seal(slots_NC, all_B % table_SB.numel(), cold_BX, all_B, layout)  # any numbers will do
+        cold = ColdKeys(torch.randperm(count).view(batch, num_pages), layout, HOT_TOKENS)
+    one_S, length_S, first_S = (torch.full((batch,), number) for number in (1, context, first))
+    keys = PagedKeys(torch.arange(batch), one_S, table_SB, length_S, PAGE_TOKENS, first_S=first_S, cold=cold)
     q_TKGD = torch.randn(batch, heads.kv, heads.group, heads.dim)
     out_TKGD, scoring = torch.empty_like(q_TKGD), (heads.dim**-0.5, None)
 
@@ -83,3 +84,9 @@ def _call(kernels: NativeKernels, heads: Heads, size: tuple[int, int], dtype: to
         kernels.attend(q_TKGD, slots_NC, keys, scoring, out_TKGD, cold_BX=cold_BX)
 
     return call
+
+
+def _pages(heads: Heads, batch: int, num_pages: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns slots of random numbers, and the tables of sequences whose pages are scattered."""
+    slots_NC = torch.empty(batch * num_pages * PAGE_TOKENS, 2 * heads.kv * heads.dim, dtype=dtype).normal_()
+    return slots_NC, torch.randperm(batch * num_pages).view(batch, num_pages)

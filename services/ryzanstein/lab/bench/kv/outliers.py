@@ -25,7 +25,7 @@ def outlier_errors(kernels: NativeKernels, factor: float) -> dict[str, float]:
     slots_NC[:, 0] = (slots_NC[:, 0] * 0.2 + 1) * factor
     q_TKGD = torch.randn(1, 1, _GROUP, _DIM, generator=generator)
     q_TKGD[..., 0] /= factor
-    keys_LD, values_LD = slots_NC.double().split(_DIM, dim=1)
+    keys_LD, values_LD = slots_NC[:, :_DIM].double(), slots_NC[:, _DIM:].double()
     exact_GD = (q_TKGD[0, 0].double() @ keys_LD.T * _DIM**-0.5).softmax(1) @ values_LD
     found = {}
     for name, (dtype, kind) in KINDS.items():
