@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import (
 _TOKEN = re.compile(r'//[^\n]*|\s+|"[^"]*"|-?[\w.]+|[{}()<>=;,]')
 _SCALARS = {
     name: getattr(FieldDescriptorProto, f"TYPE_{name.upper()}")
-    for name in ("double", "float", "int64", "uint64", "int32", "bool", "string", "bytes", "uint32")
+    for name in ("double", "float", "int64", "uint64", "int32", "bool", "string", "bytes", "uint32", "fixed32")
 }
 
 

@@ -10,10 +10,19 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from tests.compat.proto_reader import read_protos
 from tests.compat.wires import EARLIER
 
-from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
+from ryzanstein.v1 import (
+    inference_pb2,
+    journal_pb2,
+    orchestrator_pb2,
+    pages_pb2,
+    peer_pb2,
+    router_pb2,
+    text_pb2,
+    worker_pb2,
+)
 
 TODAY = Path(__file__).parents[2] / "protos"
-FILES = (inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2)
+FILES = (inference_pb2, journal_pb2, orchestrator_pb2, pages_pb2, peer_pb2, router_pb2, text_pb2, worker_pb2)
 BY_PATH = {file.DESCRIPTOR.name: FileDescriptorProto.FromString(file.DESCRIPTOR.serialized_pb) for file in FILES}
 
 
