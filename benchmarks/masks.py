@@ -17,12 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import Bits, GrammarState
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan, grouped
+from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -102,15 +104,14 @@ class Bench:
         """Runs a step as rank 0 does, and returns its duration."""
         self.step_number += 1
         count = range(len(self.sequences))
-        plan = StepPlan(
-            self.step_number,
+        plan = self.runner.plans.plan(
             [each.token_id for each in self.sequences],
             [1 for _ in count],
             [each.position for each in self.sequences],
-            grouped([each.blocks for each in self.sequences], len(self.runner.extents.windows)),
+            [each.blocks for each in self.sequences],
             list(count),
-            full_logits=True,
         )
+        plan = replace(plan, step=self.step_number, full_logits=True)
         rows = [each.row(constrained=constrained) for each in self.sequences]
         began = time.perf_counter()
         self.masks.begin(rows)

@@ -237,7 +237,8 @@ class GrammarProcess:
 
     async def _ask(self, make: Callable[[int], Request], timeout_s: float) -> tuple[Answer, int]:
         job = next(self._jobs)
-        answer = self._answers[job] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[Answer, int]] = asyncio.get_running_loop().create_future()
+        self._answers[job] = answer
         self._post(make(job))
         try:
             async with asyncio.timeout(timeout_s):
