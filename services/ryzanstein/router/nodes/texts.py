@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grpc
-from ryzanstein.v1.text_pb2_grpc import TextServiceStub
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
@@ -15,6 +14,7 @@ from ryzanstein.router.nodes.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import text_pb2 as pb
+from ryzanstein.v1.text_pb2_grpc import TextServiceStub
 from ryzanstein.wire.requests import conversation_to_wire, template_to_wire
 
 TIMEOUT_S = 10.0
