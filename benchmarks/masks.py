@@ -22,7 +22,7 @@ from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import Bits, GrammarState
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan, grouped
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -31,6 +31,7 @@ from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
 
 BLOCK_SIZE = 16
+MOST_GROUPS = 8  # of layers that share extents
 WARM_STEPS = 4
 
 
@@ -76,7 +77,12 @@ class Bench:
         self.table = token_table(text)
         tokenizer, bits = self.table.tokenizer(), Bits(self.table)
         options = RunnerOptions(
-            device="cpu", dtype="float32", block_size=BLOCK_SIZE, num_blocks=4 * batch, max_sequences=batch, num_threads=threads
+            device="cpu",
+            dtype="float32",
+            block_size=BLOCK_SIZE,
+            num_blocks=4 * batch * MOST_GROUPS,
+            max_sequences=batch,
+            num_threads=threads,
         )
         self.runner = ModelRunner.load(model, TensorParallel(0, 1, LocalCollectives()), options)
         self.runner.warm_up()
@@ -101,7 +107,7 @@ class Bench:
             [each.token_id for each in self.sequences],
             [1 for _ in count],
             [each.position for each in self.sequences],
-            [each.blocks for each in self.sequences],
+            grouped([each.blocks for each in self.sequences], len(self.runner.extents.windows)),
             list(count),
             full_logits=True,
         )

@@ -1,16 +1,19 @@
 """Measures what sending pages to the backup node gains and costs.
 
-    .venv/bin/python benchmarks/page_replication.py silence [--model PATH] [--contexts 1000,8000,30000] [--json FILE]
-    .venv/bin/python benchmarks/page_replication.py overhead [--model PATH] [--rounds 4] [--seconds 10] [--json FILE]
-    .venv/bin/python benchmarks/page_replication.py disk [--model PATH] [--contexts 8000] [--json FILE]
+    .venv/bin/python benchmarks/page_replication.py silence [--contexts 1000,8000,30000]
+    .venv/bin/python benchmarks/page_replication.py overhead [--clients 8] [--prompt 200] [--rounds 4] [--seconds 10]
+    .venv/bin/python benchmarks/page_replication.py disk [--contexts 8000]
+
+All take --model PATH and --json FILE.
 
 `silence`: two nodes; a client reads the answer to a prompt of so many tokens. At its 64th token the node that generates it gets
 SIGKILL. The silence is the longest time between two tokens from then on, the recomputed tokens are the prompt tokens that the
 other node computed. Once without replication, once with it.
 
-`overhead`: two nodes and eight clients in sessions of their own, which send a new prompt of 200 tokens in each turn and read 64
-tokens. Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A and so on.
-The overhead is one minus the ratio of tokens per second. Both nodes, sender and receiver, share this machine's cores.
+`overhead`: two nodes and --clients clients in sessions of their own, which send --prompt new tokens in each turn and read 64.
+Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A and so on. The
+overhead is one minus the ratio of tokens per second, new prompts and answers together. Both nodes, sender and receiver, share
+this machine's cores.
 
 `disk`: one node with a disk tier. The first token of a conversation's second turn: computed again by a node without a tier,
 and read from the disk by a node that was killed and started again.
@@ -124,18 +127,19 @@ def silence(model: Path, policy: str, context: int) -> dict[str, Any]:
     }
 
 
-def load(running: LocalCluster, seconds: float, salt: int) -> float:
-    """Returns tokens per second of eight clients, prompts included."""
-    stop_at, counts = time.monotonic() + seconds, [0] * 8
+def load(running: LocalCluster, seconds: float, salt: int, clients: int, prompt: int) -> float:
+    """Returns tokens per second of the clients' answers and new prompts."""
+    stop_at, counts = time.monotonic() + seconds, [0] * clients
 
     def client(number: int) -> None:
         turn = 0
         while time.monotonic() < stop_at:
             turn += 1
-            for event in chat(running, text_of(200, 100 * salt + number + turn), f"{salt}-{number}", 64):
+            for event in chat(running, text_of(prompt, 100 * salt + number + 7 * turn), f"{salt}-{number}-{turn // 4}", 64):
                 counts[number] += len(event.delta.token_ids) if event.WhichOneof("kind") == "delta" else 0
+            counts[number] += prompt
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     began = time.monotonic()
     for thread in threads:
         thread.start()
@@ -144,16 +148,16 @@ def load(running: LocalCluster, seconds: float, salt: int) -> float:
     return sum(counts) / (time.monotonic() - began)
 
 
-def overhead(model: Path, rounds: int, seconds: float) -> dict[str, Any]:
+def overhead(model: Path, rounds: int, seconds: float, clients: int, prompt: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"none": [], "sessions": []}
     with ExitStack() as stack:
         clusters = {policy: stack.enter_context(cluster(model, policy, threads=1)) for policy in rates}
         for running in clusters.values():
-            load(running, 2.0, 99)
+            load(running, 2.0, 99, clients, prompt)
         for number in range(rounds):
             order = ("none", "sessions") if number % 2 == 0 else ("sessions", "none")
             for policy in order:
-                rates[policy].append(load(clusters[policy], seconds, number))
+                rates[policy].append(load(clusters[policy], seconds, number, clients, prompt))
         sent = sum(metric(clusters["sessions"], node, "page_bytes_sent_total") for node in clusters["sessions"].node_ids)
     ratios = sorted(one / two for one, two in zip(rates["sessions"], rates["none"], strict=True))
     return {
@@ -194,6 +198,8 @@ def main() -> None:
     parser.add_argument("--policies", default="none,sessions")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--json", default="")
     given = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -207,7 +213,7 @@ def main() -> None:
                     results.append(silence(model, policy, context))
                     print(json.dumps(results[-1]), flush=True)
             case "overhead":
-                results.append(overhead(model, given.rounds, given.seconds))
+                results.append(overhead(model, given.rounds, given.seconds, given.clients, given.prompt))
                 print(json.dumps(results[-1]), flush=True)
             case "disk":
                 for context in contexts:

@@ -233,7 +233,7 @@ def test_the_official_client_calls_functions(cluster: LocalCluster) -> None:
         (call,) = (item for item in answer.output if item.type == "function_call")
         assert (answer.status, call.name) == ("completed", "weather")
         assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
-        events = list(client.responses.create(**asked, stream=True))
+        events: list[Any] = list(client.responses.create(**asked, stream=True))
         assert [event.sequence_number for event in events] == list(range(len(events)))
         (streamed,) = (item for item in events[-1].response.output if item.type == "function_call")
         added = [event.item.id for event in events if event.type == "response.output_item.added"]
@@ -255,7 +255,7 @@ def test_the_official_client_holds_a_conversation_of_responses(cluster: LocalClu
         stream = client.responses.create(
             model="demo", input="What is my name?", previous_response_id=first.id, temperature=0, stream=True
         )
-        events = list(stream)
+        events: list[Any] = list(stream)
         last = events[-1].response
         assert "Tavik" in last.output_text
         assert client.responses.retrieve(last.id).output_text == last.output_text

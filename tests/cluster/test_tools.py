@@ -10,10 +10,11 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from ryzanstein.v1 import inference_pb2 as inference
@@ -85,6 +86,26 @@ def test_streamed_pieces_make_the_calls_of_the_whole_answer(sdk: openai.OpenAI) 
     with sdk.chat.completions.stream(**{**asked, "seed": 8}) as stream:
         helped = stream.get_final_completion().choices[0]
     check_arguments(helped.message.tool_calls[0].function.name, helped.message.tool_calls[0].function.arguments)
+
+
+class Where(pydantic.BaseModel):
+    """A place, as instructor and the client's own helper describe it."""
+
+    city: Literal["Rome", "Oslo"]
+    days: Literal[1, 2, 3] = 1
+
+
+def test_a_class_is_a_tool_and_its_object_comes_back(sdk: openai.OpenAI) -> None:
+    answer = sdk.chat.completions.parse(
+        model="demo",
+        messages=QUESTION,
+        tools=[openai.pydantic_function_tool(Where)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+    ).choices[0]
+    (call,) = answer.message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Where)
 
 
 def test_a_cut_call_says_that_it_was_cut(sdk: openai.OpenAI) -> None:

@@ -23,7 +23,7 @@ PARAMS = (
 
 def request(session_id: str = "", template: inference.TemplateOptions | None = None, **sampling: Any) -> inference.ChatRequest:
     return inference.ChatRequest(
-        messages=[inference.Message(role="ROLE_USER", content="hello")],
+        messages=[inference.Message(role=inference.ROLE_USER, content="hello")],
         sampling=inference.SamplingParams(max_tokens=2, **sampling),
         template_options=template,
         session_id=session_id,

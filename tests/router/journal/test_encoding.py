@@ -20,6 +20,7 @@ from ryzanstein.generation import (
     RequestKey,
     Role,
     SamplingParams,
+    TemplateOptions,
     TextPrompt,
     Token,
     TokenLogprobs,
@@ -195,6 +196,7 @@ def test_an_end_whose_tokens_are_missing_is_not_believed() -> None:
 def test_a_request_comes_back_as_it_was() -> None:
     prompts = (
         ChatPrompt((Message(Role.SYSTEM, "be"), Message(Role.USER, "ü"), Message(Role.ASSISTANT, ""))),
+        ChatPrompt((Message(Role.USER, "ü"),), template=TemplateOptions('{"a":1}', False, True)),
         ChatPrompt(
             (Message(Role.ASSISTANT, "", (ToolCall("1", "f", "{"),)), Message(Role.TOOL, "x", tool_call_id="1")),
             tools=Tools((Tool("f", "d", "{}", True), Tool("g")), ToolMode.NAMED, "g", parallel=False),

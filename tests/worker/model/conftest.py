@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import torch
 
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import Masks, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels
@@ -174,8 +174,8 @@ class PlainTables(ModelRunner):
     def hidden_logits(self, plan: StepPlan) -> torch.Tensor | None:
         return super().hidden_logits(self._in_groups(plan))
 
-    def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> list[SampledToken]:
-        return super().execute(self._in_groups(plan), rows)
+    def execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None = None) -> list[SampledToken]:
+        return super().execute(self._in_groups(plan), rows, masks)
 
     def _in_groups(self, plan: StepPlan) -> StepPlan:
         windows = self.extents.windows

@@ -15,7 +15,7 @@ import torch
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.engine.plan import Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
@@ -100,6 +100,9 @@ class Ranks:
 
     def rearrange(self, change: Rearrangement) -> None:
         self._runner.rearrange(change)
+
+    def move_pages(self, move: PageMove) -> None:
+        raise NotImplementedError
 
 
 def serve(loaded: Any, budget: int, messages: Sequence[SubmitGroup], rng: random.Random) -> tuple[dict[int, Any], int]:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from ryzanstein import errors
-from ryzanstein.generation import Delta, GenerationEvent, PromptScores
+from ryzanstein.generation import Delta, FinishReason, GenerationEvent, PromptScores
 from ryzanstein.router.generations.generation import Generation
 
 MAX_DELTA_TOKENS = 512
@@ -20,7 +20,8 @@ def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> N
     """Raises INVALID_ARGUMENT for a choice that the generation does not have, or an index past its end.
 
     While a choice runs its reader may wait for an index that is still to come, up to the most tokens
-    that it may have.
+    that it may have. A choice that was another router's before, and was cancelled, may have had more
+    tokens than are known here.
     """
     num_choices = len(generation.log.choices)
     unknown = [choice for choice in from_index if not 0 <= choice < num_choices]
@@ -28,7 +29,8 @@ def check_from_index(generation: Generation, from_index: Mapping[int, int]) -> N
         raise errors.invalid("from_index", f"choice must be in [0, {num_choices - 1}]", unknown[0])
     for choice, index in from_index.items():
         log, most = generation.log.choices[choice], generation.request.sampling.max_tokens
-        end = len(log.tokens) if log.reason is not None else most
+        cut = log.reason is FinishReason.CANCELLED and generation.epoch
+        end = most if log.reason is None or cut else len(log.tokens)
         if end is not None and index > end:
             raise errors.invalid("from_index", f"choice {choice} has at most {end} tokens", index)
 

@@ -158,7 +158,7 @@ def replace_field(error: RyzansteinError, field: str) -> RyzansteinError:
     """Returns the same error about another field: the grammar of calls is made of the schemas of the tools."""
     metadata = {**error.metadata, "field": field}
     violations = tuple(FieldViolation(field, each.description) for each in error.violations)
-    return RyzansteinError(error.message, error.code, error.reason, metadata, violations)
+    return replace(error, metadata=metadata, violations=violations)
 
 
 def group_of(

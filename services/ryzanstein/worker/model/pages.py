@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,12 +71,12 @@ class PagePort:
         """Copies blocks to their places in the slab."""
         if self.layout.writes:
             for place, block in pages:
-                self._in_slab(slab, place).copy_(self._in_cache(block))
+                _copy(self._in_slab(slab, place), self._in_cache(block))
 
     def copy_in(self, pages: Sequence[Placed], slab: mmap.mmap) -> None:
         """Copies places of the slab to their blocks."""
         for place, block in pages:
-            self._in_cache(block).copy_(self._in_slab(slab, place))
+            _copy(self._in_cache(block), self._in_slab(slab, place))
 
     def _in_slab(self, slab: mmap.mmap, place: int) -> Tensor:
         layout = self.layout
@@ -86,3 +87,14 @@ class PagePort:
     def _in_cache(self, block: int) -> Tensor:
         planes, tokens, parts, _, width = self.layout.shape
         return self._cache.block(block).view(planes, tokens, parts, self.layout.own_heads, width)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Copies a page.
+
+    On a CPU with one thread: torch's threads would spin on cores that another rank computes on.
+    """
+    if target.device.type == source.device.type == "cpu":
+        np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+    else:
+        target.copy_(source)

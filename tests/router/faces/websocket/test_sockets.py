@@ -153,6 +153,11 @@ class TestMessagesThatAreNoRequest:
         failed = await client.receive()
         assert (failed["type"], failed["id"], failed["status"], failed["error"]["param"]) == ("error", "a", 400, field)
 
+    @pytest.mark.parametrize(("body", "field"), [({"prompt": ["a", "b"]}, "prompt"), ({"prompt": "a", "echo": True}, "echo")])
+    async def test_a_completion_is_one_stream_or_refused(self, client, body, field):
+        await client.send("submit", id="a", url="/v1/completions", body=body)
+        assert (await client.receive())["error"]["param"] == field
+
     async def test_whoever_sends_nothing_else_is_closed(self, client, face):
         for _ in range(40):
             await client.socket.send("nonsense")

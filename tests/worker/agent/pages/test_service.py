@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 import pytest
-from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 
 from ryzanstein import errors
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.pieces import pieces_of
 from ryzanstein.worker.agent.pages.service import MAX_TRANSFERS, PageServicer

@@ -44,14 +44,21 @@ async def attached(
 
     Answers with more than content are read from their beginning, also what the client has seen.
     """
-    wanted = from_index
-    if any(from_index.values()):
-        async with aclosing(core.follow(generation_id, from_index)) as events:
-            started = await read_start(events)
-        wanted = from_index if started.reply is None else {}
-    async with aclosing(core.follow(generation_id, wanted)) as events:
+    async with aclosing(core.follow(generation_id, from_index)) as events:
+        started = await read_start(events)
+        if started.reply is None or not any(from_index.values()):
+            async for wire in read_events(_from_start(started, events), from_index):
+                yield wire
+            return
+    async with aclosing(core.follow(generation_id, {})) as events:
         async for wire in read_events(events, from_index):
             yield wire
+
+
+async def _from_start(started: Started, events: AsyncIterator[GenerationEvent]) -> AsyncIterator[GenerationEvent]:
+    yield started
+    async for event in events:
+        yield event
 
 
 def _say(wire: inference.GenerationDelta | inference.GenerationFinished, said: Said) -> None:

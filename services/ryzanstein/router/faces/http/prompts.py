@@ -74,6 +74,15 @@ class Completions:
     silent: bool = False
     with_scores: bool = False
 
+    @property
+    def only(self) -> GenerationRequest:
+        """The one generation, for faces that show no other kind. Raises INVALID_ARGUMENT for more than that."""
+        if len(self.requests) > 1:
+            raise errors.invalid("prompt", "several prompts are not supported here", len(self.requests))
+        if self.echo or self.num_shown != self.requests[0].sampling.n:
+            raise errors.invalid("echo" if self.echo else "best_of", "is not supported here")
+        return self.requests[0]
+
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

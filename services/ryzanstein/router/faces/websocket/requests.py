@@ -16,7 +16,7 @@ from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
 from ryzanstein.router.faces.http.failures import HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.gate import REQUEST_ID
-from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.http.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from ryzanstein.router.faces.http.shown import shown_by
 from ryzanstein.router.faces.request_key import HEADER as IDEMPOTENCY_KEY
@@ -93,7 +93,7 @@ class SocketRequests:
 
     async def _completion(self, submit: Submit, headers: Headers, identity: str) -> Submission:
         def converted(body: CompletionRequest) -> GenerationRequest:
-            return completion_requests(_streaming(body), headers, identity).only
+            return _only(completion_requests(_streaming(body), headers, identity))
 
         body, request = await self._parsed(submit, self._completions, converted)
         return _submission(body, request, CompletionDialect(), headers)
@@ -106,6 +106,15 @@ class SocketRequests:
 
 def _submission(body: GenerationOptions, request: GenerationRequest, dialect: Dialect, headers: Headers) -> Submission:
     return Submission(request, shown_by(body, dialect), on_disconnect(headers))
+
+
+def _only(asked: Completions) -> GenerationRequest:
+    """Returns the one generation that is asked for: on a socket, each is a stream of its own."""
+    if len(asked.requests) > 1:
+        raise errors.invalid("prompt", "must be one prompt: submit each on its own", len(asked.requests))
+    if asked.echo:
+        raise errors.invalid("echo", "is not supported on a socket")
+    return asked.requests[0]
 
 
 def _streaming(body: Any) -> Any:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
-from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, pieces_of
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed

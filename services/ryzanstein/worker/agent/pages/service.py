@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from grpc.aio import ServicerContext
-from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.v1 import pages_pb2 as pb
+from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
 from ryzanstein.wire.requests import name_from_wire
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
