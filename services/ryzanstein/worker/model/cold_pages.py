@@ -32,7 +32,7 @@ def seal_pages(pages_NC: Tensor, hot_M: Tensor, cold_BX: Tensor, cold_M: Tensor,
     slots_MJ = hot_M.unsqueeze(1) * PAGE_TOKENS + torch.arange(PAGE_TOKENS, device=hot_M.device)
     page_MJC = pages_NC[slots_MJ].float()
     keys_MKDJ, values_MKJD = (
-        part.unflatten(2, (layout.num_kv_heads, layout.head_dim)).permute(order)
+        part.reshape(-1, PAGE_TOKENS, layout.num_kv_heads, layout.head_dim).permute(order)
         for part, order in (
             (page_MJC[..., :width], (0, 2, 3, 1)),
             (page_MJC[..., columns - width :], (0, 2, 1, 3)),
@@ -48,21 +48,21 @@ def seal_pages(pages_NC: Tensor, hot_M: Tensor, cold_BX: Tensor, cold_M: Tensor,
     parts_MKP[..., layout.keys_offset : layout.values_offset] = coded.contiguous().view(torch.uint8).flatten(2)
     coded, scale_MK = _encoded(values_MKJD, layout.kind.values)
     parts_MKP[..., 4:8] = scale_MK.unsqueeze(-1).view(torch.uint8)
-    rows_MKJV = parts_MKP[..., layout.values_offset :].unflatten(2, (PAGE_TOKENS, -1))
+    rows_MKJV = parts_MKP[..., layout.values_offset :].view(len(hot_M), layout.num_kv_heads, PAGE_TOKENS, -1)
     rows_MKJV[..., : layout.head_dim] = coded.contiguous().view(torch.uint8)
     cold_BX[cold_M] = parts_MKP.flatten(1)
 
 
 def open_pages(cold_BX: Tensor, cold_M: Tensor, layout: ColdLayout) -> tuple[Tensor, Tensor]:
     """Returns the keys and values of blocks, [M J, K, D] in float32."""
-    parts_MKP = cold_BX[cold_M].unflatten(1, (layout.num_kv_heads, layout.part_bytes))
+    parts_MKP = cold_BX[cold_M].view(-1, layout.num_kv_heads, layout.part_bytes)
     coded = parts_MKP[..., layout.keys_offset : layout.values_offset].contiguous().view(_DTYPES[layout.kind.keys])
-    keys_MKDJ = coded.float().unflatten(2, (layout.head_dim, PAGE_TOKENS)) * _scale(parts_MKP, 0)
+    keys_MKDJ = coded.float().view(*coded.shape[:2], layout.head_dim, PAGE_TOKENS) * _scale(parts_MKP, 0)
     if layout.kind.keys == "int8-channels":
         codes_MKD = parts_MKP[..., PART_HEAD_BYTES : PART_HEAD_BYTES + layout.head_dim].contiguous()
         keys_MKDJ = keys_MKDJ * codes_MKD.view(torch.float8_e4m3fn).float().unsqueeze(-1)
     coded = parts_MKP[..., layout.values_offset :].contiguous().view(_DTYPES[layout.kind.values])
-    values_MKJV = coded.float().unflatten(2, (PAGE_TOKENS, -1)) * _scale(parts_MKP, 4)
+    values_MKJV = coded.float().view(*coded.shape[:2], PAGE_TOKENS, -1) * _scale(parts_MKP, 4)
     keys_LKD = keys_MKDJ.permute(0, 3, 1, 2).flatten(0, 1)
     return keys_LKD, values_MKJV[..., : layout.head_dim].permute(0, 2, 1, 3).flatten(0, 1)
 
@@ -160,7 +160,7 @@ def _keys_values(pages: LayerPages, keys: PagedKeys, s: int, what: tuple[int, ra
     first = 0 if keys.first_S is None else int(keys.first_S[s])
     slots_L = keys.tables_SB[s][hot_L // size - first] * size + hot_L % size
     hot_LC, width = pages.slots_NC[slots_L].float(), num_kv_heads * head_dim
-    found = [part.unflatten(1, (num_kv_heads, head_dim)) for part in (hot_LC[:, :width], hot_LC[:, -width:])]
+    found = [part.reshape(-1, num_kv_heads, head_dim) for part in (hot_LC[:, :width], hot_LC[:, -width:])]
     if border > seen.start and keys.cold is not None and pages.cold_BX is not None:
         cold = _cold_keys_values(pages.cold_BX, keys.cold, s, range(seen.start, border))
         found = [torch.cat(pair) for pair in zip(cold, found, strict=True)]
@@ -187,5 +187,5 @@ def _scores(q_nKGD: Tensor, k_LKD: Tensor, keys: PagedKeys, seen: range, scoring
     if cap is not None:
         scores_nKGL = scores_nKGL.div_(cap).tanh_().mul_(cap)
     if keys.bias_HP is not None:
-        scores_nKGL += keys.bias_HP[:, seen.start : seen.stop].unflatten(0, q_nKGD.shape[1:3])
+        scores_nKGL += keys.bias_HP[:, seen.start : seen.stop].reshape(*q_nKGD.shape[1:3], -1)
     return scores_nKGL
