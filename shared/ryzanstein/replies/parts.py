@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ class Reasoning(NamedTuple):
     text: str
 
 
-class CallDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallDelta:
     """A piece of a call's arguments. The first of each call has its id and name, later ones are without.
 
     Calls have the indices 0, 1, 2, ... in the order in which they begin, and one ends before the
@@ -104,7 +106,7 @@ class Sink:
         for part in parts:
             before = joined[-1] if joined else None
             if isinstance(part, CallDelta) and isinstance(before, CallDelta) and before.index == part.index:
-                joined[-1] = before._replace(arguments=before.arguments + part.arguments)
+                joined[-1] = replace(before, arguments=before.arguments + part.arguments)
             elif isinstance(part, Content) and isinstance(before, Content):
                 joined[-1] = Content(before.text + part.text)
             elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
