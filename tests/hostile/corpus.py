@@ -116,7 +116,13 @@ BODIES: tuple[HostileBody, ...] = (
         400,
         "guided_json",
     ),
-    HostileBody("4 MB of a regular expression", CHAT, lambda: _with(b'"guided_regex":"%s",' % (b"(" * 3_900_000)), 400),
+    HostileBody(
+        "4 MB of a regular expression",
+        CHAT,
+        lambda: _with(b'"guided_regex":"%s",' % (b"(" * 3_900_000)),
+        400,
+        "response_format",
+    ),
     # Depth and length.
     HostileBody("60,000 open brackets as a schema", CHAT, lambda: _with(b'"guided_json":%s,' % (b"[" * 60_000)), 400),
     HostileBody(
@@ -127,6 +133,7 @@ BODIES: tuple[HostileBody, ...] = (
             % (b'{"items":' * 60_000, b"}" * 60_000)
         ),
         400,
+        "response_format",
     ),
     HostileBody("2 million open brackets", CHAT, lambda: b"[" * 2_000_000, 400, "body"),
     HostileBody("60,000 open brackets as metadata", CHAT, lambda: _with(b'"metadata":%s,' % (b"[" * 60_000)), 400),
