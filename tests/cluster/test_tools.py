@@ -141,7 +141,6 @@ def test_a_session_keeps_calls_and_results_and_is_sent_the_new_message_alone(cal
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(sdk: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
