@@ -30,7 +30,7 @@ class CallDelta(NamedTuple):
     next begins.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name
     id: str
     name: str
     arguments: str
