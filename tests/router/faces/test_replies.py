@@ -81,7 +81,8 @@ def _said(wire: Any) -> Said:
 
 @pytest.mark.parametrize("cut", range(0, len(TOKENS) + 1, 3))
 async def test_over_grpc_each_part_comes_once(cut: int) -> None:
-    said, ids = [], []
+    said: list[Said] = []
+    ids: list[int] = []
     async for event in read_events(_events(started(), *deltas()[:cut])):
         if event.HasField("delta"):
             said.append(_said(event.delta))
