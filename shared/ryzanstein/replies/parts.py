@@ -32,7 +32,7 @@ class CallDelta:
     next begins.
     """
 
-    index: int  # type: ignore[assignment]  # tuples have a method of this name
+    index: int
     id: str
     name: str
     arguments: str
