@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,3 +105,25 @@ async def test_a_node_without_replication_and_one_without_ranks_say_so() -> None
     with pytest.raises(RyzansteinError) as refusal:
         pages.checked("m", "", bytes(16))
     assert refusal.value.reason == "NODE_NOT_READY"
+
+
+async def test_weights_that_are_being_read_do_not_delay_the_end_of_ranks_or_process(monkeypatch) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def read(model: Any, stopped: Any) -> bytes:
+        began.set()
+        while not stopped():
+            time.sleep(0.01)
+        ended.set()
+        raise OSError
+
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.weights_digest", read)
+    it = Pages()
+    for end in (it.pages.on_gone, it.telemetry.background.close):
+        began.clear()
+        ended.clear()
+        it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+        assert await asyncio.to_thread(began.wait, 5)
+        if (closing := end()) is not None:
+            await closing
+        assert await asyncio.to_thread(ended.wait, 5)

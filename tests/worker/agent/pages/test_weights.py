@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+
+import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.agent.pages.weights import weights_digest
@@ -30,3 +33,18 @@ def test_a_file_is_its_content(tmp_path) -> None:
         (tmp_path / name).write_bytes(content)
     digests = [weights_digest(tmp_path / name) for name in ("a.gguf", "b.gguf", "c.gguf")]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_it_stops_when_it_is_told_to_and_says_nothing_of_files_that_change_meanwhile(tmp_path) -> None:
+    model = tmp_path / "a.gguf"
+    model.write_bytes(b"one")
+
+    def change() -> bool:
+        os.utime(model, ns=(1, 1))
+        return False
+
+    with pytest.raises(OSError, match="stopped"):
+        weights_digest(model, lambda: True)
+    with pytest.raises(OSError, match="changed"):
+        weights_digest(model, change)
+    assert weights_digest(model)
