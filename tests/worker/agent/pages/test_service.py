@@ -15,7 +15,7 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.pages.node_store import NodeStore
-from ryzanstein.worker.agent.pages.pieces import pieces_of
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, pieces_of
 from ryzanstein.worker.agent.pages.service import MAX_TRANSFERS, PageServicer
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
@@ -76,6 +76,13 @@ async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, c
     assert [page async for page in node.store.fetch(scope, [*keys[:5], b"x" * 17, *keys[5:]])] == pages[:5]
     assert counted("pages_received_total") == 10
     assert counted("page_bytes_received_total") == 10 * scope.page_bytes
+
+
+async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain, scope) -> None:
+    pages = chain(MAX_KEYS + 10)
+    await node.mover.put(pages, b"")
+    node.mover.batch = 256
+    assert [page.key async for page in node.store.fetch(scope, [page.key for page in pages])] == [page.key for page in pages]
 
 
 async def test_foreign_pages_are_refused_and_the_sender_rests(node, chain, scope) -> None:
