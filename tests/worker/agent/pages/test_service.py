@@ -27,7 +27,10 @@ class Node:
         self.mover, self.corrupt = mover, 0
         self._scope = scope
         pages = SimpleNamespace(metrics=counted.metrics, checked=self._checked)
-        agent = SimpleNamespace(node=SimpleNamespace(version=SimpleNamespace(pages=pages)))
+        self.drains: set[str] = set()
+        settings = SimpleNamespace(node_id="n")
+        core = SimpleNamespace(version=SimpleNamespace(pages=pages), drains=self.drains, settings=settings)
+        agent = SimpleNamespace(node=core)
         self.servicer = PageServicer(SimpleNamespace(of=lambda model: agent))  # type: ignore[arg-type]
 
     def _checked(self, model: str, tenant: str, root: bytes) -> Any:
@@ -83,6 +86,17 @@ async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain
     await node.mover.put(pages, b"")
     node.mover.batch = 256
     assert [page.key async for page in node.store.fetch(scope, [page.key for page in pages])] == [page.key for page in pages]
+
+
+async def test_a_node_that_drains_gives_pages_and_takes_none(node, chain, scope) -> None:
+    pages = chain(3)
+    await node.mover.put(pages, b"")
+    node.drains.add("stops")
+    for call in (node.store.missing(scope, []), node.store.send(scope, b"", several(chain(2, 1)))):
+        with pytest.raises(StoreFailed) as failure:
+            await call
+        assert (failure.value.cause, failure.value.rest_s) == ("unavailable", 2)
+    assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages
 
 
 async def test_foreign_pages_are_refused_and_the_sender_rests(node, chain, scope) -> None:
