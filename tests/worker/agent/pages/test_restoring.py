@@ -93,6 +93,14 @@ async def test_a_source_that_hangs_delays_one_prompt_for_less_than_a_router_wait
     assert len(hangs.store.asked) == 1
 
 
+async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted, monkeypatch) -> None:
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.restoring._MOST_S", 0.0)
+    mover = new_mover()
+    mover.missing = lambda names: asyncio.sleep(3600)
+    async with asyncio.timeout(5):
+        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store([]))])
+
+
 async def test_the_ranks_are_not_asked_about_a_short_prompt(chain, scope, counted) -> None:
     mover = SimpleNamespace()
     await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [Source("node", Store([]))])

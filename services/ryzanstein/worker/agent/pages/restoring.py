@@ -28,6 +28,7 @@ _KEEP = 0.9
 _UNKNOWN_TOKEN_S = 0.005
 _LEAST_S = 0.25
 _MOST_S = 3.0  # for all sources: a router gives up a node that does not accept an attempt within 5 s
+_RANKS_S = 0.5  # more, where this node's ranks answer late
 _SLOW_REST_S = 10.0  # of a source from which nothing came in time
 _SAVING = 0.8  # of the time of computing, that a fetch may take
 
@@ -72,21 +73,25 @@ class Restoring:
         First the pages of groups of layers that read all tokens, then, where those end, the last
         ones of groups with a window: without them the others are of no use.
         """
-        windows, size = self._extents.windows, self._extents.block_size
-        whole = [group for group, window in enumerate(windows) if window is None]
-        if len(keys) * size < LEAST_TOKENS:
+        whole = [group for group, window in enumerate(self._extents.windows) if window is None]
+        if len(keys) * self._extents.block_size < LEAST_TOKENS:
             return
         self._ends_s = time.monotonic() + _MOST_S
         try:
-            if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
-                return
-            for group, window in enumerate(windows):
-                if window is not None:
-                    first = self._extents.first_kept(window, num_pages * size)
-                    names = [name_of(key, group) for key in keys[first:num_pages]]
-                    await self._names(names, num_pages * size, sources)
-        except PagesLost:
+            async with asyncio.timeout(_MOST_S + _RANKS_S):
+                await self._run(keys, whole, sources)
+        except (PagesLost, TimeoutError):
             return
+
+    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
+        windows, size = self._extents.windows, self._extents.block_size
+        if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
+            return
+        for group, window in enumerate(windows):
+            if window is not None:
+                first = self._extents.first_kept(window, num_pages * size)
+                names = [name_of(key, group) for key in keys[first:num_pages]]
+                await self._names(names, num_pages * size, sources)
 
     async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
         """Restores pages of these groups; returns how many there are now, from the first one on."""
