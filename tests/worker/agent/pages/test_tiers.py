@@ -64,10 +64,11 @@ async def test_another_process_finds_the_pages_and_no_half_written_one(tmp_path,
     pages = chain(9)
     await Tier("disk", tmp_path, 2**20).store.send(scope, b"", several(pages))
     folder = tmp_path / scope.root.hex()
-    (folder / "half.new").write_bytes(b"half")
+    half = folder / f"{pages[0].key.hex()}.new"
+    half.write_bytes(b"half")
     later = Tier("disk", tmp_path, 2**20)
     assert await later.fetched(scope, pages) == pages
-    assert not (folder / "half.new").exists()
+    assert not half.exists()
     smaller = Tier("disk", tmp_path, 4 * (scope.page_bytes + 16))
     await smaller.store.missing(scope, [])
     assert len(list(folder.iterdir())) == 4
@@ -104,6 +105,20 @@ async def test_a_disk_that_cannot_be_written_rests_and_breaks_nothing(tmp_path, 
     with pytest.raises(StoreFailed):
         await full.store.send(scope, b"", several(chain(1)))
     assert await full.store.missing(scope, [chain(1)[0].key]) == [0]
+
+
+async def test_files_of_others_in_the_folder_are_never_removed(tmp_path, chain, scope) -> None:
+    for name in ("work/sessions.db", "work/README", f"{scope.root.hex()}/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(2**20))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loose.txt").touch()
+    tier = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    await tier.store.send(scope, b"", several(chain(4)))
+    assert (tmp_path / "empty").is_dir()
+    others = [path for path in tmp_path.rglob("*") if (path.is_file() and path.suffix) or path.name == "README"]
+    assert len(others) == 4
+    assert tier.size == 2 * (scope.page_bytes + 12)
 
 
 async def test_what_is_not_a_page_in_the_folder_is_left_alone(tmp_path, chain, scope) -> None:

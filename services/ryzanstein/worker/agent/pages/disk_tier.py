@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,12 +19,15 @@ from stat import S_ISREG
 import structlog
 
 from ryzanstein.private_files import opener, private_folder
-from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+from ryzanstein.worker.engine.travel import NAME_BYTES
 
 log = structlog.get_logger(__name__)
 
 _HEAD = struct.Struct("<8sI")
+_ROOT = re.compile(f"[0-9a-f]{{{2 * ROOT_BYTES}}}")
+_PAGE = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}(\\.new)?")
 _MAGIC = b"RYZPAGE1"
 _READ_AT_ONCE = 8
 _REST_S = 30.0
@@ -139,16 +143,18 @@ def _find(folder: Path) -> list[tuple[Path, int]]:
     """Returns the pages in the folder with their sizes, the oldest first; removes half-written ones."""
     private_folder(folder)
     found: list[tuple[float, Path, int]] = []
-    for path in folder.glob("*/*"):
-        stat = path.lstat()
-        if not S_ISREG(stat.st_mode):
-            continue  # not ours
-        if path.suffix:
-            path.unlink(missing_ok=True)
-        else:
-            found.append((stat.st_mtime, path, stat.st_size))
     for root in folder.iterdir():
-        with suppress(OSError):  # it has pages, or is not ours
+        if not _ROOT.fullmatch(root.name):
+            continue  # not ours
+        for path in root.iterdir():
+            stat = path.lstat()
+            if not _PAGE.fullmatch(path.name) or not S_ISREG(stat.st_mode):
+                continue
+            if path.suffix:
+                path.unlink(missing_ok=True)
+            else:
+                found.append((stat.st_mtime, path, stat.st_size))
+        with suppress(OSError):  # it has pages
             root.rmdir()
     return [(path, size) for _, path, size in sorted(found)]
 
