@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
@@ -110,7 +112,7 @@ async def test_a_node_without_replication_and_one_without_ranks_say_so() -> None
 async def test_weights_that_are_being_read_do_not_delay_the_end_of_ranks_or_process(monkeypatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def read(model: Any, stopped: Any) -> bytes:
+    def read(model: Any, loaded_s: float, stopped: Any) -> bytes:
         began.set()
         while not stopped():
             time.sleep(0.01)
@@ -127,3 +129,19 @@ async def test_weights_that_are_being_read_do_not_delay_the_end_of_ranks_or_proc
         if (closing := end()) is not None:
             await closing
         assert await asyncio.to_thread(ended.wait, 5)
+
+
+async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path) -> None:
+    it, copy = Pages(), tmp_path / "copy"
+    shutil.copytree(MODEL_DIR, copy)
+    await asyncio.sleep(0.1)
+    config = copy / "config.json"
+    config.write_text(config.read_text() + " ")
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.05, "warm_up": 0.04})], copy)
+    assert it.pages._identifying is not None
+    await it.pages._identifying
+    assert it.pages.scope("m", "") is None
+    await asyncio.sleep(0.1)
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.01})], copy)
+    await it.pages._identifying
+    assert it.pages.scope("m", "") is not None, "restarted ranks have loaded the new files"

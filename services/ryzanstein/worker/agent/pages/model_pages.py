@@ -7,6 +7,7 @@ fails, is late, damaged or foreign, is computed again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,12 +85,13 @@ class ModelPages:
         if self.on and lead.page_bytes:
             self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes, self._busy), None
             self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
-            self._identifying = self._telemetry.background.once("weights_digest", self._identify(self.mover, model))
+            loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
+            self._identifying = self._telemetry.background.once("weights_digest", self._identify(self.mover, model, loaded_s))
 
-    async def _identify(self, mover: PageMover, model: Path) -> None:
+    async def _identify(self, mover: PageMover, model: Path, loaded_s: float) -> None:
         stop = Event()
         try:
-            digest = await asyncio.to_thread(weights_digest, model, stop.is_set)
+            digest = await asyncio.to_thread(weights_digest, model, loaded_s, stop.is_set)
         except OSError as error:
             log.warning("no pages are moved, the weights cannot be read", model=str(model), error=str(error))
             return

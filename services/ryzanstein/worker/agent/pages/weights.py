@@ -19,13 +19,16 @@ _MAX_KNOWN = 64
 _known: dict[_Files, bytes] = {}
 
 
-def weights_digest(model: Path, stopped: Callable[[], bool] = lambda: False) -> bytes:
-    """Returns the digest of a directory or GGUF file.
+def weights_digest(model: Path, loaded_s: float, stopped: Callable[[], bool] = lambda: False) -> bytes:
+    """Returns the digest of a directory or GGUF file, as it was loaded at a Unix time.
 
     Computed once for files that have not changed; that reads everything, about a gigabyte a second:
-    call it in a thread. Raises OSError, also when files change meanwhile or `stopped` returns True.
+    call it in a thread. Raises OSError, also when files changed after they were loaded, or `stopped`
+    returns True.
     """
     files = _stats(model)
+    if max(path.stat().st_ctime for path in _files(model)) > loaded_s:
+        raise OSError("the files changed after they were loaded")
     if (digest := _known.get(files)) is None:
         digest = _digest(files, stopped)
         if _stats(model) != files:
