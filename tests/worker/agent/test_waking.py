@@ -162,7 +162,9 @@ async def test_a_wake_that_nobody_waits_for_any_more_gives_other_models_their_tu
     await other.node.background.close()
 
 
-async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(sleeping: SleepingNode) -> None:
+async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(
+    sleeping: SleepingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = 0
 
     async def restore(*_: object) -> None:
@@ -171,7 +173,7 @@ async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(
         if times == 1:
             await sleeping.node.sleep()
 
-    sleeping.node.version.pages.restore = restore  # type: ignore[method-assign]
+    monkeypatch.setattr(sleeping.node.version.pages, "restore", restore)
     await sleeping.send(submit(1))
     assert await sleeping.outputs(1) == ([1], [])
     assert times == 2
