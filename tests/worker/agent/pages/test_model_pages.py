@@ -80,6 +80,17 @@ async def test_full_pages_are_queued_and_those_of_unknown_groups_are_not() -> No
     assert it.value("pages_queued") == 3
 
 
+async def test_conversations_of_two_tenants_with_the_same_key_are_two() -> None:
+    pages = await Pages().ready()
+    names = {tenant: [tenant.encode() * 17] for tenant in "ab"}
+    for group, tenant in enumerate(names):
+        pages.follow(group, attempt(tenant=tenant), "m")
+    sealed = list(enumerate(names.values()))
+    pages.on_step(StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=sealed), NO_STATS)
+    chains = {chain.scope.tenant: chain.keys for chain in pages._conversations.newest_first()}
+    assert chains == names
+
+
 async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
     it = Pages()
     pages = await it.ready()

@@ -149,11 +149,12 @@ class ModelPages:
         outboxes = [*self._tiers.values(), *([self._outbox(place)] if place is not None else [])]
         if not outboxes:
             return False
-        self._flows[group] = _Flow(scope, outboxes, attempt.conversation)
+        conversation = attempt.conversation and scope.root + attempt.conversation  # tenants may name theirs alike
+        self._flows[group] = _Flow(scope, outboxes, conversation)
         if len(self._flows) > _MAX_FLOWS:
             self._flows.popitem(last=False)
-        if attempt.conversation and place is not None:
-            self._conversations.begin(attempt.conversation, Chain(scope, place))
+        if conversation and place is not None:
+            self._conversations.begin(conversation, Chain(scope, place))
         return True
 
     def may_restore(self, attempt: Attempt) -> bool:
