@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
+from ryzanstein.worker.model.cache_size import CacheRequest, blocks_in, bytes_of_block, cache_size, slot_width
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.options import RunnerOptions
@@ -85,6 +86,20 @@ def test_less_memory_than_a_block_is_refused_with_both_numbers() -> None:
     assert blocks_in(100, 100) == 1
     with pytest.raises(ModelRefused, match="99 bytes per rank is smaller than one block of 100 bytes"):
         blocks_in(99, 100)
+
+
+def test_less_memory_than_a_block_for_each_group_of_layers_is_refused() -> None:
+    """A sequence of one token takes a block in every group: with fewer no request could be served."""
+    spec = spec_of(LLAMA)
+    spec = replace(spec, layers=tuple(replace(layer, window=512 if i % 4 else None) for i, layer in enumerate(spec.layers)))
+    block_bytes = bytes_of_block(spec, tensor_parallel(1), BLOCK_SIZE, 2)
+
+    def num_blocks(kv_bytes: int) -> int:
+        return cache_size(spec, tensor_parallel(1), CacheRequest(None, kv_bytes, BLOCK_SIZE, 4, 512, 2)).num_blocks
+
+    assert num_blocks(4 * block_bytes) == 4
+    with pytest.raises(ModelRefused, match=f"smaller than 4 blocks of {block_bytes} bytes, one for each group of layers"):
+        num_blocks(4 * block_bytes - 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
