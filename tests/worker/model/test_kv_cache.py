@@ -17,6 +17,8 @@ from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.model.zones import zones_of
+from ryzanstein.worker.quantization import KvCompression
 
 LLAMA = {
     "model_type": "llama",
@@ -100,6 +102,18 @@ def test_less_memory_than_a_block_for_each_group_of_layers_is_refused() -> None:
     assert num_blocks(4 * block_bytes) == 4
     with pytest.raises(ModelRefused, match=f"smaller than 4 blocks of {block_bytes} bytes, one for each group of layers"):
         num_blocks(4 * block_bytes - 1)
+
+
+@pytest.mark.parametrize("compression", ["none", "lazy-fp8"])
+@pytest.mark.parametrize("kv_bytes", [256 * MIB, 512 * MIB, 1024 * MIB])
+def test_the_budget_that_is_advised_holds_a_sequence_of_the_whole_context(compression: KvCompression, kv_bytes: int) -> None:
+    spec, tp = spec_of(LLAMA | {"max_position_embeddings": 131072}), tensor_parallel(1)
+    zones = zones_of(compression, BLOCK_SIZE, BLOCK_SIZE, spec, tp)
+    request = CacheRequest(None, kv_bytes, BLOCK_SIZE, 1, 512, 4, zones)
+    cut = cache_size(spec, tp, request)
+    assert cut.extents.tokens_in(cut.num_blocks) < 131072
+    advised = cache_size(spec, tp, replace(request, kv_bytes=cut.bytes_for(131072)))
+    assert advised.extents.tokens_in(advised.num_blocks) >= 131072
 
 
 @pytest.mark.parametrize("rank", [0, 1])

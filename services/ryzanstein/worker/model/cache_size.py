@@ -5,6 +5,7 @@ Ranks allocate by it, and the agent knows the size before it starts them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ryzanstein.worker.engine.extents import Extents
@@ -51,10 +52,12 @@ class CacheSize:
         return self.hot_pages * self.hot_page_bytes
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Returns the size with room for one sequence of so many tokens."""
+        """Returns a budget with room for one sequence of so many tokens."""
         least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
-        # Hot pages for what does not run grow with the budget.
-        return least_bytes + self.hot_bytes + int(_TAILS * least_bytes) * bool(self.hot_pages)
+        if not self.hot_pages:
+            return least_bytes
+        # Hot pages for what does not run take their part of the budget.
+        return math.ceil((least_bytes + self.hot_bytes) / (1 - _TAILS))
 
     @property
     def nbytes(self) -> int:
