@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.worker.engine.sequence import MAX_SCORED
+
 PROMPT = [(7 * i) % 90 + 1 for i in range(50)]
 
 
@@ -88,3 +90,14 @@ def test_the_last_token_of_a_bad_word_is_never_drawn(run: Any, group: Any) -> No
         pairs = list(pairwise(said))
         assert tuple(bad) not in pairs[known and known - 1 :]
         assert free[8] not in said[known:]
+
+
+def test_a_long_prompt_that_is_scored_leaves_the_rest_of_each_step_to_others(run: Any, group: Any) -> None:
+    """A step scores few tokens of a prompt. Others do not wait until it is at its end."""
+    it = run(num_blocks=400, block_size=4, max_sequences=4, token_budget=MAX_SCORED + 32)
+    it.engine.submit(group(1, [i % 90 for i in range(5 * MAX_SCORED)], prompt_logprobs=0))
+    it.engine.submit(group(2, PROMPT[:30], max_tokens=1))
+    it.step()
+    assert (2, 0) in it.tokens
+    it.drain()
+    assert (1, 0) in it.ended

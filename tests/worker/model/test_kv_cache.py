@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 import torch
 
 from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.cache_size import blocks_in, bytes_of_block, slot_width
+from ryzanstein.worker.model.cache_size import CacheRequest, blocks_in, bytes_of_block, cache_size, slot_width
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.model.zones import zones_of
+from ryzanstein.worker.quantization import KvCompression
 
 LLAMA = {
     "model_type": "llama",
@@ -85,6 +88,32 @@ def test_less_memory_than_a_block_is_refused_with_both_numbers() -> None:
     assert blocks_in(100, 100) == 1
     with pytest.raises(ModelRefused, match="99 bytes per rank is smaller than one block of 100 bytes"):
         blocks_in(99, 100)
+
+
+def test_less_memory_than_a_block_for_each_group_of_layers_is_refused() -> None:
+    """A sequence of one token takes a block in every group: with fewer no request could be served."""
+    spec = spec_of(LLAMA)
+    spec = replace(spec, layers=tuple(replace(layer, window=512 if i % 4 else None) for i, layer in enumerate(spec.layers)))
+    block_bytes = bytes_of_block(spec, tensor_parallel(1), BLOCK_SIZE, 2)
+
+    def num_blocks(kv_bytes: int) -> int:
+        return cache_size(spec, tensor_parallel(1), CacheRequest(None, kv_bytes, BLOCK_SIZE, 4, 512, 2)).num_blocks
+
+    assert num_blocks(4 * block_bytes) == 4
+    with pytest.raises(ModelRefused, match=f"smaller than 4 blocks of {block_bytes} bytes, one for each group of layers"):
+        num_blocks(4 * block_bytes - 1)
+
+
+@pytest.mark.parametrize("compression", ["none", "lazy-fp8"])
+@pytest.mark.parametrize("kv_bytes", [256 * MIB, 512 * MIB, 1024 * MIB])
+def test_the_budget_that_is_advised_holds_a_sequence_of_the_whole_context(compression: KvCompression, kv_bytes: int) -> None:
+    spec, tp = spec_of(LLAMA | {"max_position_embeddings": 131072}), tensor_parallel(1)
+    zones = zones_of(compression, BLOCK_SIZE, BLOCK_SIZE, spec, tp)
+    request = CacheRequest(None, kv_bytes, BLOCK_SIZE, 1, 512, 4, zones)
+    cut = cache_size(spec, tp, request)
+    assert cut.extents.tokens_in(cut.num_blocks) < 131072
+    advised = cache_size(spec, tp, replace(request, kv_bytes=cut.bytes_for(131072)))
+    assert advised.extents.tokens_in(advised.num_blocks) >= 131072
 
 
 @pytest.mark.parametrize("rank", [0, 1])

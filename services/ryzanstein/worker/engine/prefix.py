@@ -73,7 +73,10 @@ class PrefixCache:
         self._groups = groups
         self._extents = extents
         self._whole = [group for group in groups if group.window is None]
-        self._windowed = [group for group in groups if group.window is not None]
+        self._windowed: dict[int, list[PageGroup]] = {}
+        for group in groups:
+            if group.window is not None:
+                self._windowed.setdefault(group.window, []).append(group)
 
     def match(self, sequence: Sequence) -> Match:
         """Returns the longest cached prefix. Takes no reference.
@@ -109,15 +112,18 @@ class PrefixCache:
         """Returns the most pages, at most so many, of which each window group has all that is seen.
 
         One pass from the last page to the first: a missing page ends the prefix before it, and the
-        pages behind it are no longer needed.
+        pages behind it are no longer needed. It is taken again in each step while a prompt waits for
+        blocks, so groups with the same window are looked at together.
         """
-        firsts = [self._first_seen(group, num_pages) for group in self._windowed]
+        first_seen, size = self._extents.first_seen, self._extents.block_size
+        firsts = [first_seen(window, num_pages * size) for window in self._windowed]
         page = num_pages
         while (page := page - 1) >= min(firsts, default=num_pages):
-            needed = (group for group, first in zip(self._windowed, firsts, strict=True) if page >= first)
-            if not all((keys[page], group.number) in group.pool for group in needed):
-                num_pages = page
-                firsts = [self._first_seen(group, num_pages) for group in self._windowed]
+            for groups, first in zip(self._windowed.values(), firsts, strict=True):
+                if page >= first and not all((keys[page], group.number) in group.pool for group in groups):
+                    num_pages = page
+                    firsts = [first_seen(window, page * size) for window in self._windowed]
+                    break
         return num_pages
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:

@@ -197,8 +197,8 @@ class Scheduler:
 
         All decodes, and the prefills that are ahead of it, come first. Those behind it wait for it.
         """
-        ahead = (other.num_pending for other in self.running if other.num_pending == 1 or other.rank < sequence.rank)
-        return sum(ahead) < self._limit
+        ahead = (other for other in self.running if other.num_pending == 1 or other.rank < sequence.rank)
+        return sum(min(other.num_pending, other.most_at_once) for other in ahead) < self._limit
 
     def _make_way(self, sequence: Sequence, match: Match) -> bool:
         """Pauses sequences of lower priority until this one fits; returns whether it does.

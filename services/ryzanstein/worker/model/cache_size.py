@@ -5,6 +5,7 @@ Ranks allocate by it, and the agent knows the size before it starts them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ryzanstein.worker.engine.extents import Extents
@@ -51,10 +52,12 @@ class CacheSize:
         return self.hot_pages * self.hot_page_bytes
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Returns the size with room for one sequence of so many tokens."""
+        """Returns a budget with room for one sequence of so many tokens."""
         least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
-        # Hot pages for what does not run grow with the budget.
-        return least_bytes + self.hot_bytes + int(_TAILS * least_bytes) * bool(self.hot_pages)
+        if not self.hot_pages:
+            return least_bytes
+        # Hot pages for what does not run take their part of the budget.
+        return math.ceil((least_bytes + self.hot_bytes) / (1 - _TAILS))
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +82,7 @@ def extents_of(spec: DecoderSpec, block_size: int, token_budget: int, zones: Zon
 
 
 def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> CacheSize:
-    """Returns the size of a rank's cache. Raises ModelRefused if no block fits.
+    """Returns the size of a rank's cache. Raises ModelRefused if not one page of all layers fits.
 
     By default every sequence can be as long as the context, up to 1 GiB.
     """
@@ -94,18 +97,23 @@ def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> 
     least = 0 if zones is None else extents.hot_pages_for(request.max_sequences)
     hot_pages = 0 if zones is None else least + int(_TAILS * budget) // hot_page_bytes
     if num_blocks is None:
-        num_blocks = blocks_in(budget, block_bytes, hot_pages * hot_page_bytes)
+        num_blocks = blocks_in(budget, block_bytes, hot_pages * hot_page_bytes, len(extents.windows))
         if request.kv_bytes is None:
             num_blocks = min(num_blocks, request.max_sequences * extents.blocks_for(spec.context_length))
     return CacheSize(num_blocks, block_bytes, hot_pages, hot_page_bytes, extents)
 
 
-def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0) -> int:
-    """Returns how many blocks fit the budget of one rank beside hot pages. Raises ModelRefused if none fits."""
+def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0, least: int = 1) -> int:
+    """Returns how many blocks fit the budget of one rank beside hot pages.
+
+    Raises ModelRefused if fewer than `least` fit: one for each group of layers.
+    """
     num_blocks = (budget_bytes - hot_bytes) // block_bytes
-    if num_blocks < 1:
+    if num_blocks < least:
         besides = f" beside {hot_bytes} for hot pages; fewer max_sequences or kv_hot_tokens need less" if hot_bytes else ""
+        needed = "one block" if least == 1 else f"{least} blocks"
+        each = "" if least == 1 else ", one for each group of layers"
         raise ModelRefused(
-            f"a KV cache of {budget_bytes} bytes per rank is smaller than one block of {block_bytes} bytes{besides}"
+            f"a KV cache of {budget_bytes} bytes per rank is smaller than {needed} of {block_bytes} bytes{each}{besides}"
         )
     return num_blocks
