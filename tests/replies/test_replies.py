@@ -311,3 +311,15 @@ def test_a_reader_may_be_shown_every_kind_of_part() -> None:
     assert [type(part) for part in parts] == [Reasoning, Content, CallDelta]
     assert json.loads(joined(parts).tool_calls[0].arguments) == {"a": 1, "b": [2]}
     assert joined(parts).tool_calls == (ToolCall(joined(parts).tool_calls[0].id, *ADD),)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "arguments"),
+    [
+        ("hermes", tagged('{"name": "f", "arguments": "\\ud800"}'), "?"),
+        ("gemma", '<start_function_call>call:f{a:"\\ud800"}<end_function_call>', '{"a": "?"}'),
+        ("gemma", "<start_function_call>call:f{a:NaN,b:1e999}<end_function_call>", '{"a": "NaN", "b": "1e999"}'),
+    ],
+)
+def test_arguments_are_text_that_can_be_sent(family: str, text: str, arguments: str) -> None:
+    assert [call.arguments for call in read(family, text).tool_calls] == [arguments]
