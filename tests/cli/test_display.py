@@ -25,7 +25,8 @@ def test_a_wrong_field_is_named_with_its_bound() -> None:
 
 def test_a_field_that_the_message_does_not_begin_with_is_named_below() -> None:
     lines = shown(errors.context_too_long(900, 200, 1000)).splitlines()
-    assert lines[0].endswith("exceed the model's context of 1000 tokens (INVALID_ARGUMENT, CONTEXT_TOO_LONG)")
+    assert lines[0].startswith("error: This model's maximum context length is 1000 tokens.")
+    assert lines[0].endswith("(INVALID_ARGUMENT, CONTEXT_TOO_LONG)")
     assert lines[1:] == ["  field sampling.max_tokens: prompt and answer have at most 1000 tokens"]
 
 

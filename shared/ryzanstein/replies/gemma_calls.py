@@ -6,6 +6,7 @@ Its arguments are passed on as JSON when the call is complete.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -47,7 +48,7 @@ def gemma_call(source: Source, sink: Sink) -> Step[None]:
         return
     source.unmark()
     sink.begin(name)
-    sink.arguments(json.dumps(arguments, ensure_ascii=False))
+    sink.arguments(json.dumps(arguments, ensure_ascii=False).encode(errors="replace").decode())
 
 
 def _read(text: str) -> tuple[str, Any]:
@@ -120,6 +121,7 @@ def _scalar(text: str) -> Any:
     if not text:
         raise _NoCall
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if isinstance(value, float) and not math.isfinite(value) else value

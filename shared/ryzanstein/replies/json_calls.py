@@ -120,13 +120,16 @@ class JsonCall:
 
 
 def _unquoted(text: str) -> str:
-    """Returns arguments that the model wrote as a JSON string as what the string says; null is none."""
+    """Returns arguments that the model wrote as a JSON string as what the string says; null is none.
+
+    Half a surrogate pair, which the model escaped, becomes a question mark: no text may have it.
+    """
     if text == "null":
         return "{}"
     if not text.startswith('"'):
         return text
     try:
-        return str(json.loads(text, strict=False))
+        return str(json.loads(text, strict=False)).encode(errors="replace").decode()
     except ValueError:
         return text
 

@@ -73,11 +73,13 @@ class Source:
         self._at = min(self._at + num_chars, len(self._text))
 
     def space(self) -> Step[None]:
-        """Takes white space."""
+        """Takes white space, since a mark no more than may wait."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None
             self._at = found.end()
+            if self.overrun():
+                return
             if self._at < len(self._text) or self.ended:
                 return
             yield

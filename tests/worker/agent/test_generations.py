@@ -8,11 +8,23 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
-from ryzanstein.errors import Code, unavailable
-from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
+from ryzanstein.errors import Code, RyzansteinError, unavailable
+from ryzanstein.generation import (
+    Attempt,
+    ChatPrompt,
+    ChoiceProgress,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    ReplyStyle,
+    Role,
+    SamplingParams,
+    TokenPrompt,
+)
+from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent.generations import RunningGenerations
-from ryzanstein.worker.agent.intake import group_of, texts_of
+from ryzanstein.worker.agent.intake import ReadPrompt, constrained, group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
 from ryzanstein.worker.telemetry import WorkerTelemetry
@@ -237,3 +249,14 @@ async def test_a_generation_is_accepted_when_the_engine_has_let_it_in_and_a_refu
     (failed,) = output.failed
     assert (failed.handle, failed.reason, dict(failed.metadata)) == (2, "QUEUE_FULL", {"bound": "8"})
     assert (failed.retry_delay.ToNanoseconds(), failed.node_fault) == (1_500_000_000, False)
+
+
+def test_tools_whose_grammar_would_be_too_long_are_refused(text_model):
+    tools = Tools((Tool("f", "", '{"description": "' + "x" * 200_000 + '"}'),), ToolMode.REQUIRED)
+    prompt = ChatPrompt((Message(Role.USER, "Hello"),), tools=tools)
+    request = GenerationRequest("demo", prompt, SamplingParams())
+    attempt = Attempt("g", 1, request, (ChoiceProgress(),))
+    with pytest.raises(RyzansteinError) as refused:
+        constrained(attempt, ReadPrompt([1], ReplyStyle("hermes")), text_model)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert refused.value.violations[0].field == "tools"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from ryzanstein.constraints import Constraint
 from ryzanstein.generation import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
-from ryzanstein.worker.constraints.matching import MOST_BLANKS, Bits, GrammarState
-from ryzanstein.worker.constraints.refusal import ConstraintRefused
+from ryzanstein.worker.constraints.matching import MOST_BLANKS, MOST_TOKEN_S, Bits, GrammarState, Patience
+from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.text.grammars.tokens import token_table
@@ -267,3 +268,33 @@ def test_a_grammar_may_embed_schemas(tokens: Tokens) -> None:
     assert ended
     assert text.startswith("%json {}")
     assert json.loads(text.removeprefix("%json {}"))["a"] in (1, 2)
+
+
+HOSTILE = "start: /[a-z]{9}/ a\na: " + " | ".join("a " * k for k in range(2, 30)) + ' | /[a-z ]/ | ""'
+
+
+def test_a_grammar_whose_tokens_take_long_fails_soon(tokens: Tokens) -> None:
+    state, began = tokens.state(Constraint.grammar(HOSTILE)), time.process_time()
+    for _ in range(24):
+        tokens.allowed(state)
+        state.accept(ord("a"))
+    assert state.failure
+    assert time.process_time() - began < 2
+
+
+def test_choices_of_one_group_are_slow_only_once(tokens: Tokens) -> None:
+    moves: list[int] = []
+    patience = Patience(lambda: moves.append(1))
+    first, second = (tokens.state(Constraint.json_object(), patience=patience) for _ in range(2))
+    patience.spent(2 * MOST_TOKEN_S)
+    for state in (first, second):
+        tokens.allowed(state)
+        assert state.failure == "the constraint takes too long for each token"
+    assert len(moves) == 1
+
+
+def test_an_object_with_too_many_optional_properties_is_refused_at_once(tokens: Tokens) -> None:
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(900)}}
+    with pytest.raises(ConstraintRefused) as refusal:
+        tokens.state(Constraint.json_schema(json.dumps(schema)))
+    assert refusal.value.cause is Cause.SIZE

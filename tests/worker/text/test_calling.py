@@ -133,3 +133,11 @@ def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
     assert admits(must, family, written(family, *[now] * MAX_CALLS))
     assert not admits(must, family, written(family, *[now] * (MAX_CALLS + 1)))
     assert json.loads(SCHEMA)
+
+
+def test_arguments_are_an_object_also_where_the_schema_allows_null() -> None:
+    tools = Tools(
+        (Tool("now", "", '{"type": ["object", "null"], "properties": {}, "additionalProperties": false}'),), ToolMode.REQUIRED
+    )
+    assert admits(tools, "deepseek", written("deepseek", ("now", "{}")))
+    assert not admits(tools, "deepseek", written("deepseek", ("now", "null")))

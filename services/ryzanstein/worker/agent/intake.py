@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ryzanstein import clock, errors
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES
 from ryzanstein.errors import Code, FieldViolation, RyzansteinError
 from ryzanstein.generation import (
     MAX_PROMPT_SCORES,
@@ -106,7 +107,7 @@ async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: i
 def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt:
     """Returns the attempt with the grammar of its calls, if its answer has to be a call.
 
-    Raises INVALID_ARGUMENT if the request demands another form too.
+    Raises INVALID_ARGUMENT if the request demands another form too, or if the grammar is too long.
     """
     request = attempt.request
     if not isinstance(request.prompt, ChatPrompt) or not request.prompt.tools.must or read.reply is None:
@@ -114,6 +115,9 @@ def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt
     if request.sampling.constraint is not None:
         raise errors.invalid("tool_choice", "conflicts with a constraint on the answer, which then cannot be a call")
     constraint = call_constraint(request.prompt.tools, read.reply, model.special_id)
+    if (num_bytes := len(constraint.text.encode())) > MAX_CONSTRAINT_BYTES:
+        bound = f"are too long for a call that is required: as a grammar at most {MAX_CONSTRAINT_BYTES} bytes"
+        raise errors.invalid("tools", bound, num_bytes)
     sampling = replace(request.sampling, constraint=constraint)
     return replace(attempt, request=replace(request, sampling=sampling))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ryzanstein.constraints import Constraint
 from ryzanstein.worker.constraints.compiling import compiled
@@ -13,6 +14,8 @@ from ryzanstein.worker.constraints.table import TokenTable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+_Used = TypeVar("_Used")
 
 
 class Grammars:
@@ -52,6 +55,10 @@ class Grammars:
         self._bytes += num_bytes
         self._evict()
         return future
+
+    def after(self, compiled: Future[LLMatcher], use: Callable[[LLMatcher], _Used]) -> Future[_Used]:
+        """Uses a grammar in the thread once it is compiled."""
+        return self._pool.submit(lambda: use(compiled.result()))
 
     @property
     def bits(self) -> Bits:

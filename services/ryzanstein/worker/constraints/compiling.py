@@ -26,13 +26,24 @@ def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) 
     """
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=_limits())
+    limits = _limits(constraint.kind)
+    matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if error := matcher.get_error():
+    if error := matcher.get_error() or _too_wide(matcher, table):
         refused = _refused(error)
         raise ConstraintRefused(refused.cause, refused.reason, _where(constraint, refused.reason))
     return matcher
+
+
+def _too_wide(matcher: LLMatcher, table: TokenTable) -> str:
+    """Returns the error if a limit is exceeded after the brace of an object, where all its properties may follow."""
+    if b"{" not in table.tokens:
+        return ""
+    begun = matcher.deep_copy()
+    begun.consume_token(table.tokens.index(b"{"))
+    error = str(begun.get_error())
+    return "an object has too many optional properties; the limit is about 490" if " items; max is" in error else ""
 
 
 def _where(constraint: Constraint, reason: str) -> str:
@@ -46,17 +57,26 @@ def _where(constraint: Constraint, reason: str) -> str:
         return ""
     found = sorted(finite.parts(checked_schema(constraint.text), "#"), key=lambda part: -part[0].count("/"))
     for path, part in found[:_MAX_PARTS]:
-        error = LLMatcher.validate_grammar(f"start: %json {json.dumps(part)}", limits=_limits())
+        error = LLMatcher.validate_grammar(f"start: %json {json.dumps(part)}", limits=_limits(constraint.kind))
         if error and _refused(error).reason == reason:
             return path
     return ""
 
 
-def _limits() -> LLParserLimits:
-    """Returns the limits of a grammar, which bound its memory and the time of a mask."""
+def _limits(kind: ConstraintKind) -> LLParserLimits:
+    """Returns the limits of a grammar, which bound its memory and the time of a mask.
+
+    The time for a row of items grows with the cube of their number in an ambiguous grammar. In a
+    schema it does not, and each optional property of an object takes four of them.
+    """
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+    return LLParserLimits(
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        max_items_in_row=600 if kind is ConstraintKind.GRAMMAR else 2000,
+        verbose_errors=False,
+    )
 
 
 def _refused(error: str) -> ConstraintRefused:

@@ -12,15 +12,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ryzanstein.worker.constraints.matching import GrammarState
-
-if TYPE_CHECKING:
-    from llguidance import LLExecutor
 
 Flags = npt.NDArray[np.bool_]
 
@@ -56,7 +53,7 @@ class StepMasks:
         self._num_words = (vocab_size + 31) // 32
         self._words = np.empty((0, self._num_words), np.uint32)
         self._pool = ThreadPoolExecutor(1, "masks")
-        self._executor: LLExecutor | None = None
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "masks")
         self._job: Future[Flags] | None = None
         self.waited_s = 0.0
         self.computed_s = 0.0
@@ -98,15 +95,19 @@ class StepMasks:
         return flags_RV
 
     def _fill(self, states: Sequence[GrammarState], words_RW: npt.NDArray[np.uint32]) -> None:
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(self._num_threads)
-        todo = [(state.matcher, r) for r, state in enumerate(states) if not state.failure]
-        if todo:
-            self._executor.unsafe_compute_mask_ptr(todo, words_RW.ctypes.data, 4 * self._num_words, len(words_RW))
+        """Divides the rows among the threads. Each row by itself: its time is its own."""
+        num = min(self._num_threads, len(states))
+        helped = [self._helpers.submit(_computed, states[i::num], words_RW[i::num]) for i in range(1, num)]
+        _computed(states[::num], words_RW[::num])
+        for each in helped:
+            each.result()
 
     def _room(self, num_rows: int) -> npt.NDArray[np.uint32]:
         if len(self._words) < num_rows:
             self._words = np.empty((num_rows, self._num_words), np.uint32)
         return self._words[:num_rows]
+
+
+def _computed(states: Sequence[GrammarState], words_RW: npt.NDArray[np.uint32]) -> None:
+    for state, words_W in zip(states, words_RW, strict=True):
+        state.compute(words_W)

@@ -6,7 +6,8 @@ tokens goes on with the same masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,26 @@ if TYPE_CHECKING:
 
 MOST_BLANKS = 32
 """So many tokens of white space may follow each other while the grammar allows anything else."""
+MOST_TOKEN_S = 0.05
+"""So much processor time one token of one choice may take; a usual one takes less than a millisecond."""
 _MAX_MASKS = 64
+
+
+class Patience:
+    """Whether a grammar is quick enough, for all choices of a group: when one has failed, the others cost no more.
+
+    `moved` is called for each token that took too long, so that nobody takes many of them for a stall.
+    """
+
+    def __init__(self, moved: Callable[[], None] = lambda: None) -> None:
+        self._moved = moved
+        self.failure = ""
+
+    def spent(self, seconds: float) -> None:
+        """Takes note of the processor time of one token."""
+        if seconds > MOST_TOKEN_S:
+            self.failure = "the constraint takes too long for each token"
+            self._moved()
 
 
 class Bits:
@@ -48,9 +68,18 @@ class GrammarState:
     follow. `failure` is what ended the use of the grammar; empty if nothing did.
     """
 
-    def __init__(self, matcher: LLMatcher, bits: Bits, generated: Sequence[int], *, keeps_on: bool = False) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        bits: Bits,
+        generated: Sequence[int],
+        *,
+        keeps_on: bool = False,
+        patience: Patience | None = None,
+    ) -> None:
         self.matcher = matcher
         self._bits, self._keeps_on = bits, keeps_on
+        self._patience = patience or Patience()
         self._num_blanks = 0
         self.num_broken = 0
         self.failure = ""
@@ -64,11 +93,22 @@ class GrammarState:
 
     def accept(self, token_id: int) -> None:
         """Takes the next token of the choice."""
+        self.failure = self.failure or self._patience.failure
         if self.failure or self.matcher.is_stopped():
             return
         self._num_blanks = self._num_blanks + 1 if token_id in self._bits.blank_ids else 0
+        began = time.thread_time()
         if not self.matcher.consume_token(token_id):
             self.failure = f"token {token_id} does not satisfy the constraint"
+        self._spent(began)
+
+    def compute(self, words: Words) -> None:
+        """Writes the mask of the tokens that the grammar allows now."""
+        self.failure = self.failure or self._patience.failure
+        if not self.failure:
+            began = time.thread_time()
+            self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._spent(began)
 
     def narrow(self, words: Words, banned: Sequence[int], allowed: Sequence[int] = ()) -> None:
         """Removes tokens from the mask that llguidance computed.
@@ -92,6 +132,10 @@ class GrammarState:
             _keep(words, self._bits.not_eos)
         if self._num_blanks >= MOST_BLANKS and _keep(words, self._bits.not_blank):
             self.num_broken += 1
+
+    def _spent(self, began: float) -> None:
+        self._patience.spent(time.thread_time() - began)
+        self.failure = self.failure or self._patience.failure
 
 
 def _keep(words: Words, mask: Words) -> bool:

@@ -107,6 +107,10 @@ class RankBoard:
         self._words[_ANSWERED] = number
         self._words[_PROGRESS_NS] = self._clock_ns()
 
+    def move(self) -> None:
+        """Records that the rank goes on, within a phase that takes long."""
+        self._words[_PROGRESS_NS] = self._clock_ns()
+
     def begin(self, op: str) -> None:
         """Records that the rank enters a collective; the name is cut at 16 characters."""
         self._phase[:] = _phase_bytes(op)

@@ -6,14 +6,15 @@ compile here takes no longer than was allowed there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.constraints.cache import Grammars
-from ryzanstein.worker.constraints.matching import GrammarState
+from ryzanstein.worker.constraints.matching import GrammarState, Patience
 from ryzanstein.worker.engine.messages import ConstraintStats, SubmitGroup
 from ryzanstein.worker.engine.plan import TokenConstraint
 
@@ -26,11 +27,14 @@ Prepared = tuple[SubmitGroup, list[TokenConstraint] | RyzansteinError]
 
 
 class ConstrainedGroups:
-    """The groups whose grammars are being compiled."""
+    """The groups whose grammars are being compiled, and follow the tokens of earlier attempts.
 
-    def __init__(self, grammars: Grammars, masks: StepMasks) -> None:
-        self._grammars, self._masks = grammars, masks
-        self._waiting: dict[int, tuple[SubmitGroup, Future[LLMatcher]]] = {}
+    `moved` is called when a token of a grammar took long.
+    """
+
+    def __init__(self, grammars: Grammars, masks: StepMasks, moved: Callable[[], None] = lambda: None) -> None:
+        self._grammars, self._masks, self._moved = grammars, masks, moved
+        self._waiting: dict[int, tuple[SubmitGroup, Future[list[TokenConstraint]]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -43,7 +47,8 @@ class ConstrainedGroups:
         """Starts to prepare a group with a constraint."""
         if message.sampling.constraint is None:
             raise ValueError("the group has no constraint")
-        self._waiting[message.group] = message, self._grammars.get(message.sampling.constraint, message.grammar_bytes)
+        compiled = self._grammars.get(message.sampling.constraint, message.grammar_bytes)
+        self._waiting[message.group] = message, self._grammars.after(compiled, partial(self._states, message))
 
     def cancel(self, group: int) -> None:
         self._waiting.pop(group, None)
@@ -53,14 +58,21 @@ class ConstrainedGroups:
         for group, (message, future) in list(self._waiting.items()):
             if future.done():
                 del self._waiting[group]
-                yield message, self._states(message, future)
+                yield message, _prepared(future)
 
     def stats(self) -> ConstraintStats:
         grammars, masks = self._grammars, self._masks
         return ConstraintStats(grammars.hits, grammars.misses, grammars.evictions, masks.computed_s, masks.waited_s)
 
-    def _states(self, message: SubmitGroup, future: Future[LLMatcher]) -> list[TokenConstraint] | RyzansteinError:
-        if (error := future.exception()) is not None:
-            return errors.internal(f"rank 0 could not compile the constraint: {type(error).__name__}: {error}"[:512])
-        matcher, bits, keeps_on = future.result(), self._grammars.bits, message.sampling.ignore_eos
-        return [GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on) for generated in message.generated]
+    def _states(self, message: SubmitGroup, matcher: LLMatcher) -> list[TokenConstraint]:
+        bits, keeps_on, patience = self._grammars.bits, message.sampling.ignore_eos, Patience(self._moved)
+        return [
+            GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on, patience=patience)
+            for generated in message.generated
+        ]
+
+
+def _prepared(future: Future[list[TokenConstraint]]) -> list[TokenConstraint] | RyzansteinError:
+    if (error := future.exception()) is not None:
+        return errors.internal(f"rank 0 could not compile the constraint: {type(error).__name__}: {error}"[:512])
+    return future.result()

@@ -291,6 +291,6 @@ def new_masks(spec: RankSpec, vocab_size: int) -> StepMasks:
     return StepMasks(vocab_size, max(1, min(spec.threads, 4)))
 
 
-def new_constrained(spec: RankSpec, masks: StepMasks) -> ConstrainedGroups:
+def new_constrained(spec: RankSpec, masks: StepMasks, board: RankBoard) -> ConstrainedGroups:
     """Returns the constrained groups of rank 0, with an empty cache of grammars."""
-    return ConstrainedGroups(Grammars(spec.grammar_cache_bytes), masks)
+    return ConstrainedGroups(Grammars(spec.grammar_cache_bytes), masks, board.move)

@@ -94,7 +94,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     masks = loops.new_masks(start.spec, runner.vocab_size)
     executor = loops.RankExecutor(runner, board, plans, recorder, slab, masks=masks)
     settings = loops.engine_settings(start.spec, ready)
-    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks)).run()
+    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks, board)).run()
 
 
 if __name__ == "__main__":

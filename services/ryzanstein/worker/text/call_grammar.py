@@ -80,4 +80,5 @@ def _schema(tool: Tool) -> dict[str, Any]:
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     schema: dict[str, Any] = json.loads(tool.parameters)
-    return schema if "type" in schema else {"type": "object", **schema}
+    types = schema.get("type", ["object"])
+    return {**schema, "type": "object"} if isinstance(types, list) and "object" in types else schema

@@ -20,6 +20,7 @@ from ryzanstein.constraints import Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.text.grammars.frames import Ended
 from ryzanstein.worker.text.grammars.process import GrammarBounds, GrammarProcess
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -85,6 +86,20 @@ async def test_a_verdict_is_remembered(text_model: TextModel) -> None:
         assert counted(telemetry, "grammar_verdicts_total", outcome="hit") == 4
         assert counted(telemetry, "grammar_refusals_total", cause="keyword") == 1
         assert counted(telemetry, "grammar_compile_seconds_count") == 1
+
+
+async def test_an_end_that_may_not_come_again_is_not_remembered(text_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (process, _):
+        await process.judge(Constraint.regex("a"), text_model)
+
+        async def killed(*_: object) -> tuple[Ended, int]:
+            return Ended(0, -signal.SIGKILL), -1
+
+        with monkeypatch.context() as patched:
+            patched.setattr(process, "_ask", killed)
+            with pytest.raises(RyzansteinError, match="too much memory"):
+                await process.judge(SOUND, text_model)
+        assert (await process.judge(SOUND, text_model)).grammar_bytes > 0
 
 
 HOSTILE = [

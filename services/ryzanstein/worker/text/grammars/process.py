@@ -57,6 +57,8 @@ _MAX_VERDICTS = 1024
 _MAX_VERDICT_CHARS = 8 * 2**20
 _AT_ONCE = 2
 _MAX_MODELS = 8
+# Other ends, as by a machine that is short of memory or busy, may not come again: they are not remembered.
+_OWN_FAULT = frozenset({-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
 _decoder = msgspec.msgpack.Decoder(Answer)
 
 
@@ -215,7 +217,8 @@ class GrammarProcess:
                 make = partial(Judge, path=model.path, constraint=constraint)
                 answer, _ = await self._ask(make, _PATIENCE * self._bounds.cpu_s)
                 known = self._verdict(constraint, answer)
-                model.verdicts.add(constraint, known)
+                if not isinstance(answer, Ended) or answer.code in _OWN_FAULT:
+                    model.verdicts.add(constraint, known)
                 return known
         finally:
             self._num_waiting -= 1

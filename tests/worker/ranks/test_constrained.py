@@ -1,0 +1,52 @@
+"""Groups whose grammars are compiled beside the steps of others."""
+
+from __future__ import annotations
+
+import time
+
+from ryzanstein.constraints import Constraint
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.constraints.cache import Grammars
+from ryzanstein.worker.constraints.masks import StepMasks
+from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.ranks.constrained import ConstrainedGroups, Prepared
+from ryzanstein.worker.text.grammars.tokens import token_table
+from ryzanstein.worker.text.tokenizer import TextModel
+
+
+def group(number: int, constraint: Constraint, *generated: list[int]) -> SubmitGroup:
+    return SubmitGroup(
+        group=number,
+        prompt_ids=[1],
+        sampling=SamplingParams(n=len(generated), constraint=constraint),
+        max_tokens=8,
+        stop_token_ids=[],
+        generated=list(generated),
+        finished=[False] * len(generated),
+    )
+
+
+def prepared(groups: ConstrainedGroups) -> list[Prepared]:
+    found: list[Prepared] = []
+    while groups:
+        found += groups.ready()
+        time.sleep(0.001)
+    return found
+
+
+def test_each_choice_follows_the_tokens_of_earlier_attempts(text_model: TextModel) -> None:
+    table = token_table(text_model)
+    a = table.tokens.index(b"a")
+    groups = ConstrainedGroups(Grammars(2**20), StepMasks(len(table.tokens), 1))
+    groups.know(table.encode())
+    groups.take(group(1, Constraint.regex("aab?"), [], [a], [a, a, a]))
+    groups.take(group(2, Constraint.regex("("), []))
+    groups.take(group(3, Constraint.regex("c"), []))
+    groups.cancel(3)
+    (first, states), (second, error) = prepared(groups)
+    assert (first.group, second.group) == (1, 2)
+    assert isinstance(states, list)
+    assert [bool(state.failure) for state in states] == [False, False, True]
+    assert isinstance(error, RyzansteinError)
+    assert "could not compile" in error.message
