@@ -204,6 +204,8 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
         ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"temperature": 3}, "temperature"),
         ({"typo": 1}, "typo"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"typo": True}}, "stream_options.typo"),
     ],
     ids=lambda value: str(value)[:40],
 )
