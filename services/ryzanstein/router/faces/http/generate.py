@@ -106,7 +106,7 @@ class GenerationRoutes:
         except BaseException:
             await events.aclose()
             raise
-        writer = MergedWriter(shown, asked.num_shown, echoed)
+        writer = MergedWriter(shown, asked.num_shown, echoed, silent=asked.silent)
         call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
         return EventStreamResponse(_with_first(first, events), writer, call, timeout_s, {})
 
