@@ -1,4 +1,4 @@
-"""The id of a call is the client's where it is one, by the same rule on both faces."""
+"""The id of a call is the client's where it is one, by the same rule on every face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Domain errors: everything that can go wrong, defined once, in terms that gRPC and HTTP both map.
+"""Domain errors: everything that can go wrong, defined once, in terms that all faces map.
 
 Each error has a code of google.rpc, a reason for machines (`ErrorInfo.reason`) and a message for
 people. The interceptor in `ryzanstein.rpc` turns errors into statuses; the HTTP face turns them

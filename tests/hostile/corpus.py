@@ -96,7 +96,7 @@ BODIES: tuple[HostileBody, ...] = (
     HostileBody("20,000 biases", CHAT, lambda: _with(b'"logit_bias":%s,' % _biases(20_000)), 400, "logit_bias"),
     HostileBody("200,000 tools", CHAT, lambda: _with(b'"tools":[%s],' % _many(b"{}", 200_000)), 400, "tools"),
     HostileBody(
-        "30,000 tools with names", CHAT, lambda: _with(b'"tools":[%s],' % _many(b'{"name":"f"}', 30_000)), 400, "tools[0].type"
+        "30,000 tools with names", CHAT, lambda: _with(b'"tools":[%s],' % _many(b'{"name":"f"}', 30_000)), 400, "tools"
     ),
     HostileBody("a million prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'""', 1_000_000)), 400, "prompt"),
     HostileBody("50,000 prompts", COMPLETIONS, lambda: _prompt(b"[%s]" % _many(b'"a"', 50_000)), 400, "prompt"),

@@ -1,4 +1,4 @@
-"""The router: gRPC and HTTP faces over one core.
+"""The router: gRPC, HTTP and WebSocket faces over one core.
 
 The core admits requests, chooses nodes, and keeps exactly-once token logs.
 """

@@ -1,7 +1,7 @@
 """Runs a router: `python -m ryzanstein.router --nodes 127.0.0.1:50061`.
 
-Reads the settings, links the nodes and binds both faces. The router is ready as soon as one node
-is. On SIGTERM it reports not ready, gives running streams the grace period to end, and stops.
+Reads the settings, links the nodes and binds the ports of the faces. The router is ready as soon as
+one node is. On SIGTERM it reports not ready, gives running streams the grace period to end, and stops.
 Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed (port taken, state unusable, a bug), 2 bad
 settings.
 """

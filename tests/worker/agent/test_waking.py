@@ -160,3 +160,20 @@ async def test_a_wake_that_nobody_waits_for_any_more_gives_other_models_their_tu
     other.disconnect()
     await other.node.unload()
     await other.node.background.close()
+
+
+async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(
+    sleeping: SleepingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = 0
+
+    async def restore(*_: object) -> None:
+        nonlocal times
+        times += 1
+        if times == 1:
+            await sleeping.node.sleep()
+
+    monkeypatch.setattr(sleeping.node.version.pages, "restore", restore)
+    await sleeping.send(submit(1))
+    assert await sleeping.outputs(1) == ([1], [])
+    assert times == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
@@ -162,3 +164,14 @@ def test_a_page_that_was_evicted_may_arrive_again() -> None:
     pages.admit([b"a\0"], b"")
     pool.drop((b"a", 0))
     assert [place for place, _ in pages.admit([b"a\0", b"a\0"], b"")] == [0]
+
+
+def test_a_page_that_arrives_in_a_large_full_pool_takes_a_time_that_does_not_grow_with_it() -> None:
+    pool = BlockPool(40_000)
+    pages = TravelingPages(pool)
+    for start in range(0, 40_000, 1_000):
+        pages.admit([name_of(number.to_bytes(16), 0) for number in range(start, start + 1_000)], b"")
+    newest = [name_of(number.to_bytes(16), 0) for number in range(50_000, 50_064)]
+    began = time.process_time()
+    assert len(pages.admit(newest, b"")) == len(newest), "others make way"
+    assert time.process_time() - began < 0.1, "between two steps: it delays every answer"

@@ -89,7 +89,7 @@ class _NoPort:
 
     port = 0
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def close(self) -> None:

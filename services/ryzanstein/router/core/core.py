@@ -1,4 +1,4 @@
-"""The core that both faces use: admit a request, run it exactly once, follow it from any index."""
+"""The core that all faces use: admit a request, run it exactly once, follow it from any index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's core, which both faces call.
+"""The router's core, which all faces call.
 
 It admits a request, gives it its turn in a session, runs it, and keeps it readable.
 """

@@ -1,1 +1,1 @@
-"""The protocols that clients speak to a router: gRPC and HTTP over one core."""
+"""The protocols that clients speak to a router: gRPC, HTTP and WebSocket over one core."""

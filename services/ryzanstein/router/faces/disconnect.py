@@ -1,6 +1,6 @@
 """What happens to a generation when its client disconnects.
 
-The client chooses with two headers, which are the same over gRPC and HTTP.
+The client chooses with two headers, which are the same over every face.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class NodeAgent:
         """
         try:
             while not await self._submit(link, handle, attempt):
-                log.info("model replaced while an attempt arrived", generation_id=attempt.generation_id)
+                log.info("model replaced or asleep while an attempt arrived", generation_id=attempt.generation_id)
         except RyzansteinError as error:
             ids = {"request_id": attempt.request.request_id, "generation_id": attempt.generation_id}
             self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
@@ -336,7 +336,7 @@ class NodeAgent:
         return Load(running, waiting, load.capacity, load.kv_blocks_used, load.kv_blocks_total)
 
     async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> bool:
-        """Hands the attempt to the engine; returns False when the version that serves has changed."""
+        """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
         version = self.version
         text = self._admit(version, attempt)
         keep = attempt.request.sampling.truncate_prompt_tokens
@@ -348,7 +348,7 @@ class NodeAgent:
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
         await version.pages.restore(attempt, read.token_ids, text.name)
-        if version is not self.version:
+        if version is not self.version or version.host.asleep:  # pages may take longer than the rest of its idle time
             return False
         self._require_taking()
         serving = version.serving()

@@ -107,6 +107,7 @@ class TravelingPages:
                 if len(chosen) >= room or not self._make_way(known):
                     break
                 self._arrived[name] = parent
+                self._arrived.move_to_end(name)
                 chosen[name] = place
             parent = name
         return [(place, name) for name, place in chosen.items()]
@@ -115,21 +116,20 @@ class TravelingPages:
         """Returns whether another block may arrive.
 
         If there are too many, the oldest of another chain is evicted: the end of a chain is useless
-        without its beginning.
+        without its beginning. Those that were used or evicted meanwhile are forgotten when they are
+        the oldest: looking for them would take a time that grows with the pool.
         """
         most = int(self._pool.limit * ARRIVED_SHARE)
-        if len(self._arrived) >= most:
-            unused = (
-                (name, parent) for name, parent in self._arrived.items() if name in chain or self._pool.is_idle(_key(name))
-            )
-            self._arrived = OrderedDict(unused)
-        while len(self._arrived) >= most:
-            oldest = next((name for name in self._arrived if name not in chain), None)
-            if oldest is None:
-                return False
-            del self._arrived[oldest]
-            self._pool.drop(_key(oldest))
-        return True
+        for _ in range(len(self._arrived)):
+            if len(self._arrived) < most:
+                break
+            oldest = next(iter(self._arrived))
+            if oldest in chain:
+                self._arrived.move_to_end(oldest)
+            else:
+                del self._arrived[oldest]
+                self._pool.drop(_key(oldest))
+        return len(self._arrived) < most
 
     def _touch(self, names: Iterable[bytes]) -> None:
         self._pool.touch(_key(name) for name in names)

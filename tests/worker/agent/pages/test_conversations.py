@@ -25,3 +25,10 @@ def test_the_least_recent_is_forgotten_when_there_are_too_many_keys(scope) -> No
     assert [chain.keys[0] for chain in it.newest_first()] == [b"three", b"two"]
     it.clear()
     assert list(it.newest_first()) == []
+
+
+def test_turns_that_are_too_short_for_a_page_are_bounded_too(scope) -> None:
+    it, place = Conversations(max_chains=3), NodePlace("n", "a:1")
+    for number in range(100):
+        it.begin(bytes([number]), Chain(scope, place))
+    assert len(list(it.newest_first())) == 3

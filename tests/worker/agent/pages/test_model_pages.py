@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
@@ -76,6 +80,17 @@ async def test_full_pages_are_queued_and_those_of_unknown_groups_are_not() -> No
     assert it.value("pages_queued") == 3
 
 
+async def test_conversations_of_two_tenants_with_the_same_key_are_two() -> None:
+    pages = await Pages().ready()
+    names = {tenant: [tenant.encode() * 17] for tenant in "ab"}
+    for group, tenant in enumerate(names):
+        pages.follow(group, attempt(tenant=tenant), "m")
+    sealed = list(enumerate(names.values()))
+    pages.on_step(StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=sealed), NO_STATS)
+    chains = {chain.scope.tenant: chain.keys for chain in pages._conversations.newest_first()}
+    assert chains == names
+
+
 async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
     it = Pages()
     pages = await it.ready()
@@ -103,3 +118,41 @@ async def test_a_node_without_replication_and_one_without_ranks_say_so() -> None
     with pytest.raises(RyzansteinError) as refusal:
         pages.checked("m", "", bytes(16))
     assert refusal.value.reason == "NODE_NOT_READY"
+
+
+async def test_weights_that_are_being_read_do_not_delay_the_end_of_ranks_or_process(monkeypatch) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def read(model: Any, loaded_s: float, stopped: Any) -> bytes:
+        began.set()
+        while not stopped():
+            time.sleep(0.01)
+        ended.set()
+        raise OSError
+
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.weights_digest", read)
+    it = Pages()
+    for end in (it.pages.on_gone, it.telemetry.background.close):
+        began.clear()
+        ended.clear()
+        it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+        assert await asyncio.to_thread(began.wait, 5)
+        if (closing := end()) is not None:
+            await closing
+        assert await asyncio.to_thread(ended.wait, 5)
+
+
+async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path) -> None:
+    it, copy = Pages(), tmp_path / "copy"
+    shutil.copytree(MODEL_DIR, copy)
+    await asyncio.sleep(0.1)
+    config = copy / "config.json"
+    config.write_text(config.read_text() + " ")
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.05, "warm_up": 0.04})], copy)
+    assert it.pages._identifying is not None
+    await it.pages._identifying
+    assert it.pages.scope("m", "") is None
+    await asyncio.sleep(0.1)
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.01})], copy)
+    await it.pages._identifying
+    assert it.pages.scope("m", "") is not None, "restarted ranks have loaded the new files"

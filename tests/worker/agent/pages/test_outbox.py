@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from ryzanstein.worker.agent.pages.host_tier import HostTier
 from ryzanstein.worker.agent.pages.outbox import Outbox
@@ -51,6 +52,15 @@ async def test_only_what_is_missing_is_sent_with_what_is_before_it(chain, scope,
     assert counted("page_bytes_sent_total") == 10 * scope.page_bytes
     assert len(outbox) == 0
     assert outbox.empty.is_set()
+
+
+async def test_large_pages_go_in_several_calls(chain, scope, new_mover, counted) -> None:
+    pages, store = chain(10), Store()
+    keys, large = [page.key for page in pages], replace(scope, page_bytes=8 * 2**20)
+    outbox = outbox_of(store, counted)
+    outbox.add(new_mover(pages), large, b"", keys)
+    await outbox.run()
+    assert store.pieces == [(b"", keys[:4]), (keys[3], keys[4:8]), (keys[7], keys[8:])]
 
 
 async def test_pages_that_were_evicted_meanwhile_are_skipped(chain, scope, new_mover, counted) -> None:

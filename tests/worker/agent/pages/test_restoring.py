@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -77,6 +78,32 @@ async def test_a_source_that_fails_half_way_leaves_what_came_and_is_counted(chai
     assert 6 <= len(mover.pages) < 20
     assert counted("page_restore_failures_total", source="disk") == 1
     assert counted("page_restore_failures_total", source="node") == 1
+
+
+async def test_a_source_that_hangs_delays_one_prompt_for_less_than_a_router_waits_and_then_none(
+    chain, scope, new_mover, counted, monkeypatch
+) -> None:
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.restoring._MOST_S", 0.5)
+    pages = chain(20)
+    keys, hangs = [page.key[:-1] for page in pages], Source("node", Store(pages, page_s=3600))
+    began = time.monotonic()
+    for _ in range(3):
+        await restoring(new_mover(), scope, counted, token_s=1.0).run(keys, [hangs, Source("node", Store([]))])
+    assert 0.5 <= time.monotonic() - began < 1.0
+    assert len(hangs.store.asked) == 1
+
+
+async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted, monkeypatch) -> None:
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.restoring._MOST_S", 0.0)
+    mover = new_mover()
+    mover.missing = lambda names: asyncio.sleep(3600)
+    async with asyncio.timeout(5):
+        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store([]))])
+
+
+async def test_the_ranks_are_not_asked_about_a_short_prompt(chain, scope, counted) -> None:
+    mover = SimpleNamespace()
+    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [Source("node", Store([]))])
 
 
 async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mover, counted) -> None:

@@ -15,7 +15,7 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.pages.node_store import NodeStore
-from ryzanstein.worker.agent.pages.pieces import pieces_of
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, pieces_of
 from ryzanstein.worker.agent.pages.service import MAX_TRANSFERS, PageServicer
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
@@ -27,7 +27,10 @@ class Node:
         self.mover, self.corrupt = mover, 0
         self._scope = scope
         pages = SimpleNamespace(metrics=counted.metrics, checked=self._checked)
-        agent = SimpleNamespace(node=SimpleNamespace(version=SimpleNamespace(pages=pages)))
+        self.drains: set[str] = set()
+        settings = SimpleNamespace(node_id="n")
+        core = SimpleNamespace(version=SimpleNamespace(pages=pages), drains=self.drains, settings=settings)
+        agent = SimpleNamespace(node=core)
         self.servicer = PageServicer(SimpleNamespace(of=lambda model: agent))  # type: ignore[arg-type]
 
     def _checked(self, model: str, tenant: str, root: bytes) -> Any:
@@ -76,6 +79,24 @@ async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, c
     assert [page async for page in node.store.fetch(scope, [*keys[:5], b"x" * 17, *keys[5:]])] == pages[:5]
     assert counted("pages_received_total") == 10
     assert counted("page_bytes_received_total") == 10 * scope.page_bytes
+
+
+async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain, scope) -> None:
+    pages = chain(MAX_KEYS + 10)
+    await node.mover.put(pages, b"")
+    node.mover.batch = 256
+    assert [page.key async for page in node.store.fetch(scope, [page.key for page in pages])] == [page.key for page in pages]
+
+
+async def test_a_node_that_drains_gives_pages_and_takes_none(node, chain, scope) -> None:
+    pages = chain(3)
+    await node.mover.put(pages, b"")
+    node.drains.add("stops")
+    for call in (node.store.missing(scope, []), node.store.send(scope, b"", several(chain(2, 1)))):
+        with pytest.raises(StoreFailed) as failure:
+            await call
+        assert (failure.value.cause, failure.value.rest_s) == ("unavailable", 2)
+    assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages
 
 
 async def test_foreign_pages_are_refused_and_the_sender_rests(node, chain, scope) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -62,10 +64,11 @@ async def test_another_process_finds_the_pages_and_no_half_written_one(tmp_path,
     pages = chain(9)
     await Tier("disk", tmp_path, 2**20).store.send(scope, b"", several(pages))
     folder = tmp_path / scope.root.hex()
-    (folder / "half.new").write_bytes(b"half")
+    half = folder / f"{pages[0].key.hex()}.new"
+    half.write_bytes(b"half")
     later = Tier("disk", tmp_path, 2**20)
     assert await later.fetched(scope, pages) == pages
-    assert not (folder / "half.new").exists()
+    assert not half.exists()
     smaller = Tier("disk", tmp_path, 4 * (scope.page_bytes + 16))
     await smaller.store.missing(scope, [])
     assert len(list(folder.iterdir())) == 4
@@ -102,6 +105,64 @@ async def test_a_disk_that_cannot_be_written_rests_and_breaks_nothing(tmp_path, 
     with pytest.raises(StoreFailed):
         await full.store.send(scope, b"", several(chain(1)))
     assert await full.store.missing(scope, [chain(1)[0].key]) == [0]
+
+
+async def test_files_of_others_in_the_folder_are_never_removed(tmp_path, chain, scope) -> None:
+    for name in ("work/sessions.db", "work/README", f"{scope.root.hex()}/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(2**20))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loose.txt").touch()
+    tier = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    await tier.store.send(scope, b"", several(chain(4)))
+    assert (tmp_path / "empty").is_dir()
+    others = [path for path in tmp_path.rglob("*") if (path.is_file() and path.suffix) or path.name == "README"]
+    assert len(others) == 4
+    assert tier.size == 2 * (scope.page_bytes + 12)
+
+
+async def test_what_is_not_a_page_in_the_folder_is_left_alone(tmp_path, chain, scope) -> None:
+    pages = chain(4)
+    await Tier("disk", tmp_path, 2**20).store.send(scope, b"", several(pages))
+    folder = tmp_path / scope.root.hex()
+    (folder / "folder").mkdir()
+    (folder / "folder.new").mkdir()
+    (folder / "nowhere").symlink_to("nothing")
+    (folder / pages[2].key.hex()).unlink()
+    os.mkfifo(folder / pages[2].key.hex())
+    (folder / pages[3].key.hex()).unlink()
+    (folder / pages[3].key.hex()).symlink_to("/dev/zero")
+    later = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    async with asyncio.timeout(5):
+        assert await later.store.missing(scope, [page.key for page in pages]) == [2, 3]
+        assert await later.fetched(scope, pages) == pages[:2]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+async def test_a_page_that_became_something_else_is_not_read(tmp_path, chain, scope, kind) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(2)
+    await tier.store.send(scope, b"", several(pages))
+    path = tmp_path / scope.root.hex() / pages[1].key.hex()
+    path.unlink()
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    async with asyncio.timeout(5):
+        assert await tier.fetched(scope, pages) == pages[:1]
+    assert tier.corrupt == 1
+
+
+async def test_tenants_without_pages_leave_nothing_behind(tmp_path, chain, scope) -> None:
+    tier = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    for number in range(10):
+        other = replace(scope, root=bytes([number]) * 16)
+        await tier.store.send(other, b"", several(chain(1)))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+async def test_two_models_write_the_same_page(tmp_path, chain, scope) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(30)
+    assert await asyncio.gather(*(tier.store.send(scope, b"", several(pages)) for _ in range(4))) == [30] * 4
+    assert await tier.fetched(scope, pages) == pages
+    assert tier.size == sum(path.stat().st_size for path in tmp_path.glob("*/*"))
 
 
 async def test_pages_of_another_root_are_other_pages(tmp_path, chain, scope) -> None:

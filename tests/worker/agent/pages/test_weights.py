@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 
+import pytest
+
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.worker.agent.pages.weights import weights_digest
+from ryzanstein.worker.agent.pages import weights
+
+
+def weights_digest(model, stopped=lambda: False):
+    return weights.weights_digest(model, math.inf, stopped)
 
 
 def test_copies_are_the_same_and_one_bit_is_another_model(tmp_path) -> None:
@@ -14,10 +22,10 @@ def test_copies_are_the_same_and_one_bit_is_another_model(tmp_path) -> None:
     assert weights_digest(copy) == weights_digest(MODEL_DIR)
     (copy / "tokenizer_config.json").write_text("{}")
     assert weights_digest(copy) == weights_digest(MODEL_DIR), "it does not matter to keys and values"
-    weights = copy / "model.safetensors"
-    data = bytearray(weights.read_bytes())
+    file = copy / "model.safetensors"
+    data = bytearray(file.read_bytes())
     data[-1000] ^= 1
-    weights.write_bytes(data)
+    file.write_bytes(data)
     changed = weights_digest(copy)
     assert changed != weights_digest(MODEL_DIR)
     config = copy / "config.json"
@@ -30,3 +38,18 @@ def test_a_file_is_its_content(tmp_path) -> None:
         (tmp_path / name).write_bytes(content)
     digests = [weights_digest(tmp_path / name) for name in ("a.gguf", "b.gguf", "c.gguf")]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_it_stops_when_it_is_told_to_and_says_nothing_of_files_that_change_meanwhile(tmp_path) -> None:
+    model = tmp_path / "a.gguf"
+    model.write_bytes(b"one")
+
+    def change() -> bool:
+        os.utime(model, ns=(1, 1))
+        return False
+
+    with pytest.raises(OSError, match="stopped"):
+        weights_digest(model, lambda: True)
+    with pytest.raises(OSError, match="changed"):
+        weights_digest(model, change)
+    assert weights_digest(model)

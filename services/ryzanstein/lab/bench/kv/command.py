@@ -52,7 +52,9 @@ def kv(
     batches: Annotated[str, typer.Option(help="of timed calls of attention")] = "1,8,32",
     contexts: Annotated[str, typer.Option(help="of timed calls of attention")] = "1024,2048,4096,8192,16384,32768",
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: all cores")] = 0,
-    seconds: Annotated[float, typer.Option(min=1, help="stop after the piece that takes longer; run again to continue")] = 1e9,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=1e9, help="stop after the piece that takes longer; run again to continue")
+    ] = 1e9,
     json_path: Annotated[Path, typer.Option("--json", help="write JSON here as pieces finish; continues what is there")],
 ) -> None:
     """Measure what compressed keys and values cost and gain: memory, time, perplexity, answers, pass keys."""

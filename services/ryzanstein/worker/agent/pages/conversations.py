@@ -10,6 +10,7 @@ from ryzanstein.generation import NodePlace
 from ryzanstein.worker.agent.pages.store import Scope
 
 MAX_KEYS = 2**18  # of all conversations together
+MAX_CHAINS = 2**15
 
 
 @dataclass(slots=True)
@@ -22,10 +23,10 @@ class Chain:
 
 
 class Conversations:
-    """The chains by conversation. The least recently used are forgotten when there are too many keys."""
+    """The chains by conversation. The least recently used are forgotten when there are too many, or too many keys."""
 
-    def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._max_keys = max_keys
+    def __init__(self, max_keys: int = MAX_KEYS, max_chains: int = MAX_CHAINS) -> None:
+        self._max_keys, self._max_chains = max_keys, max_chains
         self._chains: OrderedDict[bytes, Chain] = OrderedDict()
         self._num_keys = 0
 
@@ -34,6 +35,8 @@ class Conversations:
         if (old := self._chains.pop(conversation, None)) is not None:
             self._num_keys -= len(old.keys)
         self._chains[conversation] = chain
+        if len(self._chains) > self._max_chains:
+            self._forget_oldest()
 
     def add(self, conversation: bytes, keys: Sequence[bytes]) -> None:
         """Adds pages to the conversation's turn."""
@@ -42,11 +45,14 @@ class Conversations:
         chain.keys += keys
         self._num_keys += len(keys)
         while self._num_keys > self._max_keys:
-            _, forgotten = self._chains.popitem(last=False)
-            self._num_keys -= len(forgotten.keys)
+            self._forget_oldest()
 
     def newest_first(self) -> Iterator[Chain]:
         yield from reversed(list(self._chains.values()))
+
+    def _forget_oldest(self) -> None:
+        _, forgotten = self._chains.popitem(last=False)
+        self._num_keys -= len(forgotten.keys)
 
     def clear(self) -> None:
         self._chains.clear()

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 
 import structlog
 
 from ryzanstein.private_files import opener, private_folder
-from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+from ryzanstein.worker.engine.travel import NAME_BYTES
 
 log = structlog.get_logger(__name__)
 
 _HEAD = struct.Struct("<8sI")
+_ROOT = re.compile(f"[0-9a-f]{{{2 * ROOT_BYTES}}}")
+_PAGE = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}(\\.new)?")
 _MAGIC = b"RYZPAGE1"
 _READ_AT_ONCE = 8
 _REST_S = 30.0
@@ -38,7 +44,7 @@ class DiskTier:
         self._on_size, self._on_corrupt = on_size, on_corrupt
         self._sizes: OrderedDict[Path, int] = OrderedDict()
         self._num_bytes = 0
-        self._opened = asyncio.Lock()
+        self._opened, self._writing = asyncio.Lock(), asyncio.Lock()
         self._is_open = False
 
     async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
@@ -57,12 +63,8 @@ class DiskTier:
         stored = 0
         try:
             async for page in pages:
-                path = self._path(scope, page.key)
-                size = _HEAD.size + len(page.content)
-                self._forget(path)
-                await asyncio.to_thread(_write, path, page, scope.root, self._take_oldest(size))
-                self._sizes[path] = size
-                self._num_bytes += size
+                async with self._writing:  # the models of a node may have the same pages
+                    await self._write(self._path(scope, page.key), page, scope.root)
                 stored += 1
         except OSError as error:
             log.warning("pages cannot be written", folder=str(self._folder), error=str(error))
@@ -70,6 +72,13 @@ class DiskTier:
         finally:
             self._on_size(self._num_bytes)
         return stored
+
+    async def _write(self, path: Path, page: Page, root: bytes) -> None:
+        size = _HEAD.size + len(page.content)
+        self._forget(path)
+        await asyncio.to_thread(_write, path, page, root, self._take_oldest(size))
+        self._sizes[path] = size
+        self._num_bytes += size
 
     async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`."""
@@ -102,15 +111,18 @@ class DiskTier:
             if self._is_open:
                 return
             try:
-                found = await asyncio.to_thread(_find, self._folder)
+                await asyncio.to_thread(self._find)
             except OSError as error:
                 log.warning("pages cannot be kept on disk", folder=str(self._folder), error=str(error))
                 raise StoreFailed("failed", _REST_S) from None
-            self._sizes = OrderedDict(found)
-            self._num_bytes = sum(self._sizes.values())
-            await asyncio.to_thread(_remove, self._take_oldest(0))
             self._on_size(self._num_bytes)
             self._is_open = True
+
+    def _find(self) -> None:
+        """Takes over the pages in the folder. They may be millions: it runs in a thread, and nothing else meanwhile."""
+        self._sizes = OrderedDict(_find(self._folder))
+        self._num_bytes = sum(self._sizes.values())
+        _remove(self._take_oldest(0))
 
     def _take_oldest(self, num_bytes: int) -> list[Path]:
         """Forgets the oldest pages until so many bytes fit; returns what is to be removed."""
@@ -131,18 +143,29 @@ def _find(folder: Path) -> list[tuple[Path, int]]:
     """Returns the pages in the folder with their sizes, the oldest first; removes half-written ones."""
     private_folder(folder)
     found: list[tuple[float, Path, int]] = []
-    for path in folder.glob("*/*"):
-        if path.suffix:
-            path.unlink(missing_ok=True)
-        else:
-            stat = path.stat()
-            found.append((stat.st_mtime, path, stat.st_size))
+    for root in folder.iterdir():
+        if not _ROOT.fullmatch(root.name):
+            continue  # not ours
+        for path in root.iterdir():
+            stat = path.lstat()
+            if not _PAGE.fullmatch(path.name) or not S_ISREG(stat.st_mode):
+                continue
+            if path.suffix:
+                path.unlink(missing_ok=True)
+            else:
+                found.append((stat.st_mtime, path, stat.st_size))
+        with suppress(OSError):  # it has pages
+            root.rmdir()
     return [(path, size) for _, path, size in sorted(found)]
 
 
 def _remove(paths: Sequence[Path]) -> None:
+    """Removes pages, and the folders of tenants that have none left."""
     for path in paths:
         path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths}:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _write(path: Path, page: Page, root: bytes, oldest: Sequence[Path]) -> None:
@@ -163,10 +186,16 @@ def _read_all(files: Sequence[tuple[Path, bytes]], root: bytes) -> list[Page | N
     return [_read(path, key, root) for path, key in files]
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens a file; neither follows a link nor waits for the other end of a pipe. For `open`."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _read(path: Path, key: bytes, root: bytes) -> Page | None:
     """Returns the page; None when it is damaged or not there."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb", opener=_no_link) as file:
+            data = file.read() if S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return None
     if len(data) < _HEAD.size:

@@ -7,10 +7,12 @@ fails, is late, damaged or foreign, is computed again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import structlog
 
@@ -63,6 +65,7 @@ class ModelPages:
         self.mover: PageMover | None = None
         self._format = ""
         self._weights: bytes | None = None
+        self._identifying: asyncio.Task[None] | None = None
         self._flows: OrderedDict[int, _Flow] = OrderedDict()
         self._conversations = Conversations()
         self._outboxes: dict[str, Outbox] = {}
@@ -82,14 +85,18 @@ class ModelPages:
         if self.on and lead.page_bytes:
             self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes, self._busy), None
             self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
-            self._telemetry.background.once("weights_digest", self._identify(self.mover, model))
+            loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
+            self._identifying = self._telemetry.background.once("weights_digest", self._identify(self.mover, model, loaded_s))
 
-    async def _identify(self, mover: PageMover, model: Path) -> None:
+    async def _identify(self, mover: PageMover, model: Path, loaded_s: float) -> None:
+        stop = Event()
         try:
-            digest = await asyncio.to_thread(weights_digest, model)
+            digest = await asyncio.to_thread(weights_digest, model, loaded_s, stop.is_set)
         except OSError as error:
             log.warning("no pages are moved, the weights cannot be read", model=str(model), error=str(error))
             return
+        finally:
+            stop.set()  # the process would not end before its threads
         if self.mover is mover:
             self._weights = digest
 
@@ -97,7 +104,9 @@ class ModelPages:
         """Ends with the ranks."""
         if self.mover is not None:
             self.mover.on_gone()
-        self.mover = None
+        if self._identifying is not None:
+            self._identifying.cancel()
+        self.mover = self._identifying = None
         self._flows.clear()
         self._conversations.clear()
 
@@ -140,11 +149,12 @@ class ModelPages:
         outboxes = [*self._tiers.values(), *([self._outbox(place)] if place is not None else [])]
         if not outboxes:
             return False
-        self._flows[group] = _Flow(scope, outboxes, attempt.conversation)
+        conversation = attempt.conversation and scope.root + attempt.conversation  # tenants may name theirs alike
+        self._flows[group] = _Flow(scope, outboxes, conversation)
         if len(self._flows) > _MAX_FLOWS:
             self._flows.popitem(last=False)
-        if attempt.conversation and place is not None:
-            self._conversations.begin(attempt.conversation, Chain(scope, place))
+        if conversation and place is not None:
+            self._conversations.begin(conversation, Chain(scope, place))
         return True
 
     def may_restore(self, attempt: Attempt) -> bool:

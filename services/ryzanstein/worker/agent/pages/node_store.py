@@ -12,7 +12,7 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, pieces_of
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, Assembly, CorruptPage, pieces_of
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
 
 _ASK_S = 5.0
@@ -48,7 +48,16 @@ class NodeStore:
             return int(response.stored)
 
     async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
-        """See `PageStore.fetch`."""
+        """See `PageStore.fetch`. One call asks for at most `MAX_KEYS` pages."""
+        for start in range(0, len(keys), MAX_KEYS):
+            some, num = keys[start : start + MAX_KEYS], 0
+            async for page in self._fetch(scope, some):
+                yield page
+                num += 1
+            if num < len(some):
+                return
+
+    async def _fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         assembly = Assembly(scope.root, scope.page_bytes)
         wanted = iter(keys)
         with _failures():

@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 MAX_QUEUED = 16_384
 _OFFER_KEYS = 512
+_CALL_BYTES = 32 * 2**20  # about, in one call: it must end in time also over a slow network or at a low rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Outbox:
         self._num_taken = len(some)
         mover, scope = some[0].mover, some[0].scope
         missing = await self.store.missing(scope, [each.key for each in some])
-        for piece in _pieces(some, missing):
+        for piece in _pieces(some, missing, max(1, _CALL_BYTES // scope.page_bytes)):
             await self.store.send(scope, piece[0].parent, self._pages(mover, [each.key for each in piece]))
         self._num_taken = 0
 
@@ -130,13 +131,13 @@ class Outbox:
                 self._metrics.sent(len(page.content))
 
 
-def _pieces(queued: Sequence[Queued], places: Sequence[int]) -> Iterator[list[Queued]]:
-    """Yields those at the places, each time as many as follow one another in a chain."""
+def _pieces(queued: Sequence[Queued], places: Sequence[int], most: int) -> Iterator[list[Queued]]:
+    """Yields those at the places, each time as many as follow one another in a chain, at most `most`."""
     piece: list[Queued] = []
     for place in places:
         if place >= len(queued):
             return
-        if piece and queued[place].parent != piece[-1].key:
+        if piece and (len(piece) >= most or queued[place].parent != piece[-1].key):
             yield piece
             piece = []
         piece.append(queued[place])

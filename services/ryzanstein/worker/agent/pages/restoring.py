@@ -25,8 +25,11 @@ log = structlog.get_logger(__name__)
 
 LEAST_TOKENS = 128  # fewer are computed at once
 _KEEP = 0.9
-_UNKNOWN_S = 10.0
+_UNKNOWN_TOKEN_S = 0.005
 _LEAST_S = 0.25
+_MOST_S = 3.0  # for all sources: a router gives up a node that does not accept an attempt within 5 s
+_RANKS_S = 0.5  # more, where this node's ranks answer late
+_SLOW_REST_S = 10.0  # of a source from which nothing came in time
 _SAVING = 0.8  # of the time of computing, that a fetch may take
 
 
@@ -45,11 +48,15 @@ class PrefillPace:
 
 @dataclass(slots=True)
 class Source:
-    """A store from which pages may come back. `page_s`: what one cost so far; 0: unknown."""
+    """A store from which pages may come back. `page_s`: what one cost so far; 0: unknown.
+
+    It is not asked until `rests_until` (monotonic seconds).
+    """
 
     name: str
     store: PageStore
     page_s: float = 0.0
+    rests_until: float = 0.0
 
 
 class Restoring:
@@ -58,6 +65,7 @@ class Restoring:
     def __init__(self, mover: PageMover, scope: Scope, extents: Extents, pace: PrefillPace, metrics: PageMetrics) -> None:
         self._mover, self._scope, self._extents = mover, scope, extents
         self._pace, self._metrics = pace, metrics
+        self._ends_s = 0.0
 
     async def run(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
         """Restores what is worth it of the pages with these keys, a whole chain.
@@ -65,18 +73,25 @@ class Restoring:
         First the pages of groups of layers that read all tokens, then, where those end, the last
         ones of groups with a window: without them the others are of no use.
         """
-        windows, size = self._extents.windows, self._extents.block_size
-        whole = [group for group, window in enumerate(windows) if window is None]
-        try:
-            if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
-                return
-            for group, window in enumerate(windows):
-                if window is not None:
-                    first = self._extents.first_kept(window, num_pages * size)
-                    names = [name_of(key, group) for key in keys[first:num_pages]]
-                    await self._names(names, num_pages * size, sources)
-        except PagesLost:
+        whole = [group for group, window in enumerate(self._extents.windows) if window is None]
+        if len(keys) * self._extents.block_size < LEAST_TOKENS:
             return
+        self._ends_s = time.monotonic() + _MOST_S
+        try:
+            async with asyncio.timeout(_MOST_S + _RANKS_S):
+                await self._run(keys, whole, sources)
+        except (PagesLost, TimeoutError):
+            return
+
+    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
+        windows, size = self._extents.windows, self._extents.block_size
+        if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
+            return
+        for group, window in enumerate(windows):
+            if window is not None:
+                first = self._extents.first_kept(window, num_pages * size)
+                names = [name_of(key, group) for key in keys[first:num_pages]]
+                await self._names(names, num_pages * size, sources)
 
     async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
         """Restores pages of these groups; returns how many there are now, from the first one on."""
@@ -97,13 +112,13 @@ class Restoring:
             await self._from(source, names[first - 1] if first else b"", names[first:], num_tokens)
 
     async def _from(self, source: Source, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
-        computing_s = num_tokens * self._pace.token_s or _UNKNOWN_S
-        if source.page_s * len(names) > _SAVING * computing_s:
-            return
+        computing_s = num_tokens * (self._pace.token_s or _UNKNOWN_TOKEN_S)
         began, num = time.monotonic(), 0
+        if source.page_s * len(names) > _SAVING * computing_s or not source.rests_until <= began < self._ends_s:
+            return
+        batch: list[Page] = []
         try:
-            async with asyncio.timeout(max(_LEAST_S, _SAVING * computing_s)):
-                batch: list[Page] = []
+            async with asyncio.timeout(min(max(_LEAST_S, _SAVING * computing_s), self._ends_s - began)):
                 async for page in source.store.fetch(self._scope, names):
                     batch.append(page)
                     if len(batch) >= self._mover.batch:
@@ -112,6 +127,8 @@ class Restoring:
                 num += await self._mover.put(batch, parent)
         except (StoreFailed, TimeoutError) as error:
             self._metrics.restore_failed(source.name)
+            if not (num or batch):
+                source.rests_until = time.monotonic() + getattr(error, "rest_s", _SLOW_REST_S)
             log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
         took_s = time.monotonic() - began
         if num:

@@ -34,6 +34,7 @@ class PageServicer(PageServiceServicer):
         self._transfers = 0
 
     async def OfferPages(self, request: pb.OfferPagesRequest, context: Context) -> pb.OfferPagesResponse:
+        self._require_staying(request.scope)
         _, mover, _ = self._scope(request.scope)
         try:
             return pb.OfferPagesResponse(missing=await mover.missing(checked_keys(list(request.keys))))
@@ -45,6 +46,7 @@ class PageServicer(PageServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.HasField("begin"):
             raise errors.invalid("frame", "the first frame must be begin")
+        self._require_staying(first.begin.scope)
         pages, mover, scope = self._scope(first.begin.scope)
         arriving = _Arriving(pages, mover, scope, first.begin.parent)
         with self._transfer():
@@ -81,6 +83,12 @@ class PageServicer(PageServiceServicer):
         model, tenant = name_from_wire(scope.model, "scope.model"), name_from_wire(scope.tenant, "scope.tenant")
         pages = self._models.of(model).node.version.pages
         return pages, *pages.checked(model, tenant, checked_root(scope.root))
+
+    def _require_staying(self, scope: pb.PageScope) -> None:
+        """Raises UNAVAILABLE while the node drains: nodes that stop together would fill one another."""
+        node = self._models.of(name_from_wire(scope.model, "scope.model")).node
+        if node.drains:
+            raise errors.draining(node.settings.node_id)
 
     def _transfer(self) -> _Transfer:
         return _Transfer(self)

@@ -7,29 +7,48 @@ copies in different folders are the same.
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 
 _READ_BYTES = 4 * 2**20
 _SUFFIXES = (".safetensors", ".gguf")
 
 
-def weights_digest(model: Path) -> bytes:
-    """Returns the digest of a directory or GGUF file.
+_Files = tuple[tuple[Path, int, int, int], ...]
+_MAX_KNOWN = 64
+_known: dict[_Files, bytes] = {}
+
+
+def weights_digest(model: Path, loaded_s: float, stopped: Callable[[], bool] = lambda: False) -> bytes:
+    """Returns the digest of a directory or GGUF file, as it was loaded at a Unix time.
 
     Computed once for files that have not changed; that reads everything, about a gigabyte a second:
-    call it in a thread. Raises OSError.
+    call it in a thread. Raises OSError, also when files changed after they were loaded, or `stopped`
+    returns True.
     """
+    files = _stats(model)
+    if max(path.stat().st_ctime for path in _files(model)) > loaded_s:
+        raise OSError("the files changed after they were loaded")
+    if (digest := _known.get(files)) is None:
+        digest = _digest(files, stopped)
+        if _stats(model) != files:
+            raise OSError("the files changed while they were read")
+        while len(_known) >= _MAX_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        _known[files] = digest
+    return digest
+
+
+def _stats(model: Path) -> _Files:
     stats = [(path, path.stat()) for path in _files(model)]
-    return _digest(tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats))
+    return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats)
 
 
-@lru_cache(maxsize=64)
-def _digest(files: tuple[tuple[Path, int, int, int], ...]) -> bytes:
+def _digest(files: _Files, stopped: Callable[[], bool]) -> bytes:
     digest = hashlib.sha256()
     for path, size, *_ in files:
         digest.update(size.to_bytes(8, "big"))
-        _add(path, digest)
+        _add(path, digest, stopped)
     return digest.digest()
 
 
@@ -39,8 +58,10 @@ def _files(model: Path) -> list[Path]:
     return [*sorted(path for path in model.iterdir() if path.suffix in _SUFFIXES), model / "config.json"]
 
 
-def _add(path: Path, digest: hashlib._Hash) -> None:
+def _add(path: Path, digest: hashlib._Hash, stopped: Callable[[], bool]) -> None:
     buffer = memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
+            if stopped():
+                raise OSError("stopped")
             digest.update(buffer[:size])

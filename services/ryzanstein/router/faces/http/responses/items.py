@@ -6,6 +6,7 @@ the object that ends the stream, and when the response is retrieved.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from ryzanstein.generation import Message
@@ -14,7 +15,7 @@ Shape = dict[str, Any]
 DONE, CUT, RUNNING = "completed", "incomplete", "in_progress"
 
 
-class Item:
+class Item(ABC):
     """One item while it grows.
 
     `kind` names the events that tell of it; `place` are the fields that say which part of it they
@@ -33,12 +34,13 @@ class Item:
     def place(self) -> Shape:
         return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
 
+    @abstractmethod
     def shape(self, status: str) -> Shape:
         """Returns the item; without its content while it runs."""
-        raise NotImplementedError
 
     def part(self, text: str) -> Shape:
-        raise NotImplementedError
+        """Returns its part with this text; of an item without one, nothing."""
+        return {}
 
     def done(self) -> Shape:
         """Returns the fields of the event that has all of its text."""

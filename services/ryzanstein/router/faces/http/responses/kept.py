@@ -3,8 +3,8 @@
 The conversation of a response is a session of its own, in the store of sessions: bounded, shared by
 the routers of a cluster, and never changed, so that two responses may continue the same one. Its
 id has a digest of the tenant in it: what another tenant keeps is not found. The response itself is
-kept in this router's memory, as long as there is room; without it a response is told again from
-its conversation, without its usage.
+kept in this router's memory, as long as there is room; without it a response is rebuilt from its
+conversation, without its usage.
 """
 
 from __future__ import annotations
