@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import (
     ChatPrompt,
@@ -44,6 +45,9 @@ SAMPLING = st.builds(
         lambda bias: tuple(sorted(bias.items()))
     ),
     n=st.integers(1, 3),
+    constraint=st.none() | st.builds(Constraint, st.sampled_from(ConstraintKind), TEXTS),
+    bad_words=st.lists(TEXTS, max_size=1).map(tuple),
+    prompt_logprobs=st.none() | st.integers(0, 2),
 )
 REQUESTS = st.builds(
     GenerationRequest, TEXTS, PROMPTS, SAMPLING, session_id=TEXTS, user=TEXTS, priority=st.integers(-2, 2), tenant=TEXTS

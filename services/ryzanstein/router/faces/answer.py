@@ -21,6 +21,8 @@ from ryzanstein.generation import (
 )
 from ryzanstein.replies.reader import read_aside, shown_reason
 
+_QUICK_TOKENS = 1024
+
 
 @dataclass(slots=True)
 class Answer:
@@ -37,6 +39,13 @@ class Answer:
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     prompt: list[PromptToken] = field(default_factory=list)
     _messages: dict[int, Message] = field(default_factory=dict)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is to be written in a thread: it has log probabilities, or many tokens."""
+        choices = self.tokens.values()
+        scored = any(tokens and tokens[0].logprobs is not None for tokens in choices)
+        return bool(self.prompt) or scored or sum(map(len, choices)) > _QUICK_TOKENS
 
     def message(self, choice: int) -> Message:
         """Returns what a choice says."""

@@ -17,6 +17,7 @@ from struct import Struct
 from typing import Any
 
 from ryzanstein import errors
+from ryzanstein.constraints import Constraint
 from ryzanstein.generation import (
     PLAIN_TEMPLATE,
     ChatPrompt,
@@ -106,6 +107,8 @@ def _as_sent(value: Any) -> Any:
             return _FLOAT.unpack(_FLOAT.pack(value))[0]
         case tuple():
             return tuple(map(_as_sent, value))
+        case Constraint(kind, text, after):
+            return kind.value, text, after
     return value
 
 

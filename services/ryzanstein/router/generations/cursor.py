@@ -1,6 +1,7 @@
 """Reads a generation from any index: its start, the tokens of each choice, its ends.
 
-Slow readers get more tokens in one Delta.
+Slow readers get more tokens in one Delta. A reader that is far behind gets them in turns with the
+other tasks of the loop, whatever it does with them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from ryzanstein.generation import Delta, FinishReason, GenerationEvent, PromptSc
 from ryzanstein.router.generations.generation import Generation
 
 MAX_DELTA_TOKENS = 512
+MAX_LOGPROB_TOKENS = 128
+"""Of a Delta with log probabilities, which take much longer to write than the tokens alone."""
 MAX_SCORED_TOKENS = 256
 
 
@@ -51,6 +54,8 @@ async def follow(
             settled = generation.settled  # read first: once settled, nothing more comes
             for event in cursor.take():
                 yield event
+                if cursor.has_more:
+                    await asyncio.sleep(0)
             if settled and generation.error is not None:
                 raise generation.error
             if not cursor.done:
@@ -69,6 +74,10 @@ class _Cursor:
         self._prompt_given = 0
         self._ends_given = 0
         self._shows = not whole
+        has_logprobs = generation.request.sampling.logprobs is not None
+        self._most = MAX_LOGPROB_TOKENS if has_logprobs else MAX_DELTA_TOKENS
+        self.has_more = False
+        """Whether the event before was as large as one may be: more of the same follows."""
         generation.shown = max(generation.shown, min(self._next[0], len(generation.log.choices[0].tokens)))
 
     @property
@@ -97,6 +106,7 @@ class _Cursor:
         prompt = self._generation.prompt
         while (first := self._prompt_given) < len(prompt):
             self._prompt_given = min(len(prompt), first + MAX_SCORED_TOKENS)
+            self.has_more = self._prompt_given - first == MAX_SCORED_TOKENS
             yield PromptScores(first, prompt[first : self._prompt_given])
 
     @property
@@ -105,8 +115,9 @@ class _Cursor:
         return ended if self._generation.settled or ended < len(self._next) else ended - 1
 
     def _deltas(self, choice: int) -> Iterator[Delta]:
-        for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], MAX_DELTA_TOKENS):
+        for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], self._most):
             self._next[choice] = end = first + len(tokens)
+            self.has_more = len(tokens) == self._most
             if not choice and self._shows and end > self._generation.shown:
                 self._generation.shown = end
             yield Delta(choice, first, tokens, node_id)

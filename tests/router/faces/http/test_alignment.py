@@ -12,7 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation import Delta, Finished, FinishReason, Started, Token, TokenLogprobs, TopLogprob, Usage
+from ryzanstein.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    Message,
+    Role,
+    Started,
+    Token,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
@@ -139,6 +150,6 @@ def test_a_reader_that_comes_back_gets_each_row_once(pieces: list[bytes], stop: 
 
 def test_a_completion_has_the_same_rows_with_offsets() -> None:
     tokens = tokens_of([b"one ", b"t\xc3", b"\xa4", b"xy"], ["y"])
-    body = CompletionDialect().answer(0, "one t\u00e4x", rows_of(tokens), FinishReason.STOP)
+    body = CompletionDialect().answer(0, Message(Role.ASSISTANT, "one t\u00e4x"), rows_of(tokens), FinishReason.STOP)
     assert body["logprobs"]["tokens"] == ["one ", "t\ufffd", "\ufffd", "x"]
     assert body["logprobs"]["text_offset"] == [0, 4, 5, 6]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ryzanstein.generation import TextPrompt, TokenPrompt
@@ -119,3 +121,13 @@ async def test_a_client_that_leaves_a_stream_of_several_prompts_cancels_them(htt
         await anext(response.aiter_bytes())
     await eventually(lambda: sorted(face.core.cancelled) == ["g0", "g1"], "both are cancelled")
     await eventually(lambda: face.core.readers == 0, "and nobody reads")
+
+
+async def test_a_stream_of_no_token_has_the_prompt_alone(http):
+    options = {"echo": True, "max_tokens": 0, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await http.post("/v1/completions", json={"prompt": ["one two", "three"], **options})
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
+    chunks = [json.loads(event) for event in events]
+    texts = ["".join(c["text"] for chunk in chunks for c in chunk["choices"] if c["index"] == i) for i in range(2)]
+    assert texts == ["one two", "three"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 0

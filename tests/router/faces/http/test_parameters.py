@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
@@ -87,6 +89,16 @@ async def test_head_is_get_without_content(http):
         assert (head.status_code, head.content) == (200, b"")
     assert (await http.head("/v1/models/none")).status_code == 404
     assert (await http.head("/v1/chat/completions")).status_code == 405
+
+
+async def test_a_connection_goes_on_after_head(face):
+    reader, writer = await asyncio.open_connection(*face.url.removeprefix("http://").split(":"))
+    for path in (b"/v1/models", b"/healthz", b"/v1/models/none"):
+        writer.write(b"HEAD " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: 0" not in head.lower()
+    writer.close()
 
 
 async def test_embeddings_are_refused_by_name(http):

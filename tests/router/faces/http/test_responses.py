@@ -8,7 +8,14 @@ import json
 import openai
 import pytest
 
-from ryzanstein.generation import Message, Role
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import Message, Role, Started
+from ryzanstein.router.faces.http.responses import shapes
+from ryzanstein.router.faces.http.responses.body import ResponsesRequest
+from ryzanstein.router.faces.http.responses.kept import KeptResponses
+from ryzanstein.router.sessions.store import SessionBounds
+from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.telemetry import RouterTelemetry
 
 
 async def test_a_response_is_the_answer_in_one_item(client, face):
@@ -138,6 +145,34 @@ async def test_a_failure_ends_the_stream_as_failed(client, face):
     assert events[-1].response.error.message == "the script says so"
 
 
+def response(response_id, **fields):
+    return {"id": response_id, "model": "echo", **fields}
+
+
+async def test_all_of_a_kept_response_counts():
+    kept = KeptResponses(MemorySessions(SessionBounds(), lambda _: None), RouterTelemetry())
+    said = (Message(Role.USER, "x"), Message(Role.ASSISTANT, "y"))
+    for i in range(20):  # what a client sent comes back with its response
+        await kept.keep("", response(f"resp_{i}", instructions="x" * 1_000_000), said)
+    assert "instructions" in await kept.retrieve("", "resp_19")
+    assert await kept.retrieve("", "resp_0") | {"output": []} == shapes.begun(
+        Started("0", "", "", 0), ResponsesRequest(input="")
+    ) | {"status": "completed", "output": []}
+
+
+async def test_a_response_that_another_router_deleted_is_not_found():
+    sessions = MemorySessions(SessionBounds(), lambda _: None)
+    kept, other = (KeptResponses(sessions, RouterTelemetry()) for _ in range(2))
+    await kept.keep("t", response("resp_1"), (Message(Role.USER, "x"), Message(Role.ASSISTANT, "y")))
+    with pytest.raises(RyzansteinError):
+        await other.delete("", "resp_1")  # another tenant's
+    assert await kept.retrieve("t", "resp_1") == response("resp_1")
+    await other.delete("t", "resp_1")
+    with pytest.raises(RyzansteinError) as refused:
+        await kept.retrieve("t", "resp_1")
+    assert refused.value.code is Code.NOT_FOUND
+
+
 async def test_a_client_that_leaves_cancels_its_response(client, face, eventually):
     face.core.pause_at = 1
     stream = await client.responses.create(model="echo", input="one two", stream=True)
@@ -169,6 +204,8 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
         ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"temperature": 3}, "temperature"),
         ({"typo": 1}, "typo"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"typo": True}}, "stream_options.typo"),
     ],
     ids=lambda value: str(value)[:40],
 )

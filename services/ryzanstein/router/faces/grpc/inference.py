@@ -135,8 +135,8 @@ class InferenceServicer(InferenceServiceServicer):
 
 
 async def _whole(kind: type[_Response], answer: Answer) -> _Response:
-    """Returns the answer as a response of this kind; made in a thread where a prompt's scores make it large."""
-    return await asyncio.to_thread(whole_response, kind, answer) if answer.prompt else whole_response(kind, answer)
+    """Returns the answer as a response of this kind. A large one is made in a thread."""
+    return await asyncio.to_thread(whole_response, kind, answer) if answer.is_large else whole_response(kind, answer)
 
 
 def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:

@@ -6,7 +6,6 @@ fails, and the others are cancelled.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from ryzanstein.router.faces.http.dialect import (
     usage_body,
 )
 from ryzanstein.router.faces.http.prompts import Completions
+from ryzanstein.router.faces.http.writing import OneByOne, written
 
 _DIALECT = CompletionDialect()
 
@@ -46,20 +46,21 @@ async def _text(core: Core, model: str, prompt: Prompt) -> str:
 def completion_body(asked: Completions, answers: Sequence[Answer], echoed: Sequence[str]) -> bytes:
     """Returns the answers to the prompts, in the order of the prompts, as one."""
     first = answers[0].started
-    choices: list[dict[str, Any]] = []
-    for answer, echo in zip(answers, echoed, strict=True):
-        for choice in _best(answer, asked.num_shown):
-            choices.append(_choice(asked, answer, choice, echo) | {"index": len(choices)})
+    choices = (
+        _choice(asked, answer, choice, echo)
+        for answer, echo in zip(answers, echoed, strict=True)
+        for choice in _best(answer, asked.num_shown)
+    )
     body = {
         "id": _DIALECT.id_prefix + first.generation_id,
         "object": _DIALECT.object,
         "created": first.created or int(time.time()),
         "model": first.model,
         "system_fingerprint": None,
-        "choices": choices,
+        "choices": OneByOne(choice | {"index": i} for i, choice in enumerate(choices)),
         "usage": usage_body(_usage(asked, answers)),
     }
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return written(body)
 
 
 def _best(answer: Answer, num_shown: int) -> list[int]:

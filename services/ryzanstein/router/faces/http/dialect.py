@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -33,7 +33,9 @@ class Dialect(Protocol):
     object: str
     chunk_object: str
 
-    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]: ...
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+        """Returns a choice of a whole answer, for `written`: what is long in it is an iterator."""
+        ...
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """Returns what a stream sends before a choice's first token, if anything."""
@@ -58,7 +60,7 @@ class ChatDialect:
         return {
             "index": choice,
             "message": _message(message),
-            "logprobs": _chat_logprobs(rows),
+            "logprobs": {"content": _chat_rows(rows), "refusal": None} if rows else None,
             "finish_reason": _FINISH[reason],
         }
 
@@ -112,9 +114,9 @@ def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequenc
     return {name: of_prompt[name] + answer[name] for name in of_prompt}
 
 
-def prompt_logprobs_body(prompt: Sequence[PromptToken]) -> list[dict[str, Any] | None]:
-    """Returns a prompt's log probabilities as vLLM shows them, by token id. The first token has none."""
-    return [None if token.logprob is None else _ranked(token) for token in prompt]
+def prompt_logprobs_body(prompt: Sequence[PromptToken]) -> Iterator[dict[str, Any] | None]:
+    """Yields a prompt's log probabilities as vLLM shows them, by token id. The first token has none."""
+    return (None if token.logprob is None else _ranked(token) for token in prompt)
 
 
 def _ranked(token: PromptToken) -> dict[str, Any]:
@@ -175,14 +177,13 @@ def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
-    content = [
-        {
-            **_logprob(row.text, row.logprobs.logprob, row.kept),
-            "top_logprobs": [_logprob(top.text, top.logprob, top.token_bytes) for top in row.logprobs.top],
-        }
-        for row in rows
-    ]
-    return {"content": content, "refusal": None} if content else None
+    return {"content": list(_chat_rows(rows)), "refusal": None} if rows else None
+
+
+def _chat_rows(rows: Sequence[LogprobRow]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        top = [_logprob(top.text, top.logprob, top.token_bytes) for top in row.logprobs.top]
+        yield {**_logprob(row.text, row.logprobs.logprob, row.kept), "top_logprobs": top}
 
 
 def _logprob(text: str, logprob: float, token_bytes: bytes | None) -> dict[str, Any]:

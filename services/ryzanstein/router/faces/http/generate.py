@@ -9,7 +9,6 @@ X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -38,6 +37,7 @@ from ryzanstein.router.faces.http.prompts import Completions
 from ryzanstein.router.faces.http.resume import first_wanted
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
+from ryzanstein.router.faces.http.writing import OneByOne, written
 
 NODE = "X-Ryzanstein-Node"
 
@@ -57,7 +57,7 @@ class GenerationRoutes:
         generation_id = await self._core.submit(request, resumable=request.detached)
         async with self._cancelled_if_left(request, generation_id):
             answer = await while_connected(http.receive, self._read(generation_id))
-        content = await asyncio.to_thread(_content, answer, dialect) if answer.prompt else _content(answer, dialect)
+        content = await asyncio.to_thread(_content, answer, dialect) if answer.is_large else _content(answer, dialect)
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
     async def complete(self, http: Request, asked: Completions) -> Response:
@@ -75,9 +75,9 @@ class GenerationRoutes:
                 if request.key is None and not detached:
                     await leave(self._core, generation_id)
             raise
-        # In a thread: a long prompt has hundreds of thousands of log probabilities.
         write = partial(completion_body, asked, answers, echoed)
-        content = await asyncio.to_thread(write) if answers[0].prompt else write()
+        is_large = asked.echo or len(answers) > 1 or answers[0].is_large
+        content = await asyncio.to_thread(write) if is_large else write()
         return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
 
     async def stream_all(self, http: Request, asked: Completions, shown: Shown) -> Response:
@@ -106,7 +106,7 @@ class GenerationRoutes:
         except BaseException:
             await events.aclose()
             raise
-        writer = MergedWriter(shown, asked.num_shown, echoed)
+        writer = MergedWriter(shown, asked.num_shown, echoed, silent=asked.silent)
         call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
         return EventStreamResponse(_with_first(first, events), writer, call, timeout_s, {})
 
@@ -224,19 +224,18 @@ def _naming_the_position() -> Iterator[None]:
 
 
 def _content(answer: Answer, dialect: Dialect) -> bytes:
-    return json.dumps(_body(answer, dialect), ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _body(answer: Answer, dialect: Dialect) -> dict[str, Any]:
-    return {
+    body: dict[str, Any] = {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,
         "created": answer.started.created or int(time.time()),
         "model": answer.started.model,
         "system_fingerprint": None,
-        "choices": [_choice(answer, choice, dialect) for choice in sorted(answer.reasons)],
+        "choices": OneByOne(_choice(answer, choice, dialect) for choice in sorted(answer.reasons)),
         "usage": usage_body(answer.usage),
-    } | ({"prompt_logprobs": prompt_logprobs_body(answer.prompt)} if answer.prompt else {})
+    }
+    if answer.prompt:
+        body["prompt_logprobs"] = prompt_logprobs_body(answer.prompt)
+    return written(body)
 
 
 def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ryzanstein.generation import GenerationEvent, Started, Usage
+from ryzanstein.generation import Delta, GenerationEvent, Started, Usage
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
@@ -69,12 +70,16 @@ async def merged(
 
 
 class MergedWriter:
-    """Frames the chunks of several prompts. `echoed` are the texts that their answers begin with."""
+    """Frames the chunks of several prompts. `echoed` are the texts that their answers begin with.
 
-    def __init__(self, shown: Shown, num_choices: int, echoed: Sequence[str]) -> None:
+    `silent`: nothing follows these texts.
+    """
+
+    def __init__(self, shown: Shown, num_choices: int, echoed: Sequence[str], *, silent: bool = False) -> None:
         self._shown = shown
         self._num_choices = num_choices
         self._echoed = echoed
+        self._silent = silent
         self._chunks: dict[int, Chunks] = {}
         self._envelope: dict[str, Any] = {}
 
@@ -85,6 +90,8 @@ class MergedWriter:
         prompt, event = merged
         if isinstance(event, Started):
             return self._begin(prompt, event)
+        if self._silent and isinstance(event, Delta):
+            return b""
         return b"".join(self._framed(prompt, chunk) for chunk in self._chunks[prompt].of(event))
 
     def close(self) -> bytes:
@@ -92,6 +99,8 @@ class MergedWriter:
         if not self._shown.usage or not usages:
             return DONE
         total = Usage(*(sum(counts) for counts in zip(*map(_counts, usages), strict=True)))
+        if self._silent:
+            total = replace(total, completion_tokens=0)
         return _event(self._envelope | {"choices": [], "usage": usage_body(total)}) + DONE
 
     def failed(self, failure: HttpFailure) -> bytes:

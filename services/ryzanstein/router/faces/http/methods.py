@@ -19,6 +19,7 @@ class HeadAnswers:
             return
 
         async def without_content(message: Message) -> None:
+            scope["method"] = "HEAD"  # the server has to know why the content is shorter than announced
             if message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)

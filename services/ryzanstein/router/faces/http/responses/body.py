@@ -85,6 +85,12 @@ class TextOptions(Body, frozen=True):
     verbosity: Raw = _ABSENT
 
 
+class ResponseStreamOptions(Body, frozen=True):
+    """What a stream is like."""
+
+    include_obfuscation: Raw = _ABSENT
+
+
 class InputItem(msgspec.Struct, frozen=True):
     """One item of the input: a message, a call that the model made, or what it returned.
 
@@ -113,7 +119,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     service_tier: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: dict[str, Raw] | None = None
+    stream_options: ResponseStreamOptions | None = None
     temperature: float | None = None
     text: TextOptions | None = None
     top_p: float | None = None
@@ -160,9 +166,8 @@ class Asked:
 def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
     refuse(body, _UNSUPPORTED, "")
-    for name in body.stream_options or {}:
-        if name not in _STREAM_UNSUPPORTED:
-            raise errors.invalid(f"stream_options.{name}"[:128], "is not a field of this request")
+    if body.stream_options is not None:
+        refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
     if body.truncation not in (None, "disabled"):
         raise errors.invalid("truncation", "only disabled is supported: shorten the input instead", body.truncation[:64])
     _check_metadata(body.metadata or {})

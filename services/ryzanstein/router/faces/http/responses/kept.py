@@ -9,6 +9,7 @@ conversation, without its usage.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -29,7 +30,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 log = structlog.get_logger(__name__)
 
 _MAX_KEPT = 4096
-_MAX_KEPT_CHARS = 16_000_000
+_MAX_KEPT_BYTES = 16_000_000
 _MAX_ID_CHARS = 80
 
 
@@ -49,8 +50,9 @@ class KeptResponses:
             ("cause",),
             registry=telemetry.registry,
         )
-        self._kept: OrderedDict[str, tuple[Shape, int]] = OrderedDict()
-        self._num_chars = 0
+        # As JSON: what a client sent takes no more memory than is counted.
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._num_bytes = 0
 
     async def keep(self, tenant: str, response: Shape, conversation: Sequence[Message]) -> None:
         """Keeps a response. A store that refuses or fails loses it, which is counted; the answer is not lost."""
@@ -61,10 +63,9 @@ class KeptResponses:
             self._unstored.labels(error.reason.lower()).inc()
             log.warning("response not stored", reason=error.reason, message=error.message)
             return
-        num_chars = len(conversation[-1].content) + 2048
-        self._kept[key] = response, num_chars
-        self._num_chars += num_chars
-        while len(self._kept) > _MAX_KEPT or self._num_chars > _MAX_KEPT_CHARS:
+        self._kept[key] = kept = json.dumps(response).encode()
+        self._num_bytes += len(kept)
+        while len(self._kept) > _MAX_KEPT or self._num_bytes > _MAX_KEPT_BYTES:
             self._evicted.inc()
             self._forget(next(iter(self._kept)))
 
@@ -83,10 +84,10 @@ class KeptResponses:
             ) from None
 
     async def retrieve(self, tenant: str, response_id: str) -> Shape:
-        """Returns a response. Raises NOT_FOUND."""
-        if (kept := self._kept.get(_key(tenant, response_id))) is not None:
-            return kept[0]
+        """Returns a response. Raises NOT_FOUND, also when another router deleted it or its conversation expired."""
         messages = await self._found(tenant, response_id)
+        if (kept := self._kept.get(_key(tenant, response_id))) is not None:
+            return dict(json.loads(kept))
         generation_id = response_id.removeprefix(PREFIX)
         told = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
         return told | {"status": "completed", "output": items_of(generation_id, messages[-1])}
@@ -95,8 +96,7 @@ class KeptResponses:
         """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said."""
         await self._found(tenant, response_id)
         key = _key(tenant, response_id)
-        if key in self._kept:
-            self._forget(key)
+        self._forget(key)
         await self._sessions.delete(key)
 
     async def _found(self, tenant: str, response_id: str) -> tuple[Message, ...]:
@@ -105,14 +105,14 @@ class KeptResponses:
         except RyzansteinError as error:
             if error.reason != "RESPONSE_NOT_FOUND":
                 raise
+            self._forget(_key(tenant, response_id))
             raise errors.not_found("response", response_id) from None
         if not messages or messages[-1].role is not Role.ASSISTANT:
             raise errors.not_found("response", response_id)
         return messages
 
     def _forget(self, key: str) -> None:
-        _, num_chars = self._kept.pop(key)
-        self._num_chars -= num_chars
+        self._num_bytes -= len(self._kept.pop(key, b""))
 
 
 def _key(tenant: str, response_id: str) -> str:
