@@ -105,7 +105,7 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
 
 
 def failure_from_exception(error: Exception, request_id: str) -> HttpFailure:
-    """Returns what a client is told of any failure. Of a bug it is told the request's id."""
+    """Returns the failure that a client gets for any error. For a bug it has only the request's id."""
     match error:
         case HttpRefused():
             return error.failure

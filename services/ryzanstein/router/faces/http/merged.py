@@ -47,7 +47,7 @@ async def merged(
                 async for event in reader:
                     await events.put(Merged(prompt, event))
             await events.put(None)
-        except Exception as error:  # raised again to whoever reads them
+        except Exception as error:  # raised again in the reader
             await events.put(error)
 
     reading = [asyncio.create_task(read(prompt, reader)) for prompt, reader in enumerate(readers)]

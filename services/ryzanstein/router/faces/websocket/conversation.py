@@ -1,6 +1,6 @@
 """A socket's conversation: messages in, streams out, each stream on its own.
 
-An error is told to the request that it is about. The socket itself is closed for what is wrong with
+An error goes to the request that caused it. The socket itself is closed for what is wrong with
 all of it: see `closes`.
 """
 
@@ -77,7 +77,7 @@ class Conversation:
                 await self._answer(raw)
             await self._end(StreamEnd.LEFT)
         except asyncio.CancelledError:
-            # Each client is told that its generation can be read elsewhere.
+            # Each client learns that it can read its generation elsewhere.
             await self._end(StreamEnd.STOPPED)
             self._connection.close(CloseCode.SERVICE_RESTART, "the router stops")
         except Exception:
