@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "refused", "failed")
+DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "draining", "refused", "failed")
 REFUSALS = ("foreign", "corrupt", "malformed", "not_ready", "no_room")
 SOURCES = ("node", "host", "disk")
 
