@@ -27,7 +27,7 @@ REDIS = "redis"
 # Thirty strikes in a row are the laboratory's doing: they must not look like a crash loop.
 _MANY = "100000"
 _WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
-_DISK_FLAGS = ("--kv-disk-bytes", str(2**30))  # more than the small disk has
+_DISK_FLAGS = ("--kv-disk-bytes", str(2**23))  # of each node; together less than the small disk has
 
 
 class Startable(Protocol):

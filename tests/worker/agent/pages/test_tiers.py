@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import replace
 
@@ -171,3 +172,19 @@ async def test_pages_of_another_root_are_other_pages(tmp_path, chain, scope) -> 
     other = type(scope)(scope.model, "tenant", bytes(16), scope.sizes)
     assert await tier.store.missing(other, [page.key for page in pages]) == [0, 1, 2]
     assert await tier.fetched(other, pages) == []
+
+
+async def test_a_tier_whose_disk_is_full_makes_way_for_others(tmp_path, chain, scope, monkeypatch) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(30)
+    await tier.store.send(scope, b"", several(pages[:20]))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ryzanstein.worker.agent.pages.disk_tier._write", full)
+        with pytest.raises(StoreFailed):
+            await tier.store.send(scope, b"", several(pages[20:]))
+    assert len(await tier.store.missing(scope, [page.key for page in pages[:20]])) == 2
+    assert len(list(tmp_path.glob("*/*"))) == 18
+    assert await tier.store.send(scope, b"", several(pages[20:])) == 10

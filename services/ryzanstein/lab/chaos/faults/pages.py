@@ -130,6 +130,7 @@ FAULTS = (
         scope=Scope.ALL,
         resumes=Resume.ANY,
         bounds=FaultBounds(rerouted_s=None),
+        own=_context("full", 1_500),
         lasts_s=_FULL_S,
         at_most_s=_FULL_S,
         needs_network=True,

@@ -7,6 +7,7 @@ that a crash of the machine damages is computed again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import struct
 from collections import OrderedDict
@@ -28,6 +29,8 @@ _HEAD = struct.Struct("<8sI")
 _MAGIC = b"RYZPAGE1"
 _READ_AT_ONCE = 8
 _REST_S = 30.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SHRUNK = 0.9  # of its size is left of a tier whose disk is full
 
 
 class DiskTier:
@@ -64,7 +67,7 @@ class DiskTier:
         return missing
 
     async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
-        """See `PageStore.send`. Raises StoreFailed when the disk is full."""
+        """See `PageStore.send`. Raises StoreFailed when the disk is full; a tenth of the pages makes way then."""
         await self._open()
         stored = 0
         try:
@@ -73,11 +76,19 @@ class DiskTier:
                     await self._write(self._path(scope, page.key), page, scope.root)
                 stored += 1
         except OSError as error:
-            log.warning("pages cannot be written", folder=str(self._folder), error=str(error))
+            removed = await self._shrink() if error.errno in _FULL else 0
+            log.warning("pages cannot be written", folder=str(self._folder), error=str(error), removed=removed)
             raise StoreFailed("failed", _REST_S) from None
         finally:
             self._on_size(self._num_bytes)
         return stored
+
+    async def _shrink(self) -> int:
+        """Removes the oldest pages, because others need the disk; returns how many."""
+        async with self._writing:
+            oldest = self._take_oldest(self._max_bytes - int(self._num_bytes * _SHRUNK))
+            await asyncio.to_thread(_remove, oldest)
+            return len(oldest)
 
     async def _write(self, path: Path, page: Page, root: bytes) -> None:
         size = _HEAD.size + len(page.content)
