@@ -54,7 +54,7 @@ class Engine:
         self._clock = clock
         self._timer = timer
         self._pace = StepPace()
-        self._scheduler = Scheduler(settings, self._pace)
+        self._scheduler = Scheduler(settings, self._pace, clock)
         self._pages = self._scheduler.pages.traveling()
         self._extents = settings.extents
         self._outcome = StepOutcome()
@@ -106,6 +106,10 @@ class Engine:
         """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
         self._scheduler.limit_blocks(num_blocks)
 
+    def returned(self, group: int, choice: int) -> None:
+        """Runs a paused choice on. See `ReturnChoice`."""
+        self._scheduler.parking.returned(group, choice)
+
     def find_pages(self, names: SequenceOf[bytes]) -> list[int]:
         """Returns the places of what is not cached. See `FindPages`."""
         return self._pages.missing(names)
@@ -135,6 +139,7 @@ class Engine:
         self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
+        self._outcome.add_returning(self._scheduler.parking.take_returning())
         if batch:
             num_before = self._prefill_tokens
             self._run(batch)

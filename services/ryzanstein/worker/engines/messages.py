@@ -10,6 +10,7 @@ from ryzanstein.worker.engine.messages import (
     FindPages,
     FinishChoice,
     ImportPages,
+    ReturnChoice,
     SetBlockLimit,
     SetTokens,
     SubmitGroup,
@@ -100,4 +101,4 @@ class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 PageRequest = FindPages | ExportPages | ImportPages
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | ReturnChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest

@@ -66,6 +66,8 @@ async def _disk_full(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[st
     disk = stage.plan.pages_disk
     if disk is None:
         raise LaboratoryError("this fault needs permission to mount")
+    for path in stage.plan.pages.glob("*/*/*"):
+        path.unlink(missing_ok=True)  # a tier that is at its bound would make way for itself
     disk.fill()
     try:
         yield frozenset()
@@ -123,7 +125,7 @@ FAULTS = (
     ),
     Fault(
         "page_disk_full",
-        f"the disk of the nodes' pages is full for {_FULL_S:g} s",
+        f"the nodes' pages on disk are deleted, and the disk is full for {_FULL_S:g} s",
         _disk_full,
         (Sign("node", "pages cannot be written"),),
         TIERS,

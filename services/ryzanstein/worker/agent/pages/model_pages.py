@@ -28,7 +28,7 @@ from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.pages.weights import LoadedWeights
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.messages import EngineStats, StepEvents
+from ryzanstein.worker.engine.messages import EngineStats, ReturnChoice, StepEvents
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
@@ -40,6 +40,7 @@ _MAX_FLOWS = 4096
 _MAX_NODES = 64
 _KNOWN_S = 3.0  # that another node waits for the digest of the weights here
 _KNOWN_LEAST_S = 0.5
+_RETURN_S = 0.8  # less than a paused choice waits
 _HAND_OVERS = 4  # nodes to which pages are handed over at once
 _RECONNECT_S = 1.1  # a channel that lost its connection tries again after a second at most
 
@@ -74,6 +75,7 @@ class ModelPages:
         self.metrics = telemetry.pages
         self.mover: PageMover | None = None
         self._format = ""
+        self._engine: EngineGroup | None = None
         self._weights: LoadedWeights | None = None
         self._flows: OrderedDict[int, _Flow] = OrderedDict()
         self._num_held = 0
@@ -89,12 +91,18 @@ class ModelPages:
         """Whether pages leave and come at all."""
         return self._settings.kv_replication != "none" or bool(self._tiers)
 
+    @property
+    def parks(self) -> bool:
+        """Whether a paused conversation may come back from a tier."""
+        return bool(self._tiers)
+
     def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady], model: Path) -> None:
         """Begins with new ranks. The digest of their weights is computed when it is needed: with tiers at once."""
         lead = ranks[0]
         if not self.on or not lead.page_bytes:
             return
         sizes = PageSizes(lead.page_bytes, lead.hot_page_bytes, len(lead.windows))
+        self._engine = group
         self.mover = PageMover(group, len(ranks), sizes, self._busy)
         hot_tokens = lead.hot_tokens if lead.hot_page_bytes else None
         self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size, hot_tokens=hot_tokens)
@@ -109,7 +117,7 @@ class ModelPages:
             self.mover.on_gone()
         if self._weights is not None:
             self._weights.close()
-        self.mover = self._weights = None
+        self.mover = self._weights = self._engine = None
         self._flows.clear()
         self._num_held = 0
         self._conversations.clear()
@@ -202,9 +210,25 @@ class ModelPages:
     def on_step(self, events: StepEvents, before: EngineStats) -> None:
         """Queues the pages that became full in a step. `before`: the statistics of the step before."""
         self._pace.step(events, before)
+        for group, choice, keys in events.returning:
+            self._telemetry.background.once("pages_return", self._return(group, choice, keys))
         for group, keys in events.sealed:
             if (flow := self._flows.get(group)) is not None:
                 self._take(flow, keys)
+
+    async def _return(self, group: int, choice: int, keys: Sequence[bytes]) -> None:
+        """Brings back pages of a paused choice from the tiers, where that is worth it, and lets it run on."""
+        engine, flow, num = self._engine, self._flows.get(group), 0
+        try:
+            scope = None if flow is None else self.scope(flow.model, flow.tenant)
+            if scope is not None and self.mover is not None:
+                restoring = Restoring(self.mover, scope, self._extents, self._pace, self.metrics)
+                await restoring.run(keys, [self._sources[name] for name in self._tiers], time.monotonic() + _RETURN_S)
+                num = restoring.num_restored
+        finally:
+            self.metrics.resumed("tier" if num else "computing")
+            if engine is not None and engine is self._engine:
+                engine.send(ReturnChoice(group, choice))
 
     def _take(self, flow: _Flow, keys: list[bytes]) -> None:
         """Queues keys of a flow, or holds them, not too many, until the digest is known."""

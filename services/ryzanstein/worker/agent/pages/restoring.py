@@ -70,6 +70,7 @@ class Restoring:
         self._mover, self._scope, self._extents = mover, scope, extents
         self._pace, self._metrics = pace, metrics
         self._ends_s = 0.0
+        self.num_restored = 0
 
     async def run(self, keys: Sequence[bytes], sources: Sequence[Source], ends_s: float) -> None:
         """Restores what is worth it of the pages with these keys, a whole chain, until `ends_s` (monotonic seconds).
@@ -140,6 +141,7 @@ class Restoring:
         if num:
             source.page_s = _mean(source.page_s, took_s / num)
             self._metrics.restored(source.name, num)
+            self.num_restored += num
             log.info("pages restored", source=source.name, pages=num, took_s=round(took_s, 3))
 
 
