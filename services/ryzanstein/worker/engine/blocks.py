@@ -134,7 +134,8 @@ class BlockPool:
 
     def is_idle(self, key: Hashable) -> bool:
         """Returns whether the key's block is idle."""
-        return self._by_key.get(key) in self._idle
+        block = self._by_key.get(key)
+        return block is not None and block in self._idle
 
     def touch(self, keys: Iterable[Hashable]) -> None:
         """Makes the idle ones of these blocks the last to be evicted, in this order; a chain as one."""

@@ -15,7 +15,7 @@ class IdleBlocks:
     """An order of blocks. Chains have positive numbers, given by the caller; a block outside of one is alone."""
 
     def __init__(self) -> None:
-        self._order: OrderedDict[int, dict[int, None]] = OrderedDict()  # by chain; a block alone by ~block
+        self._order: OrderedDict[int, OrderedDict[int, None] | None] = OrderedDict()  # by chain; a block alone by ~block
         self._chain_of: dict[int, int] = {}
         self._chains: OrderedDict[int, None] = OrderedDict()
         self._num_in_chains = 0
@@ -33,7 +33,7 @@ class IdleBlocks:
     def add(self, block: int, *, first: bool = False) -> None:
         """Adds a block that is evicted last, or first."""
         self._chain_of[block] = ~block
-        self._order[~block] = {block: None}
+        self._order[~block] = None
         if first:
             self._order.move_to_end(~block, last=False)
 
@@ -41,8 +41,11 @@ class IdleBlocks:
         """Makes a block that is here the end of a chain, which is evicted last now."""
         self.remove(block)
         self._chain_of[block] = chain
-        self._order.setdefault(chain, {})[block] = None
-        self._chains.setdefault(chain)
+        blocks = self._order.get(chain)
+        if blocks is None:
+            blocks = self._order[chain] = OrderedDict()
+            self._chains[chain] = None
+        blocks[block] = None
         self._num_in_chains += 1
         self.touch(block)
 
@@ -50,8 +53,8 @@ class IdleBlocks:
         """Removes a block that is here."""
         chain = self._chain_of.pop(block)
         blocks = self._order[chain]
-        del blocks[block]
-        if chain > 0:
+        if blocks is not None:
+            del blocks[block]
             self._num_in_chains -= 1
         if not blocks:
             del self._order[chain]
@@ -71,24 +74,32 @@ class IdleBlocks:
 
     def num_of(self, chain: int) -> int:
         """Returns the number of blocks of a chain that are here."""
-        return len(self._order.get(chain, ()))
+        return len(self._order.get(chain) or ())
 
     def next_evicted(self) -> int:
         """Returns the block that is evicted next."""
-        return next(reversed(next(iter(self._order.values()))))
+        first = next(iter(self._order))
+        return ~first if first < 0 else self._end(first)
 
     def end_of_oldest_chain(self, besides: int) -> int | None:
         """Returns the last block of the chain that was used least recently, besides one chain."""
         oldest = next((chain for chain in self._chains if chain != besides), None)
-        return None if oldest is None else next(reversed(self._order[oldest]))
+        return None if oldest is None else self._end(oldest)
 
     def renumber(self, moves: Mapping[int, int]) -> None:
         """Gives blocks other numbers."""
         if self._chain_of.keys().isdisjoint(moves):
             return
-        order: OrderedDict[int, dict[int, None]] = OrderedDict()
+        order: OrderedDict[int, OrderedDict[int, None] | None] = OrderedDict()
         for chain, blocks in self._order.items():
-            moved = {moves.get(block, block): None for block in blocks}
-            order[chain if chain > 0 else ~next(iter(moved))] = moved
+            if blocks is None:
+                order[~moves.get(~chain, ~chain)] = None
+            else:
+                order[chain] = OrderedDict((moves.get(block, block), None) for block in blocks)
         self._order = order
-        self._chain_of = {block: chain for chain, blocks in order.items() for block in blocks}
+        self._chain_of = {}
+        for chain, blocks in order.items():
+            self._chain_of.update(dict.fromkeys((~chain,) if blocks is None else blocks, chain))
+
+    def _end(self, chain: int) -> int:
+        return next(reversed(self._order[chain] or ()))
