@@ -84,8 +84,7 @@ async def move(one: Ranks, two: Ranks) -> None:
         parent, left = left[size - 1], left[size:]
 
 
-@pytest.mark.parametrize("compression", ["lazy-fp8", "eager-fp8"])
-@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, 1)])
+@pytest.mark.parametrize(("first", "second", "compression"), [(1, 2, "lazy-fp8"), (2, 1, "lazy-fp8"), (1, 1, "eager-fp8")])
 async def test_an_answer_goes_on_from_compressed_pages(first, second, compression) -> None:
     given = {"kv_compression": compression, "num_blocks": 200}
     one, two = Ranks(first, **given), Ranks(second, **given)
@@ -102,6 +101,23 @@ async def test_an_answer_goes_on_from_compressed_pages(first, second, compressio
         assert two.stats.prefill_tokens == (150 + 50) % 16
     finally:
         await asyncio.gather(one.close(), two.close())
+
+
+async def test_threads_and_steps_do_not_change_pages_and_other_ranks_and_kernels_round_otherwise() -> None:
+    kinds = [Ranks(1), Ranks(1, threads=2, max_tokens_per_step=64), Ranks(2), Ranks(1, kernels="torch")]
+    try:
+        for ranks in kinds:
+            await ranks.start()
+            await ranks.run([], 2)
+        one, same, *others = [[page.content for page in await ranks.mover.take(ranks.sealed)] for ranks in kinds]
+        assert len(one) == 9
+        assert same == one
+        for other in others:
+            numbers, expected = (torch.frombuffer(bytearray(b"".join(pages)), dtype=torch.float32) for pages in (other, one))
+            assert other != one, "docs/kv-movement.md says that they differ"
+            assert torch.allclose(numbers, expected, rtol=0, atol=1e-4)
+    finally:
+        await asyncio.gather(*(ranks.close() for ranks in kinds))
 
 
 async def test_an_answer_goes_on_from_the_pages_of_a_model_with_windows(tmp_path) -> None:
