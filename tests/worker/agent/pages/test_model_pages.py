@@ -21,8 +21,8 @@ from ryzanstein.worker.agent.pages.page import root_of
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.engine.messages import FindPages, ReturnChoice, StepEvents
+from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 
 BACKUP = NodePlace("b", "127.0.0.1:1")
@@ -214,6 +214,45 @@ async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path
     it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.01})], copy)
     await it.pages.known(10)
     assert it.pages.scope("m", "") is not None, "restarted ranks have loaded the new files"
+
+
+async def test_a_later_turn_waits_for_the_weights_of_a_node_that_has_just_started(monkeypatch) -> None:
+    digest, it, asked = Digest(monkeypatch), Pages(), list[Any]()
+
+    def send(message: Any) -> None:
+        asked.append(message)
+        it.pages.on_answer(PagesAnswer(message.number, 0))
+
+    it.pages.on_ready(SimpleNamespace(progress=list, send=send), [READY], MODEL_DIR)  # type: ignore[arg-type]
+    restoring = asyncio.ensure_future(it.pages.restore(attempt(previous=BACKUP), range(1000), "m"))
+    assert await asyncio.to_thread(digest.began.wait, 5)
+    assert not restoring.done()
+    assert asked == []
+    digest.ends.set()
+    await restoring
+    assert len(asked[0].names) == 999 // 16
+
+
+async def test_a_paused_choice_runs_on_whether_or_not_its_pages_came(monkeypatch) -> None:
+    it, sent = Pages(kv_host_bytes=2**20), list[Any]()
+
+    def send(message: Any) -> None:
+        sent.append(message)
+        if isinstance(message, FindPages):
+            it.pages.on_answer(PagesAnswer(message.number, 0, list(range(len(message.names)))))
+
+    it.pages.on_ready(SimpleNamespace(progress=list, send=send), [READY], MODEL_DIR)  # type: ignore[arg-type]
+    await it.pages.known(10)
+    assert it.pages.parks
+    it.pages.follow(1, attempt(), "m")
+    keys = [bytes([i]) * 16 for i in range(20)]
+    events = StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, returning=[(1, 0, keys), (2, 3, keys)])
+    it.pages.on_step(events, NO_STATS)
+    await asyncio.wait([task for task in asyncio.all_tasks() if task.get_name() == "pages_return"], timeout=5)
+    returned = [message for message in sent if isinstance(message, ReturnChoice)]
+    assert {(message.group, message.choice) for message in returned} == {(1, 0), (2, 3)}
+    assert it.value("paused_choices_resumed_total", by="computing") == 2, "the tier has nothing, and nobody knows group 2"
+    assert any(isinstance(message, FindPages) for message in sent)
 
 
 class Backup:
