@@ -6,7 +6,6 @@ fails, is late, damaged or foreign, is computed again.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.generation import Attempt, NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
+from ryzanstein.worker.agent.pages.handing_over import hand_over
 from ryzanstein.worker.agent.pages.mover import PageMover
 from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.outbox import MAX_QUEUED, Outbox
@@ -41,8 +41,6 @@ _MAX_NODES = 64
 _KNOWN_S = 3.0  # that another node waits for the digest of the weights here
 _KNOWN_LEAST_S = 0.5
 _RETURN_S = 0.8  # less than a paused choice waits
-_HAND_OVERS = 4  # nodes to which pages are handed over at once
-_RECONNECT_S = 1.1  # a channel that lost its connection tries again after a second at most
 
 
 @dataclass(slots=True)
@@ -280,37 +278,15 @@ class ModelPages:
         self._telemetry.background.once("page_outbox", self._outboxes.pop(address).store.close())
 
     async def hand_over(self) -> None:
-        """Sends the pages of recent conversations to where they would go on, the newest first, to several nodes at once."""
+        """Sends the pages of recent conversations to where they would go on, see `handing_over`."""
         if self._num_held:
             await self.known(MOST_S)
-        chains: dict[str, list[Chain]] = {}
-        for chain in self._conversations.newest_first():
-            if chain.keys:
-                chains.setdefault(chain.place.address, []).append(chain)
-        at_once = asyncio.Semaphore(_HAND_OVERS)
-        await asyncio.gather(*(self._hand_to(at_once, of_one) for of_one in chains.values()))
+        await hand_over(self._conversations.newest_first(), self._send_chain)
 
-    async def _hand_to(self, at_once: asyncio.Semaphore, chains: Sequence[Chain]) -> None:
-        """Sends chains to their node, one after the other, until it fails."""
-        async with at_once:
-            for chain in chains:
-                if not await self._handed(self._outbox(chain.place), chain):
-                    return
-
-    async def _handed(self, outbox: Outbox, chain: Chain) -> bool:
-        """Sends a chain; returns whether the node took it.
-
-        A node that cannot be reached gets a second chance: it may have just restarted.
-        """
-        for last in (False, True):
-            if self.mover is None:
-                return False
-            self._add(outbox, self.mover, chain.scope, b"", chain.keys)
-            await outbox.empty.wait()
-            if not outbox.rests:
-                return True
-            if last or outbox.failure != "unavailable":
-                return False
-            await asyncio.sleep(_RECONNECT_S)
-            outbox.end_rest()
-        return False
+    def _send_chain(self, chain: Chain) -> Outbox | None:
+        """Queues a chain; returns the queue, or None when the ranks are gone."""
+        if self.mover is None:
+            return None
+        outbox = self._outbox(chain.place)
+        self._add(outbox, self.mover, chain.scope, b"", chain.keys)
+        return outbox
