@@ -73,12 +73,12 @@ QUESTIONS: tuple[LoadQuestion, ...] = (
 # A model with random weights need not end an answer, so these have a length. It also writes parts of
 # characters. Over HTTP their log probabilities come later than their indices, so a client cannot
 # check each index there.
-OF_ANY_MODEL = tuple(question for question in QUESTIONS if question.kind in ("greedy", "sampled", "n3"))
+_OF_ANY_MODEL = tuple(question for question in QUESTIONS if question.kind in ("greedy", "sampled", "n3"))
 
 
 def questions_to(first: str, further: Sequence[str]) -> tuple[LoadQuestion, ...]:
     """Returns the questions where nodes serve several models: all to the first, some to each other."""
-    to_others = (question.to(model) for model in further for question in OF_ANY_MODEL)
+    to_others = (question.to(model) for model in further for question in _OF_ANY_MODEL)
     return (*(replace(question, model=first) for question in QUESTIONS), *to_others)
 
 
@@ -99,6 +99,10 @@ def long_prompt(number: int) -> LoadQuestion:
     """
     words = f"I am number {number}. " + "I live in Quenlo and I have a dog called Biscuit. " * 90
     return LoadQuestion(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})
+
+
+# Beside prompts that take a minute.
+PATIENT_QUESTIONS = tuple(replace(question, call_s=_LONG_S) for question in _OF_ANY_MODEL)
 
 
 def context_question(name: str, number: int, num_tokens: int, turns: int = 1) -> LoadQuestion:

@@ -24,7 +24,7 @@ from ryzanstein.lab.chaos.load import ClientLoad
 from ryzanstein.lab.chaos.logs import LogReader
 from ryzanstein.lab.chaos.network import HostNetwork
 from ryzanstein.lab.chaos.plan import TrialPlan, plan
-from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, OF_ANY_MODEL, QUESTIONS, LoadQuestion, questions_to
+from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, PATIENT_QUESTIONS, QUESTIONS, LoadQuestion, questions_to
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
@@ -199,7 +199,7 @@ def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
     if layout.further_models:
         return questions_to(MODEL_DIR.name, layout.further_models)
     if layout.context:
-        return OF_ANY_MODEL
+        return PATIENT_QUESTIONS
     return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 
