@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -32,8 +32,8 @@ class PageServicer(PageServiceServicer):
 
     def __init__(self, models: NodeModels) -> None:
         self._models = models
-        self._transfers = AtOnce(MAX_TRANSFERS, "transfers of pages", "TOO_MANY_TRANSFERS")
-        self._offers = AtOnce(MAX_OFFERS, "offers of pages", "TOO_MANY_OFFERS")
+        self._transfers = AtOnce(MAX_TRANSFERS, _too_many_transfers)
+        self._offers = AtOnce(MAX_OFFERS, _too_many_offers)
 
     async def OfferPages(self, request: pb.OfferPagesRequest, context: Context) -> pb.OfferPagesResponse:
         self._require_staying(request.scope)
@@ -96,15 +96,15 @@ class PageServicer(PageServiceServicer):
 
 
 class AtOnce:
-    """A bound on calls that run at once; enter it for each. Raises RESOURCE_EXHAUSTED when there are too many."""
+    """A bound on calls that run at once; enter it for each. Raises `refusal` when there are too many."""
 
-    def __init__(self, most: int, what: str, reason: str) -> None:
-        self._most, self._what, self._reason = most, what, reason
+    def __init__(self, most: int, refusal: Callable[[], RyzansteinError]) -> None:
+        self._most, self._refusal = most, refusal
         self.running = 0
 
     def __enter__(self) -> None:
         if self.running >= self._most:
-            raise RyzansteinError(f"too many {self._what}, the limit is {self._most}", Code.RESOURCE_EXHAUSTED, self._reason)
+            raise self._refusal()
         self.running += 1
 
     def __exit__(self, *_: object) -> None:
@@ -154,6 +154,15 @@ class _Arriving:
         self.stored += stored
         self._pages.metrics.received(stored, stored * mean_bytes)
         self._pages.metrics.refuse("no_room", len(held) - stored)
+
+
+def _too_many_transfers() -> RyzansteinError:
+    text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}"
+    return RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
+
+
+def _too_many_offers() -> RyzansteinError:
+    return RyzansteinError(f"too many offers of pages, the limit is {MAX_OFFERS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_OFFERS")
 
 
 def _lost(error: PagesLost) -> RyzansteinError:
