@@ -41,10 +41,9 @@ import grpc
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
-from ryzanstein.worker.model.shapes import ModelShape
+from ryzanstein.worker.model.shapes import PRESETS
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
-SHAPE = ModelShape(256, 4, 4, 4, 768, 4096, 32_768)
 CALL_S = 900.0
 KILL_AT = 64
 FLAGS = ("--kv-replication-rate", "0")
@@ -54,7 +53,7 @@ def model_of(given: str, folder: Path) -> Path:
     """Returns the model that was given, or writes the random one."""
     if given:
         return Path(given)
-    synthesize(folder / "model", Recipe("llama", SHAPE, "float32", 0, 1))
+    synthesize(folder / "model", Recipe("llama", PRESETS["context"], "float32", 0, 1))
     return folder / "model"
 
 
