@@ -79,6 +79,11 @@ class WorkerSettings(ServiceSettings):
         "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
     )
     kv_hot_tokens: int = Field(16, ge=16, le=4096, description="newest tokens of a sequence that are never compressed")
+    sparse_attention: str = Field(
+        "",
+        description="what layers without a window read, such as window=1024,sinks=64; empty: everything; see "
+        "docs/sparse-attention.md; CPU only",
+    )
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
     )
@@ -218,6 +223,7 @@ class WorkerSettings(ServiceSettings):
             kv_bytes=self.kv_bytes,
             kv_compression=self.kv_compression,
             kv_hot_tokens=self.kv_hot_tokens,
+            sparse_attention=self.sparse_attention,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,

@@ -23,6 +23,7 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.sparse import SparseRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class PageLayout:
     first_head: int
     own_heads: int
     writes: bool
+    rules: tuple[SparseRule | None, ...] = ()
 
     @classmethod
     def of(cls, spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> PageLayout:
@@ -46,7 +48,7 @@ class PageLayout:
         groups = layer_groups(spec)
         shape = (groups.num_planes, block_size, 2 if spec.latent is None else 1, spec.num_kv_heads, spec.head_dim)
         copies = max(1, tp.size * share.num_kv_heads // spec.num_kv_heads)
-        return cls(shape, groups.windows, dtype, share.first_kv_head, share.num_kv_heads, tp.rank % copies == 0)
+        return cls(shape, groups.windows, dtype, share.first_kv_head, share.num_kv_heads, tp.rank % copies == 0, groups.rules)
 
     @property
     def page_bytes(self) -> int:
@@ -58,7 +60,8 @@ class PageLayout:
         planes, tokens, parts, heads, width = self.shape
         dtype = str(self.dtype).removeprefix("torch.")
         windows = ",".join(str(window or "all") for window in self.windows)
-        return f"windows={windows} planes={planes} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
+        sparse = " ".join(("", *(f"{group}:{rule}" for group, rule in enumerate(self.rules) if rule is not None)))
+        return f"windows={windows}{sparse} planes={planes} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
 
 
 class PagePort:

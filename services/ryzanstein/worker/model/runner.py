@@ -52,6 +52,7 @@ class ModelRunner:
         self.extents, self.plans = loaded.size.extents, loaded.plans
         self.without_compression = loaded.without_compression
         self.kv_compression = "none" if loaded.zones is None else options.kv_compression
+        self.sparse_attention = options.sparse_attention
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 
@@ -161,6 +162,7 @@ class ModelRunner:
         else:
             self._inputs.forget()
             self._pages.copy_in(move.pages, slab)
+            self._cache.bound([block for _, block in move.pages])
 
     def rejoin(self) -> None:
         """Returns when all ranks can begin a step again, after some rank gave one up.
