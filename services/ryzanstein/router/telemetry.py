@@ -80,6 +80,8 @@ class RouterTelemetry:
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
+        self.cut_prompts = counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
+        self.omitted_prompt_tokens = counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")

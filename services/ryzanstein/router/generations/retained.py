@@ -123,7 +123,11 @@ class RetainedGenerations:
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)
         if generation.started is not None:
-            self._telemetry.prompt_tokens.labels(generation.request.model).inc(generation.started.prompt_tokens)
+            model, omitted = generation.request.model, generation.started.omitted_prompt_tokens
+            self._telemetry.prompt_tokens.labels(model).inc(generation.started.prompt_tokens)
+            if omitted:
+                self._telemetry.cut_prompts.labels(model).inc()
+                self._telemetry.omitted_prompt_tokens.labels(model).inc(omitted)
 
     def _no_longer_waits(self, generation: Generation) -> None:
         self._waiting[generation.request.model] -= 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
+from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
@@ -339,7 +341,8 @@ class NodeAgent:
         """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
         version = self.version
         text = self._admit(version, attempt)
-        keep = attempt.request.sampling.truncate_prompt_tokens
+        sampling = attempt.request.sampling
+        keep = sampling.truncate_prompt_tokens if sampling.keep_prompt_head is None else None
         read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
         attempt = intake.constrained(attempt, read, text)
         if read.reply is not None and read.reply.calls and not text.calling.native:
@@ -347,6 +350,11 @@ class NodeAgent:
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
+        cut = CutPrompt(read)
+        if sampling.keep_prompt_head is not None:
+            again = partial(intake.tokenize, model=text, templates=self._templates)
+            cut = await fitted(attempt, read, version.serving().context_length, again)
+            read = cut.read
         await version.pages.restore(attempt, read.token_ids, text.name)
         if version is not self.version or version.host.asleep:  # pages may take longer than the rest of its idle time
             return False
@@ -359,7 +367,7 @@ class NodeAgent:
         number = next(self._groups)
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
         asked = msgspec.structs.replace(asked, reports_pages=version.pages.follow(number, attempt, text.name))
-        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
+        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply, num_omitted=cut.num_omitted)
         if submit is not None:
             if judged is not None:
                 version.tell_tokens(judged.table)
