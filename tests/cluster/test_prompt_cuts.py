@@ -20,7 +20,10 @@ SYSTEM = {"role": "system", "content": "You are brief."}
 TALK = [
     {"role": role, "content": content}
     for n in range(150)
-    for role, content in (("user", f"Repeat: tea cup number {n} is on the table."), ("assistant", f"tea cup number {n} is on the table."))
+    for role, content in (
+        ("user", f"Repeat: tea cup number {n} is on the table."),
+        ("assistant", f"tea cup number {n} is on the table."),
+    )
 ]
 LAST = {"role": "user", "content": "Count from 1 to 40."}
 

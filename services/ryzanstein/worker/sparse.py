@@ -54,7 +54,9 @@ def parse_sparse_attention(text: str) -> SparseAttention | None:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in (*_BOUNDS, "layers"):
-            raise ValueError(f"sparse_attention: {part.strip()[:40]!r} is not one of {', '.join(_BOUNDS)}, layers, with a value")
+            raise ValueError(
+                f"sparse_attention: {part.strip()[:40]!r} is not one of {', '.join(_BOUNDS)}, layers, with a value"
+            )
         if name in parts:
             raise ValueError(f"sparse_attention: {name} is there twice")
         parts[name] = value

@@ -86,7 +86,14 @@ def test_a_bound_of_the_request_holds_besides() -> None:
 def test_of_a_conversation_the_oldest_turns_are_left_out() -> None:
     talk = chat("system", "u1", "a1", "u2", "a2", "t2", "a2", "u3", "a3", "u4")
     whole = len(asyncio.run(read(talk)).token_ids)
-    for room, expected in ((whole, None), (whole - 1, "u2"), (whole - 6, "u2"), (whole - 7, "u3"), (whole - 18, "u3"), (10, "u4")):
+    for room, expected in (
+        (whole, None),
+        (whole - 1, "u2"),
+        (whole - 6, "u2"),
+        (whole - 7, "u3"),
+        (whole - 18, "u3"),
+        (10, "u4"),
+    ):
         found = cut(talk, room + 1, max_tokens=1, keep_prompt_head=0)
         if expected is None:
             assert found.num_omitted == 0
@@ -113,6 +120,8 @@ def test_a_later_attempt_keeps_the_same_on_any_node(lengths: list[int], context:
     prompt: Prompt = TextPrompt("".join(contents)) if as_text else chat(*contents)
     first = cut(prompt, context, max_tokens=2, keep_prompt_head=1)
     kept = len(first.read.token_ids)
-    told = {"truncate_prompt_tokens": kept, "keep_prompt_head": min(1, kept - 1)} if first.num_omitted else {"keep_prompt_head": 1}
+    told = (
+        {"truncate_prompt_tokens": kept, "keep_prompt_head": min(1, kept - 1)} if first.num_omitted else {"keep_prompt_head": 1}
+    )
     later = cut(prompt, smaller, accepted=True, max_tokens=2, **told)
     assert later.read == replace(first.read)

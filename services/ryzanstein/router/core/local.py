@@ -236,12 +236,12 @@ class LocalCore:
         return replace(
             request,
             model=self._model(request.model),
-            sampling=replace(sampling, seed=seed, keep_prompt_head=self._head(sampling)),
+            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )
 
-    def _head(self, sampling: SamplingParams) -> int | None:
+    def _kept_head(self, sampling: SamplingParams) -> int | None:
         """Returns the head of its prompt that is kept if that does not fit; None: it is refused."""
         if sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
             return sampling.keep_prompt_head

@@ -367,7 +367,9 @@ class NodeAgent:
         number = next(self._groups)
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
         asked = msgspec.structs.replace(asked, reports_pages=version.pages.follow(number, attempt, text.name))
-        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply, num_omitted=cut.num_omitted)
+        submit = version.running.open(
+            link, handle, attempt, asked, text, texts=texts, reply=read.reply, num_omitted=cut.num_omitted
+        )
         if submit is not None:
             if judged is not None:
                 version.tell_tokens(judged.table)

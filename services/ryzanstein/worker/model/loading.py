@@ -217,7 +217,8 @@ def _cache(checked: _Checked, tp: TensorParallel, options: RunnerOptions) -> KVC
         staged = groups.windows == (None,)
         return KVCache(
             *(groups.num_planes, num_blocks, options.block_size, width),
-            **{"dtype": dtype, "device": device},
+            dtype=dtype,
+            device=device,
             staged=staged and not groups.rules,
             bounded=groups.selects,
         )

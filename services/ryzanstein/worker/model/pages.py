@@ -61,7 +61,9 @@ class PageLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         windows = ",".join(str(window or "all") for window in self.windows)
         sparse = " ".join(("", *(f"{group}:{rule}" for group, rule in enumerate(self.rules) if rule is not None)))
-        return f"windows={windows}{sparse} planes={planes} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
+        return (
+            f"windows={windows}{sparse} planes={planes} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
+        )
 
 
 class PagePort:

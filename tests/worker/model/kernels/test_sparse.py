@@ -104,9 +104,11 @@ def seen(case: Case, rule: SparseRule, s: int, q_KGD: Tensor, position: int) -> 
     seen_KGL = seen_L.expand(*q_KGD.shape[:2], length).clone()
     pages = range(sinks, begin // size)
     if rule.quest and pages:
-        k_PSKD = case.keys_values[s][: begin, 0].float().reshape(-1, size, *q_KGD.shape[::2])
+        k_PSKD = case.keys_values[s][:begin, 0].float().reshape(-1, size, *q_KGD.shape[::2])
         least, greatest = k_PSKD.amin(1)[sinks:], k_PSKD.amax(1)[sinks:]
-        bounds_KGP = torch.maximum(q_KGD[:, :, None] * least.transpose(0, 1)[:, None], q_KGD[:, :, None] * greatest.transpose(0, 1)[:, None])
+        bounds_KGP = torch.maximum(
+            q_KGD[:, :, None] * least.transpose(0, 1)[:, None], q_KGD[:, :, None] * greatest.transpose(0, 1)[:, None]
+        )
         for page in bounds_KGP.double().sum(-1).topk(min(rule.quest, len(pages)), dim=-1).indices.unbind(-1):
             seen_KGL |= positions_L // size == (page + sinks)[..., None]
     return seen_KGL & (positions_L <= position)
