@@ -17,13 +17,11 @@ from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 CONTEXT = 2048
 SYSTEM = {"role": "system", "content": "You are brief."}
+CUPS = [f"tea cup number {n} is on the table." for n in range(150)]
 TALK = [
-    {"role": role, "content": content}
-    for n in range(150)
-    for role, content in (
-        ("user", f"Repeat: tea cup number {n} is on the table."),
-        ("assistant", f"tea cup number {n} is on the table."),
-    )
+    message
+    for cup in CUPS
+    for message in ({"role": "user", "content": f"Repeat: {cup}"}, {"role": "assistant", "content": cup})
 ]
 LAST = {"role": "user", "content": "Count from 1 to 40."}
 
@@ -42,7 +40,8 @@ def http(cluster: LocalCluster) -> Iterator[httpx.Client]:
 
 
 def post(http: httpx.Client, path: str, **fields: Any) -> dict[str, Any]:
-    answer = http.post(path, json={"model": "demo", "temperature": 0, **fields})
+    greedy = {} if path == "/tokenize" else {"temperature": 0}
+    answer = http.post(path, json={"model": "demo", **greedy, **fields})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

@@ -71,19 +71,17 @@ def test_what_is_kept_is_what_any_later_token_sees(extents: Extents, window: int
         hot_tokens=st.integers(0, 20),
         hot_pages=st.sampled_from([0, 50, 90]),
     ),
-    everywhere=lasting,
-    drawn=st.tuples(st.integers(0, 1 << 30), st.integers(1, 3)),
+    drawn=st.tuples(st.integers(0, 1 << 30), st.integers(1, 3), lasting),
 )
 def test_answers_are_right_and_holdings_bounded_whatever_the_windows(
     run: Callable[..., Any],
     group: Callable[..., Any],
     answer: Callable[..., Any],
     made: EngineSettings,
-    everywhere: Lasting | None,
-    drawn: tuple[int, int],
+    drawn: tuple[int, int, Lasting | None],
 ) -> None:
-    rng, room = random.Random(drawn[0]), drawn[1]
-    made = replace(made, lasting=tuple(None if window is None else everywhere for window in made.windows))
+    rng, room, kept = random.Random(drawn[0]), drawn[1], drawn[2]
+    made = replace(made, lasting=tuple(None if window is None else kept for window in made.windows))
     num_blocks = made.extents.blocks_for(120) * room
     it = run(**{**asdict(made), "num_blocks": num_blocks})
     texts = [[rng.randrange(90) for _ in range(rng.randint(1, 80))] for _ in range(3)]

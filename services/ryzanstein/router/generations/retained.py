@@ -123,11 +123,7 @@ class RetainedGenerations:
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)
         if generation.started is not None:
-            model, omitted = generation.request.model, generation.started.omitted_prompt_tokens
-            self._telemetry.prompt_tokens.labels(model).inc(generation.started.prompt_tokens)
-            if omitted:
-                self._telemetry.cut_prompts.labels(model).inc()
-                self._telemetry.omitted_prompt_tokens.labels(model).inc(omitted)
+            self._telemetry.prompts.started(generation.request.model, generation.started)
 
     def _no_longer_waits(self, generation: Generation) -> None:
         self._waiting[generation.request.model] -= 1

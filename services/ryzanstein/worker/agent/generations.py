@@ -119,8 +119,8 @@ class RunningGenerations:
         """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
         `texts` are the choices' texts so far, `reply` is how the router reads them; `num_omitted`
-        tokens of the prompt were left out. The router is notified of the acceptance only when the engine has accepted the group, so that a refusal
-        comes before anything that a client sees.
+        tokens of the prompt were left out. The router is notified of the acceptance only when the
+        engine has accepted the group, so that a refusal comes before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is sent
         again.

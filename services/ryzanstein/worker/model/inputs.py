@@ -135,7 +135,8 @@ class InputBuilder:
     keys in adjacent slots is not batched, unless the batch can be staged. `kernels` read keys in
     their blocks; with them nothing is batched, staged or masked. `knows_causal`: scores have no
     cap, so that a whole prompt needs no mask. `windows` are the extents of the groups of layers.
-    `zones`: blocks are compressed. `rules` and `lasting`: sparse attention, see `LayerGroups`. `bias` is added to the scores of every layer.
+    `zones`: blocks are compressed. `bias` is added to the scores of every layer. `rules` and
+    `lasting`: sparse attention, see `LayerGroups`.
     """
 
     num_blocks: int

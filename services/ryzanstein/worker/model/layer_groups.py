@@ -1,9 +1,10 @@
 """Which layers share blocks: groups of equal numbers of layers with one extent, see `Extents`.
 
-What a layer reads is its window, or the node's rule of sparse attention. Layers with a window keep far fewer tokens than those that read all. If a block spanned all layers,
-all would keep as many. So layers are divided by extent, and each kind into groups of one size: a
-block is as large in every group. Where the counts have no common divisor, the last group of a kind
-is padded: its block has planes that no layer uses.
+What a layer reads is its window, or the node's rule of sparse attention. Layers with a window keep
+far fewer tokens than those that read all. If a block spanned all layers, all would keep as many. So
+layers are divided by extent, and each kind into groups of one size: a block is as large in every
+group. Where the counts have no common divisor, the last group of a kind is padded: its block has
+planes that no layer uses.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def case(normal: Callable[..., Tensor]) -> Callable[..., Case]:
 
 
 def solve(kernels: NativeKernels, case: Case, rule: SparseRule, fed: list[tuple[int, int, int]]) -> Tensor:
-    """The answers of tokens `begin` to `end` - 1 of sequences, side by side. Pages that left the window are not in the tables."""
+    """The answers of tokens `begin` to `end` - 1 of sequences, side by side. What left the window is not in the tables."""
     extents = Extents((rule.window,), case.size, lasting=(Lasting(rule.sinks, rule.stride),))
     tables, firsts = [], []
     for s, begin, end in fed:
@@ -105,10 +106,9 @@ def seen(case: Case, rule: SparseRule, s: int, q_KGD: Tensor, position: int) -> 
     pages = range(sinks, begin // size)
     if rule.quest and pages:
         k_PSKD = case.keys_values[s][:begin, 0].float().reshape(-1, size, *q_KGD.shape[::2])
-        least, greatest = k_PSKD.amin(1)[sinks:], k_PSKD.amax(1)[sinks:]
-        bounds_KGP = torch.maximum(
-            q_KGD[:, :, None] * least.transpose(0, 1)[:, None], q_KGD[:, :, None] * greatest.transpose(0, 1)[:, None]
-        )
+        least_KP, greatest_KP = (k_PKD.transpose(0, 1)[:, None] for k_PKD in (k_PSKD.amin(1)[sinks:], k_PSKD.amax(1)[sinks:]))
+        q_KG1D = q_KGD[:, :, None]
+        bounds_KGP = torch.maximum(q_KG1D * least_KP, q_KG1D * greatest_KP)
         for page in bounds_KGP.double().sum(-1).topk(min(rule.quest, len(pages)), dim=-1).indices.unbind(-1):
             seen_KGL |= positions_L // size == (page + sinks)[..., None]
     return seen_KGL & (positions_L <= position)
@@ -155,7 +155,7 @@ def test_a_row_has_the_same_bits_alone_in_any_chunk_and_in_company(
     alone = torch.cat([solve(kernels, made, rule, [(3, p, p + 1)]) for p in range(length)])
     assert torch.equal(whole, alone)
     for cuts in ((0, 100, 163, 400, length), (0, 7, 250, 399, length)):
-        pieces = [(3, begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+        pieces = [(3, begin, end) for begin, end in pairwise(cuts)]
         parts = [solve(kernels, made, rule, [(2, 80, 130), piece, (1, 32, 33)])[50:-1] for piece in pieces]
         assert torch.equal(whole, torch.cat(parts))
 

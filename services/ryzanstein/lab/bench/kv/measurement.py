@@ -161,13 +161,7 @@ class KvMeasurement:
                 yield f"pass key: {context} tokens, depth {depth:.0%}", measure
 
     def _sparse(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        windows = {(row.length, row.text, row.number) for row in self.document.sparse_windows}
-        for length in self.document.settings.windows:
-            for text in self.work.texts:
-                for number, window in enumerate(text.windows(length)[: self.document.settings.num_windows]):
-                    if (length, text.name, number) not in windows:
-                        piece = partial(self._sparse_window, length, text.name, number, window.ids)
-                        yield f"sparse perplexity: {text.name}, window {number + 1} of {length} tokens", piece
+        yield from self._sparse_windows()
         done = {(row.what, row.context, row.place) for row in self.document.sparse}
         for context in self.document.settings.pass_key_contexts:
             if ("step", context, 0.0) not in done:
@@ -177,6 +171,15 @@ class KvMeasurement:
             for depth in TEN_DEPTHS:
                 if ("pass key", context, depth) not in done:
                     yield f"sparse pass key: {context} tokens, depth {depth:.0%}", partial(self._sparse_key, context, depth)
+
+    def _sparse_windows(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        windows = {(row.length, row.text, row.number) for row in self.document.sparse_windows}
+        for length in self.document.settings.windows:
+            for text in self.work.texts:
+                for number, window in enumerate(text.windows(length)[: self.document.settings.num_windows]):
+                    if (length, text.name, number) not in windows:
+                        piece = partial(self._sparse_window, length, text.name, number, window.ids)
+                        yield f"sparse perplexity: {text.name}, window {number + 1} of {length} tokens", piece
 
     def _sparse_window(self, length: int, name: str, number: int, ids: Sequence[int]) -> None:
         sums = judge(self._opened(length, self.work.rules), ids, self.document.settings.every, AT_ONCE)

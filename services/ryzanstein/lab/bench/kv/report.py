@@ -17,6 +17,9 @@ from ryzanstein.lab.bench.quality.estimates import (
 from ryzanstein.lab.bench.quality.report import percent, table, with_error
 
 
+_SPARSE = {"pass key": "pass keys", "needle": "one of four keys", "reading": "prompt, s", "step": "token, ms"}
+
+
 def as_markdown(document: KvDocument, command: str) -> str:
     """Returns the tables of what is measured so far."""
     loads = document.machine.loads

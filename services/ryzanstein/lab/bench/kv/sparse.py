@@ -24,6 +24,8 @@ DEFAULT_RULES = "window=512/window=448,sinks=64/window=256,stride=8/window=256,s
 _COLOURS = ("red", "blue", "green", "white")
 _NEW_TOKENS = 12
 _TIMED = 16
+Question = tuple[list[int], str]
+"""A question's tokens, and the key that should follow."""
 
 
 def rules_of(text: str) -> list[KvOption]:
@@ -40,8 +42,8 @@ def rules_of(text: str) -> list[KvOption]:
     return options
 
 
-def needle_prompt(tokenizer: Tokenizer, text_ids: Sequence[int], length: int) -> tuple[list[int], list[tuple[list[int], str]]]:
-    """Returns a text of about `length` tokens with a key for each colour, and the questions with the keys that should follow."""
+def needle_prompt(tokenizer: Tokenizer, text_ids: Sequence[int], length: int) -> tuple[list[int], list[Question]]:
+    """Returns a text of about `length` tokens with a key for each colour, and the questions."""
     keys = {colour: str(random.Random(f"{length} {colour}").randrange(10_000, 100_000)) for colour in _COLOURS}
     needles = [_ids(tokenizer, f"\n\nThe {colour} key is {key}. Remember it.\n\n") for colour, key in keys.items()]
     around = length - sum(map(len, needles)) - 16
@@ -57,7 +59,7 @@ def needle_prompt(tokenizer: Tokenizer, text_ids: Sequence[int], length: int) ->
 
 
 def needles_found(
-    tokenizer: Tokenizer, sequence: KvSequence, prompt: Sequence[int], questions: Sequence[tuple[list[int], str]], at_once: int
+    tokenizer: Tokenizer, sequence: KvSequence, prompt: Sequence[int], questions: Sequence[Question], at_once: int
 ) -> list[bool]:
     """Returns which questions are answered by their key. The text is read once."""
     read(sequence, prompt, at_once)
