@@ -1,4 +1,4 @@
-"""What is left out of a prompt that does not fit. A prompt is read as one token for each character, and one for each message."""
+"""What is left out of a prompt that does not fit. Each character is a token, and so is the beginning of a message."""
 
 from __future__ import annotations
 

@@ -342,8 +342,9 @@ class NodeAgent:
         version = self.version
         text = self._admit(version, attempt)
         sampling = attempt.request.sampling
-        keep = sampling.truncate_prompt_tokens if sampling.keep_prompt_head is None else None
-        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
+        cuts = sampling.keep_prompt_head is not None
+        keep = None if cuts else sampling.truncate_prompt_tokens
+        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
         attempt = intake.constrained(attempt, read, text)
         if read.reply is not None and read.reply.calls and not text.calling.native:
             self._telemetry.tool_fallbacks.inc()
@@ -351,7 +352,7 @@ class NodeAgent:
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
         cut = CutPrompt(read)
-        if sampling.keep_prompt_head is not None:
+        if cuts:
             again = partial(intake.tokenize, model=text, templates=self._templates)
             cut = await fitted(attempt, read, version.serving().context_length, again)
             read = cut.read

@@ -16,7 +16,6 @@ from ryzanstein.lab.bench.quality.estimates import (
 )
 from ryzanstein.lab.bench.quality.report import percent, table, with_error
 
-
 _SPARSE = {"pass key": "pass keys", "needle": "one of four keys", "reading": "prompt, s", "step": "token, ms"}
 
 
