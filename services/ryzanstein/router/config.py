@@ -75,7 +75,7 @@ class RouterSettings(ServiceSettings):
         ge=0,
         le=1_000_000,
         description="of prompts that do not fit the context the middle is left out, after so many first tokens; unset: they "
-        "are refused; see docs/long-context.md",
+        "are refused; see docs/sparse-attention.md",
     )
     default_deadline_s: float = Field(600.0, gt=0, description="deadline of requests without one")
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
@@ -18,6 +18,7 @@ from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.sparse import parse_sparse_attention
 from ryzanstein.worker.text.grammars.process import GrammarBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
@@ -171,6 +172,12 @@ class WorkerSettings(ServiceSettings):
             if (names + first).count(name) > 1:
                 raise ValueError(f"more_models: there is more than one model {name!r}: name it as NAME=DIR")
         return self
+
+    @field_validator("sparse_attention")
+    @classmethod
+    def _known_rule(cls, text: str) -> str:
+        parse_sparse_attention(text)
+        return text.strip()
 
     @model_validator(mode="after")
     def _fits(self) -> WorkerSettings:

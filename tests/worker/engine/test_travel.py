@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.extents import Lasting
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
 
@@ -175,3 +176,24 @@ def test_a_page_that_arrives_in_a_large_full_pool_takes_a_time_that_does_not_gro
     began = time.process_time()
     assert len(pages.admit(newest, b"")) == len(newest), "others make way"
     assert time.process_time() - began < 0.1, "between two steps: it delays every answer"
+
+
+def test_pages_that_last_travel_with_the_last_ones_of_a_window(run, group, answer) -> None:
+    """Those in between do not: another engine continues without them."""
+    sparse = {"windows": (None, 8), "lasting": (None, Lasting(4, 3))}
+    one, two = engine(run, num_blocks=80, **sparse), engine(run, num_blocks=80, **sparse)
+    prompt = [(5 * i) % 90 for i in range(64)]
+    one.engine.submit(group(1, prompt, max_tokens=4, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [key for _, keys in one.step().sealed for key in keys]
+    keys = chain_keys(prompt + one.tokens[1, 0], SIZE)
+    sent = [number for number, key in enumerate(keys) if name_of(key, 1) in sealed]
+    assert sent[:5] == [0, 3, 6, 9, 12]
+    assert sent[5:] == [13, 14, 15]
+    assert len(moved(one, two, sealed)) == len(sealed)
+    failed_over = group(7, prompt, max_tokens=9, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][4:]
+    assert two.engine.stats().prefill_tokens <= 4 + SIZE

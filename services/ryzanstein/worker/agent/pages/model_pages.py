@@ -84,7 +84,7 @@ class ModelPages:
         lead = ranks[0]
         if self.on and lead.page_bytes:
             self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes, self._busy), None
-            self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
+            self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size, lasting=lead.lasting)
             loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
             self._identifying = self._telemetry.background.once("weights_digest", self._identify(self.mover, model, loaded_s))
 
