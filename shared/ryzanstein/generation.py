@@ -42,6 +42,8 @@ TOOLS = "tools"
 """The feature of nodes that know tools, and messages that are not plain."""
 CONSTRAINTS = "constraints"
 """The feature of nodes that enforce `SamplingParams.constraint`."""
+PROMPT_CUTS = "prompt-cuts"
+"""The feature of nodes that know `SamplingParams.keep_prompt_head`."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
@@ -208,7 +210,7 @@ class SamplingParams:
     `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
     before the router has chosen one. `max_tokens` None means all that is left of the context.
     `allowed_token_ids` empty allows all. `truncate_prompt_tokens` keeps so many of the prompt's last
-    tokens.
+    tokens. With `keep_prompt_head` a prompt that does not fit is cut, see inference.proto.
     """
 
     temperature: float = 1.0
@@ -234,6 +236,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    keep_prompt_head: int | None = None
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -244,6 +247,9 @@ class SamplingParams:
         for name in ("top_p", "repetition_penalty"):
             if getattr(self, name) <= 0:
                 raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
+        if self.truncate_prompt_tokens is not None and (self.keep_prompt_head or 0) >= self.truncate_prompt_tokens:
+            bound = f"must be less than truncate_prompt_tokens ({self.truncate_prompt_tokens})"
+            raise errors.invalid("sampling.keep_prompt_head", bound, self.keep_prompt_head)
         self._validate_lists()
         if self.constraint is not None:
             self.constraint.validate()
@@ -297,6 +303,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_CHOICES),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("truncate_prompt_tokens", 1, _UINT32),
+    ("keep_prompt_head", 0, _UINT32),
 )
 _LENGTHS = (
     ("stop", MAX_STOP_STRINGS),
@@ -379,6 +386,7 @@ class GenerationRequest:
         """The features that a node needs to run it: a node without one would ignore a part of it."""
         needed = {EXTENDED} if self.sampling.is_extended else set()
         needed |= {CONSTRAINTS} if self.is_constrained else set()
+        needed |= {PROMPT_CUTS} if self.sampling.keep_prompt_head is not None else set()
         if isinstance(self.prompt, ChatPrompt):
             needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {EXTENDED}
             needed |= set() if self.prompt.is_plain else {TOOLS}
@@ -479,6 +487,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_prompt_tokens: int = 0
+    omitted_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +523,7 @@ class ReplyFormat:
 class Started:
     """The event that a node has accepted the generation.
 
+    `omitted_prompt_tokens` were left out of a prompt that did not fit.
     `reply` None: the text of its answers is content alone.
     """
 
@@ -524,6 +534,7 @@ class Started:
     created: int = 0
     shown_as: str = ""
     reply: ReplyFormat | None = None
+    omitted_prompt_tokens: int = 0
 
 
 class PromptToken(NamedTuple):

@@ -189,6 +189,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         settings.unread_turns,
         settings.max_retained_tokens,
         HedgePolicy(settings.hedge_share, settings.hedge_min),
+        settings.keep_prompt_head,
     )
 
 

@@ -70,6 +70,13 @@ class RouterSettings(ServiceSettings):
     max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
     max_prompt_chars: int = Field(1_000_000, ge=1, description="maximum characters of a prompt or conversation")
     max_prompt_tokens: int = Field(262_144, ge=1, description="maximum length of a prompt given as token ids")
+    keep_prompt_head: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="of prompts that do not fit the context the middle is left out, after so many first tokens; unset: they "
+        "are refused; see docs/sparse-attention.md",
+    )
     default_deadline_s: float = Field(600.0, gt=0, description="deadline of requests without one")
 
     policy: PolicyName = Field("affinity", description="routing policy")

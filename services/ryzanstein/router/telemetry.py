@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
+from ryzanstein.generation import Started
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import (
     DURATION_BUCKETS,
@@ -40,6 +41,22 @@ class _Maker:
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=self._registry, buckets=buckets)
+
+
+class PromptMetrics:
+    """Counters of the prompts that nodes accepted, and of what was left out of those that did not fit."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
+        self._cut = make.counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
+        self._omitted = make.counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")
+
+    def started(self, model: str, started: Started) -> None:
+        """Counts an accepted prompt."""
+        self._tokens.labels(model).inc(started.prompt_tokens)
+        if started.omitted_prompt_tokens:
+            self._cut.labels(model).inc()
+            self._omitted.labels(model).inc(started.omitted_prompt_tokens)
 
 
 class UnreadMetrics:
@@ -79,7 +96,7 @@ class RouterTelemetry:
         self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens", "model")
+        self.prompts = PromptMetrics(make)
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")

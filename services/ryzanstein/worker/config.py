@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
@@ -18,6 +18,7 @@ from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.sparse import parse_sparse_attention
 from ryzanstein.worker.text.grammars.process import GrammarBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
@@ -79,6 +80,11 @@ class WorkerSettings(ServiceSettings):
         "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
     )
     kv_hot_tokens: int = Field(16, ge=16, le=4096, description="newest tokens of a sequence that are never compressed")
+    sparse_attention: str = Field(
+        "",
+        description="what layers without a window read, such as window=1024,sinks=64; empty: everything; see "
+        "docs/sparse-attention.md; CPU only",
+    )
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
     )
@@ -172,6 +178,12 @@ class WorkerSettings(ServiceSettings):
                 raise ValueError(f"more_models: there is more than one model {name!r}: name it as NAME=DIR")
         return self
 
+    @field_validator("sparse_attention")
+    @classmethod
+    def _known_rule(cls, text: str) -> str:
+        parse_sparse_attention(text)
+        return text.strip()
+
     @model_validator(mode="after")
     def _fits(self) -> WorkerSettings:
         if self.max_tokens_per_step < self.max_sequences:
@@ -223,6 +235,7 @@ class WorkerSettings(ServiceSettings):
             kv_bytes=self.kv_bytes,
             kv_compression=self.kv_compression,
             kv_hot_tokens=self.kv_hot_tokens,
+            sparse_attention=self.sparse_attention,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             max_waiting=self.max_waiting,

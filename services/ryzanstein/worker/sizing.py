@@ -29,6 +29,7 @@ from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.model.sparse_layers import sparsified
 from ryzanstein.worker.model.staging import BUDGET_BYTES
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
@@ -91,11 +92,14 @@ class _Need:
 
     @classmethod
     def of(cls, directory: Path, settings: WorkerSettings) -> _Need:
+        sparse = settings.sparse_attention
         if is_gguf(directory):
-            return cls(*_gguf(directory), settings, _on_gpu(settings), is_quantized=True)
+            spec, entries = _gguf(directory)
+            return cls(sparsified(spec, sparse), entries, settings, _on_gpu(settings), is_quantized=True)
         config, entries = read_config(directory), read_tensor_files(directory)
         quantized = bool(config.get("quantization_config"))
-        return cls(spec_of(config), unpacked_entries(config, entries), settings, _on_gpu(settings), is_quantized=quantized)
+        spec = sparsified(spec_of(config), sparse)
+        return cls(spec, unpacked_entries(config, entries), settings, _on_gpu(settings), is_quantized=quantized)
 
     @property
     def total_bytes(self) -> int:

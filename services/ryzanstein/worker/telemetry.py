@@ -34,7 +34,16 @@ class KvPageMetrics:
         self.sealed = Counter(name("pages_sealed_total"), "Pages of keys and values compressed.", registry=registry)
         self.hot_held = Gauge(name("hot_pages_held"), "Pages in full precision that sequences hold.", registry=registry)
         self.hot_cached = Gauge(name("hot_pages_cached"), "Idle pages in full precision, to resume from.", registry=registry)
+        self.sparse = Gauge(
+            "ryzanstein_worker_sparse_attention", "1 for the rule of sparse attention.", ("rule",), registry=registry
+        )
         self.compression = Gauge(name("compression"), "1 for how older keys and values are kept.", ("kind",), registry=registry)
+
+    def set_sparse(self, rule: str) -> None:
+        """Shows the rule of sparse attention that is in force; empty: there is none."""
+        self.sparse.clear()
+        if rule:
+            self.sparse.labels(rule).set(1)
 
     def set_compression(self, kept: str) -> None:
         for kind in KV_COMPRESSIONS:
@@ -188,6 +197,7 @@ class WorkerTelemetry:
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
         self.kv_blocks.set(ranks[0].num_blocks)
         self.kv_kept.set_compression(ranks[0].kv_compression)
+        self.kv_kept.set_sparse(ranks[0].sparse_attention)
         for answer in ranks:
             self._set_phases(str(answer.rank), answer.startup_phases)
             self.native_kernels.labels(str(answer.rank)).set(not answer.without_kernels)

@@ -27,6 +27,7 @@ def usage_to_wire(usage: Usage) -> inference.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
+        omitted_prompt_tokens=usage.omitted_prompt_tokens,
     )
 
 
@@ -115,6 +116,7 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     created=event.created,
                     shown_as=event.shown_as,
                     reply=reply_to_wire(event.reply),
+                    omitted_prompt_tokens=event.omitted_prompt_tokens,
                 )
             )
         case PromptScores():
@@ -153,6 +155,7 @@ def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
                 begun.created,
                 begun.shown_as,
                 reply_from_wire(begun.reply) if begun.HasField("reply") else None,
+                begun.omitted_prompt_tokens,
             )
         case "prompt":
             return scores_from_wire(wire.prompt)
@@ -160,7 +163,9 @@ def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
             return _delta_from_wire(wire.delta)
         case "finished":
             usage = wire.finished.usage
-            counted = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens)
+            counted = Usage(
+                usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens, usage.omitted_prompt_tokens
+            )
             return Finished(wire.finished.choice, FinishReason(wire.finished.finish_reason), counted)
         case _:
             raise errors.invalid("event", "must be started, delta or finished")

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.generation import EXTENDED
+from ryzanstein.generation import EXTENDED, PROMPT_CUTS
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -18,6 +18,7 @@ PARAMS = (
     {"include_stop_str_in_output": True},
     {"prompt_logprobs": 0},
     {"truncate_prompt_tokens": 8},
+    {"keep_prompt_head": 0},
 )
 
 
@@ -32,7 +33,7 @@ def request(session_id: str = "", template: inference.TemplateOptions | None = N
 
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: next(iter(params)))
 async def test_a_request_goes_only_where_all_of_it_is_known(start_node: Any, start_router: Any, params: dict[str, Any]) -> None:
-    old, new = await start_node("old"), await start_node("new", features=(EXTENDED,))
+    old, new = await start_node("old"), await start_node("new", features=(EXTENDED, PROMPT_CUTS))
     client = await start_router(old, new)
     for session in range(6):
         answer = await client.inference.Chat(request(f"s{session}", **params))

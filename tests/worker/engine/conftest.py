@@ -145,7 +145,15 @@ class FakeRanks:
     def _table(self, plan: StepPlan, group: int, s: int) -> dict[int, int]:
         """The block of each page that the plan names."""
         i = group * len(plan.num_new) + s
-        return dict(enumerate(plan.block_tables[i], plan.first_pages[i] if plan.first_pages else 0))
+        blocks, first = plan.block_tables[i], plan.first_pages[i] if plan.first_pages else 0
+        lasting = [page for page in range(first) if self._lasts(group, page)]
+        return dict(zip([*lasting, *range(first, first + len(blocks) - len(lasting))], blocks, strict=True))
+
+    def _lasts(self, group: int, page: int) -> bool:
+        """Whether the group reads a page that has left its window."""
+        if not self.settings.lasting or (lasting := self.settings.lasting[group]) is None:
+            return False
+        return page * self.settings.block_size < lasting.sinks or bool(lasting.stride and page % lasting.stride == 0)
 
     def _sample(self, plan: StepPlan, s: int, row: SampleRow) -> SampledToken:
         size = self.settings.block_size
@@ -154,8 +162,9 @@ class FakeRanks:
         for group, window in enumerate(self.windows):
             table = self._table(plan, group, s)
             begin = 0 if window is None else max(0, plan.num_context[s] + 1 - window)
-            seen = [self.cache[table[p // size]][p % size] for p in range(begin, num_tokens)]
-            assert seen == [(group, token) for token in tokens[begin:]], "the cache holds other tokens than the sequence"
+            places = [p for p in range(num_tokens) if p >= begin or self._lasts(group, p // size)]
+            seen = [self.cache[table[p // size]][p % size] for p in places]
+            assert seen == [(group, tokens[p]) for p in places], "the cache holds other tokens than the sequence"
         if self.hot:
             self._check_hot(plan, s, tokens[:num_tokens])
         assert row.index == len(row.generated_ids)

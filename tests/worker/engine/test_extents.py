@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.extents import Extents, Lasting
+from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engine.settings import EngineSettings
 
 SIZE = 4
@@ -22,6 +23,14 @@ extents = st.builds(
     st.integers(1, 8),
     st.integers(1, 50),
 )
+lasting = st.one_of(st.none(), st.builds(Lasting, st.integers(0, 60), st.sampled_from([0, 2, 3, 7])))
+
+
+@st.composite
+def sparse(draw: st.DrawFn) -> Extents:
+    """Extents of which some groups with a window keep lasting pages."""
+    plain = draw(extents)
+    return replace(plain, lasting=tuple(None if window is None else draw(lasting) for window in plain.windows))
 
 
 def prefilled(it: Any, message: Any) -> int:
@@ -33,7 +42,7 @@ def prefilled(it: Any, message: Any) -> int:
     return int(it.engine.stats().prefill_tokens - before)
 
 
-@given(extents=extents, num_blocks=st.integers(4, 400))
+@given(extents=st.one_of(extents, sparse()), num_blocks=st.integers(4, 400))
 def test_the_longest_sequence_that_fits_is_the_longest_whose_blocks_fit(extents: Extents, num_blocks: int) -> None:
     longest = extents.tokens_in(num_blocks)
     if longest < sys.maxsize:
@@ -62,16 +71,17 @@ def test_what_is_kept_is_what_any_later_token_sees(extents: Extents, window: int
         hot_tokens=st.integers(0, 20),
         hot_pages=st.sampled_from([0, 50, 90]),
     ),
-    drawn=st.tuples(st.integers(0, 1 << 30), st.integers(1, 3)),
+    drawn=st.tuples(st.integers(0, 1 << 30), st.integers(1, 3), lasting),
 )
 def test_answers_are_right_and_holdings_bounded_whatever_the_windows(
     run: Callable[..., Any],
     group: Callable[..., Any],
     answer: Callable[..., Any],
     made: EngineSettings,
-    drawn: tuple[int, int],
+    drawn: tuple[int, int, Lasting | None],
 ) -> None:
-    rng, room = random.Random(drawn[0]), drawn[1]
+    rng, room, kept = random.Random(drawn[0]), drawn[1], drawn[2]
+    made = replace(made, lasting=tuple(None if window is None else kept for window in made.windows))
     num_blocks = made.extents.blocks_for(120) * room
     it = run(**{**asdict(made), "num_blocks": num_blocks})
     texts = [[rng.randrange(90) for _ in range(rng.randint(1, 80))] for _ in range(3)]
@@ -212,3 +222,25 @@ def test_a_conversation_with_compressed_blocks_resumes_while_its_hot_pages_are_t
 def test_too_few_hot_pages_are_refused() -> None:
     with pytest.raises(ValueError, match="hot_pages 9 must be at least"):
         EngineSettings(100, max_sequences=8, hot_tokens=16, hot_pages=9)
+
+
+@given(found=lasting, page=st.integers(0, 300))
+def test_lasting_pages_are_counted_as_they_are_listed(found: Lasting | None, page: int) -> None:
+    extents = Extents((8,), SIZE, 8)
+    expected = [number for number in range(page) if extents.lasts(found, number)]
+    assert list(extents.lasting_pages(found, page)) == expected
+    assert extents.num_lasting(found, page) == len(expected)
+
+
+def test_a_conversation_of_sinks_resumes_and_one_whose_sinks_are_gone_does_not(
+    run: Callable[..., Any], group: Callable[..., Any]
+) -> None:
+    sparse = {"windows": (12, 12), "lasting": (Lasting(6, 0), Lasting(0, 5))}
+    it = run(num_blocks=400, block_size=SIZE, max_sequences=4, token_budget=16, **sparse)
+    prompt = [i % 11 for i in range(100)]
+    assert prefilled(it, group(1, prompt, max_tokens=60)) == 100
+    turn = prompt + it.tokens[1, 0] + [5] * 10
+    assert prefilled(it, group(2, turn, max_tokens=1)) <= 10 + SIZE
+    pool, keys = it.engine._scheduler.pool, chain_keys(prompt, SIZE)
+    pool._evict_one(pool.block_of((keys[10], 1)))
+    assert prefilled(it, group(3, [*turn, 7], max_tokens=1)) >= len(turn) - 10 * SIZE

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.extents import Lasting
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
 
@@ -251,3 +252,24 @@ def test_hot_pages_that_newer_ones_superseded_make_way_first() -> None:
     pages.admit(names[4:], names[3])
     hot.allocate(5)
     assert [name[-1] == 0 or (name[:-1], 1) in hot for name in (*other, *names)] == [True] * 2 + [True, False] * 2 + [True] * 4
+
+
+def test_pages_that_last_travel_with_the_last_ones_of_a_window(run, group, answer) -> None:
+    """Those in between do not: another engine continues without them."""
+    sparse = {"windows": (None, 8), "lasting": (None, Lasting(4, 3))}
+    one, two = engine(run, num_blocks=80, **sparse), engine(run, num_blocks=80, **sparse)
+    prompt = [(5 * i) % 90 for i in range(64)]
+    one.engine.submit(group(1, prompt, max_tokens=4, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [key for _, keys in one.step().sealed for key in keys]
+    keys = chain_keys(prompt + one.tokens[1, 0], SIZE)
+    sent = [number for number, key in enumerate(keys) if name_of(key, 1) in sealed]
+    assert sent[:5] == [0, 3, 6, 9, 12]
+    assert sent[5:] == [13, 14, 15]
+    assert len(moved(one, two, sealed)) == len(sealed)
+    failed_over = group(7, prompt, max_tokens=9, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][4:]
+    assert two.engine.stats().prefill_tokens <= 4 + SIZE

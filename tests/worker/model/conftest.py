@@ -178,14 +178,18 @@ class PlainTables(ModelRunner):
         return super().execute(self._in_groups(plan), rows, masks)
 
     def _in_groups(self, plan: StepPlan) -> StepPlan:
-        windows = self.extents.windows
+        extents = self.extents
         if len(plan.block_tables) != len(plan.num_new):
             return plan
         fed = plan.token_ids, plan.num_new, plan.num_context, plan.block_tables, plan.sampled
         found = self.plans.plan(*fed, full_logits=plan.full_logits)
-        firsts = [self.extents.first_seen(window, start) for window in windows for start in plan.num_context]
+        groups = [(lasting, window, start) for window, lasting in extents.groups for start in plan.num_context]
+        firsts = [extents.first_seen(window, start) for _, window, start in groups]
         if self.forgets and any(firsts):
-            kept = [table[first:] for table, first in zip(found.block_tables, firsts, strict=True)]
+            kept = [
+                [*(table[page] for page in extents.lasting_pages(lasting, first)), *table[first:]]
+                for table, first, (lasting, _, _) in zip(found.block_tables, firsts, groups, strict=True)
+            ]
             found = msgspec.structs.replace(found, block_tables=kept, first_pages=firsts)
         return msgspec.structs.replace(found, step=plan.step)
 

@@ -191,3 +191,18 @@ def test_released_blocks_return_their_memory_and_can_be_written_again() -> None:
     assert abs(freed - 0.75 * cache.nbytes) < num_layers * LARGE_PAGE
     cache.plane(1)[: cache.num_slots] = 2.0
     assert (cache.plane(1)[: cache.num_slots] == 2.0).all()
+
+
+def test_bounds_of_keys_move_with_their_blocks_and_are_found_for_what_arrives() -> None:
+    cache = KVCache(2, 5, BLOCK_SIZE, 12, dtype=torch.float16, device=torch.device("cpu"), bounded=True)
+    for index in range(2):
+        cache.plane(index).copy_(torch.randn(cache.plane(index).shape))
+    cache.bound([4, 1])
+    cache.move([(4, 0)])
+    for index in range(2):
+        bounds_B2Y = cache.pages(index, index).bounds_B2Y
+        assert bounds_B2Y is not None
+        for block in (0, 1):
+            keys_SY = cache.block(block)[index, :, :6].float()
+            assert torch.equal(bounds_B2Y[block], torch.stack((keys_SY.amin(0), keys_SY.amax(0))))
+    assert cache.nbytes == 2 * 5 * (BLOCK_SIZE * 12 * 2 + 12 * 4)

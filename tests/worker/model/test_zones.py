@@ -117,6 +117,7 @@ def serve(loaded: Any, budget: int, messages: Sequence[SubmitGroup], rng: random
         windows=loaded.extents.windows,
         hot_tokens=hot_tokens,
         hot_pages=loaded.hot_pages,
+        lasting=loaded.extents.lasting,
     )
     engine, found = Engine(settings, ranks), {message.group: [] for message in messages}
     waiting = list(messages)

@@ -13,7 +13,15 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Message, Prompt, TokenPrompt
+from ryzanstein.generation import (
+    ChatPrompt,
+    GenerationEvent,
+    GenerationRequest,
+    Message,
+    Prompt,
+    SamplingParams,
+    TokenPrompt,
+)
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
@@ -223,14 +231,21 @@ class LocalCore:
 
     def _completed(self, request: GenerationRequest) -> GenerationRequest:
         """Returns the request with a model, seed and deadline, which a client may omit."""
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
             model=self._model(request.model),
-            sampling=replace(request.sampling, seed=seed),
+            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )
+
+    def _kept_head(self, sampling: SamplingParams) -> int | None:
+        """Returns the head of its prompt that is kept if that does not fit; None: it is refused."""
+        if sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
+            return sampling.keep_prompt_head
+        return self._policy.keep_prompt_head
 
     def _deadline(self, request: GenerationRequest) -> float:
         return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s

@@ -32,7 +32,7 @@ class CorePolicy:
     `deadline_s` applies to requests without a deadline. `reattach_window_s` and
     `max_retained_tokens` bound what can be read without a reader having stayed. Without a reader a
     generation runs for `unread_grace_s`. `unread_turns` says what a session keeps of a generation
-    that is ended because it has no reader.
+    that is ended because it has no reader. `keep_prompt_head` applies to requests without it.
     """
 
     runner: RunnerPolicy
@@ -43,6 +43,7 @@ class CorePolicy:
     unread_turns: UnreadTurns = "keep"
     max_retained_tokens: int = 1_000_000
     hedges: HedgePolicy = field(default_factory=HedgePolicy)
+    keep_prompt_head: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,11 +116,11 @@ class AttemptRun:
         if self.on_submitted is not None:
             self.on_submitted(at)
 
-    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
-        self._generation.start(self.node_id, prompt_tokens, reply)
+        self._generation.start(self.node_id, prompt_tokens, reply, omitted)
 
     def scored(self, scores: PromptScores) -> None:
         try:

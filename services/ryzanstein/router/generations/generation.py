@@ -98,8 +98,8 @@ class Generation:
     def paused(self) -> bool:
         return self.error is not None and self.error.reason == PAUSED
 
-    def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
-        """Records that a node accepted the generation. Only the first call counts."""
+    def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
+        """Records that a node accepted the generation, with so much of its prompt. Only the first call counts."""
         if self.started is None:
             request = self.request
             self.started = Started(
@@ -110,6 +110,7 @@ class Generation:
                 request.created,
                 request.shown_as,
                 None if reply is None else reply_format(request.prompt, reply),
+                omitted,
             )
             self._observer.generation_started(self)
             self.wake()
@@ -131,11 +132,16 @@ class Generation:
 
     @property
     def to_run(self) -> GenerationRequest:
-        """The request as the next attempt runs it: without scores of the prompt that are complete."""
-        complete = self.started is not None and 0 < self.started.prompt_tokens <= len(self.prompt)
-        if not complete or self.request.sampling.prompt_logprobs is None:
+        """The request as the next attempt runs it: of its prompt what the first one kept, without scores that are complete."""
+        if self.started is None:
             return self.request
-        return replace(self.request, sampling=replace(self.request.sampling, prompt_logprobs=None))
+        sampling = self.request.sampling
+        if self.started.omitted_prompt_tokens:
+            kept, head = self.started.prompt_tokens, sampling.keep_prompt_head or 0
+            sampling = replace(sampling, truncate_prompt_tokens=kept, keep_prompt_head=min(head, kept - 1))
+        if sampling.prompt_logprobs is not None and 0 < self.started.prompt_tokens <= len(self.prompt):
+            sampling = replace(sampling, prompt_logprobs=None)
+        return self.request if sampling is self.request.sampling else replace(self.request, sampling=sampling)
 
     def token_added(self) -> None:
         """Records the time of a new token in the log, and notifies the readers."""
@@ -148,8 +154,8 @@ class Generation:
         """Records the end of a choice. Called once per choice, after the log has ended it."""
         self._finished_tokens += len(self.log.choices[choice].tokens)
         self._cached = max(self._cached, cached_prompt_tokens)
-        prompt_tokens = 0 if self.started is None else self.started.prompt_tokens
-        usage = Usage(prompt_tokens, self._finished_tokens, self._cached)
+        prompt, omitted = (0, 0) if self.started is None else (self.started.prompt_tokens, self.started.omitted_prompt_tokens)
+        usage = Usage(prompt, self._finished_tokens, self._cached, omitted)
         reason = self.log.choices[choice].reason
         self.ended.append(Finished(choice, FinishReason.CANCELLED if reason is None else reason, usage))
         self.wake()

@@ -123,7 +123,7 @@ class RetainedGenerations:
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)
         if generation.started is not None:
-            self._telemetry.prompt_tokens.labels(generation.request.model).inc(generation.started.prompt_tokens)
+            self._telemetry.prompts.started(generation.request.model, generation.started)
 
     def _no_longer_waits(self, generation: Generation) -> None:
         self._waiting[generation.request.model] -= 1

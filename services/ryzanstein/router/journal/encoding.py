@@ -184,7 +184,8 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         if batch.HasField("started"):
             reply = batch.started.reply
             style = ReplyStyle(reply.calls, reply.thinking, reply.opened) if batch.started.HasField("reply") else None
-            generation.start(batch.started.node_id, batch.started.prompt_tokens, style)
+            begun = batch.started
+            generation.start(begun.node_id, begun.prompt_tokens, style, begun.omitted_prompt_tokens)
         if batch.HasField("prompt"):
             generation.score(scores_from_wire(batch.prompt))
         for run in batch.runs:
@@ -215,5 +216,6 @@ def _started_to_wire(started: Started) -> inference.GenerationStarted:
         model=started.model,
         node_id=started.node_id,
         prompt_tokens=started.prompt_tokens,
+        omitted_prompt_tokens=started.omitted_prompt_tokens,
         reply=reply_to_wire(started.reply),
     )

@@ -23,7 +23,7 @@ class AttemptSink(Protocol):
         """Called when the submit frame was handed to the connection."""
         ...
 
-    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
+    def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         """Called when the node has accepted it. `reply` None: its answers are content alone."""
         ...
 
@@ -66,7 +66,7 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     """
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
-            sink.accepted(accepted.prompt_tokens, *_style(accepted))
+            sink.accepted(accepted.prompt_tokens, _style(accepted), accepted.omitted_prompt_tokens)
     _deliver_scores(output, sinks)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for preempted in output.preempted:
@@ -81,9 +81,9 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     return num_new
 
 
-def _style(accepted: worker.Accepted) -> tuple[ReplyStyle, ...]:
+def _style(accepted: worker.Accepted) -> ReplyStyle | None:
     reply = accepted.reply
-    return (ReplyStyle(reply.calls, reply.thinking, reply.opened),) if accepted.HasField("reply") else ()
+    return ReplyStyle(reply.calls, reply.thinking, reply.opened) if accepted.HasField("reply") else None
 
 
 def _deliver_scores(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:

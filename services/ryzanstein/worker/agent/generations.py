@@ -61,6 +61,7 @@ class RunningGeneration:
     phase: Span
     prompt_ids: Sequence[int]
     reply: ReplyStyle | None = None
+    num_omitted: int = 0
     accepted: bool = False
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
@@ -113,12 +114,13 @@ class RunningGenerations:
         *,
         texts: Sequence[ChoiceText],
         reply: ReplyStyle | None = None,
+        num_omitted: int = 0,
     ) -> SubmitGroup | None:
         """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
-        `texts` are the choices' texts so far, `reply` is how the router reads them. The router is
-        notified of the acceptance only when the engine has accepted the group, so that a refusal
-        comes before anything that a client sees.
+        `texts` are the choices' texts so far, `reply` is how the router reads them; `num_omitted`
+        tokens of the prompt were left out. The router is notified of the acceptance only when the
+        engine has accepted the group, so that a refusal comes before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is sent
         again.
@@ -127,7 +129,7 @@ class RunningGenerations:
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
         generation = RunningGeneration(
-            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, reply
+            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, reply, num_omitted
         )
         self._groups[submit.group] = generation
         self.idle.clear()
@@ -214,7 +216,7 @@ class RunningGenerations:
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
-            generation.link.accept(generation.handle, generation.num_prompt, generation.reply)
+            generation.link.accept(generation.handle, generation.num_prompt, generation.reply, generation.num_omitted)
             if generation.attempt.request.sampling.prompt_logprobs is not None:
                 first = generation.prompt_ids[0]
                 token = PromptToken(first, generation.model.token_text(first), None)

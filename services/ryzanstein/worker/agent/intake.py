@@ -46,15 +46,17 @@ class ReadPrompt:
     reply: ReplyStyle | None = None
 
 
-async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer, keep: int | None = None) -> ReadPrompt:
-    """Returns the prompt's token ids; with `keep` only so many of the last ones.
+async def tokenize(
+    prompt: Prompt, model: TextModel, templates: ChatRenderer, keep: int | None = None, *, any_length: bool = False
+) -> ReadPrompt:
+    """Returns the prompt's token ids; with `keep` only so many of the last ones. `any_length`: they will be cut.
 
     A long text is tokenized in a thread, so that the loop goes on. Raises INVALID_ARGUMENT for a
     prompt that the model cannot read or that is empty.
     """
     if isinstance(prompt, TokenPrompt) and keep is not None:
         prompt = TokenPrompt(prompt.token_ids[-keep:])
-    read = await _read(prompt, model, templates)
+    read = await _read(prompt, model, templates, any_length=any_length)
     if keep is not None:
         read = replace(read, token_ids=read.token_ids[-keep:])
     if not read.token_ids:
@@ -62,7 +64,7 @@ async def tokenize(prompt: Prompt, model: TextModel, templates: ChatRenderer, ke
     return read
 
 
-async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> ReadPrompt:
+async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, any_length: bool) -> ReadPrompt:
     match prompt:
         case ChatPrompt():
             rendered = await _rendered(prompt, model, templates)
@@ -70,8 +72,8 @@ async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer) -> Re
             return ReadPrompt(ids, model.calling.style(prompt, rendered.text))
         case TextPrompt(text):
             return ReadPrompt(await _aside(model.encode, text, len(text)))
-        case TokenPrompt():
-            return ReadPrompt(model.encode_prompt(prompt))
+        case TokenPrompt(token_ids):
+            return ReadPrompt(model.checked_ids(token_ids, any_length=any_length))
 
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> Rendered:

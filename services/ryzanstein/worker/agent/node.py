@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
+from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
@@ -339,14 +341,21 @@ class NodeAgent:
         """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
         version = self.version
         text = self._admit(version, attempt)
-        keep = attempt.request.sampling.truncate_prompt_tokens
-        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep)
+        sampling = attempt.request.sampling
+        cuts = sampling.keep_prompt_head is not None
+        keep = None if cuts else sampling.truncate_prompt_tokens
+        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
         attempt = intake.constrained(attempt, read, text)
         if read.reply is not None and read.reply.calls and not text.calling.native:
             self._telemetry.tool_fallbacks.inc()
         texts = await intake.texts_of(attempt, text)
         judged = await intake.judged(attempt, text, self.constraints)
         await self._wake(version)
+        cut = CutPrompt(read)
+        if cuts:
+            again = partial(intake.tokenize, model=text, templates=self._templates)
+            cut = await fitted(attempt, read, version.serving().context_length, again)
+            read = cut.read
         await version.pages.restore(attempt, read.token_ids, text.name)
         if version is not self.version or version.host.asleep:  # pages may take longer than the rest of its idle time
             return False
@@ -360,7 +369,9 @@ class NodeAgent:
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
         follows = version.pages.follow(number, attempt, text.name)
         asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
-        submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
+        submit = version.running.open(
+            link, handle, attempt, asked, text, texts=texts, reply=read.reply, num_omitted=cut.num_omitted
+        )
         if submit is not None:
             if judged is not None:
                 version.tell_tokens(judged.table)

@@ -63,8 +63,8 @@ class RouterLink:
         """Returns whether the link closed itself because it was over its bounds."""
         return self._error is not None and self._error.reason == _OVERFLOW
 
-    def accept(self, handle: int, prompt_tokens: int, reply: ReplyStyle | None = None) -> None:
-        accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens)
+    def accept(self, handle: int, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
+        accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens, omitted_prompt_tokens=omitted)
         if reply is not None:
             accepted.reply.CopyFrom(worker.ReplyStyle(calls=reply.calls, thinking=reply.thinking, opened=reply.opened))
         self._added(_ROW_BYTES)

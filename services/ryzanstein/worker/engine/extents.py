@@ -7,6 +7,9 @@ groups, all models and their limits. A sequence has a block table for each group
 it holds only the pages that can still be read. This is the design of vLLM's hybrid KV cache manager
 and of Jenga (Zhang et al., "Effective Memory Management for Serving LLM with Heterogeneity", 2025).
 
+A group with a window may keep some pages that have left it: *lasting* pages, the first ones, or
+every so many. A sequence's table begins with the lasting pages that have left the window.
+
 Where blocks are compressed, the newest tokens are in full precision besides, in *hot pages* that
 span all layers and come from a pool of their own. A token at position p reads page j hot unless
 p - (j B + B - 1) >= H, with B tokens in a page and H hot tokens: hot pages have a window of H.
@@ -15,27 +18,51 @@ p - (j B + B - 1) >= H, with B tokens in a page and H hot tokens: hot pages have
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 Windows = tuple[int | None, ...]
 """The extent of each group: the tokens that a token sees, itself included; None for all."""
 
+
+class Lasting(NamedTuple):
+    """Pages that stay when they leave a window: of the first `sinks` tokens, and of every `stride` pages the first.
+
+    A stride of 0 keeps none.
+    """
+
+    sinks: int
+    stride: int
+
+
+AllLasting = tuple[Lasting | None, ...]
+"""The lasting pages of each group; empty: there are none."""
+
 # Pages before the last full one from which a sequence can be resumed, too. The next turn of a
 # conversation may write the last tokens of an answer differently.
 SLACK = 1
+_MOST_PAGES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
     """The extents of a model's groups. A step feeds at most `token_budget` tokens of a sequence.
 
-    `hot_tokens` is None if blocks are not compressed.
+    `hot_tokens` is None if blocks are not compressed. `lasting` is parallel to `windows`, or empty.
     """
 
     windows: Windows = (None,)
     block_size: int = 16
     token_budget: int = 512
     hot_tokens: int | None = None
+    lasting: AllLasting = ()
+
+    @property
+    def groups(self) -> list[tuple[int | None, Lasting | None]]:
+        """The window and the lasting pages of each group."""
+        return list(zip(self.windows, self.lasting or (None,) * len(self.windows), strict=True))
 
     @property
     def hot_window(self) -> int:
@@ -43,9 +70,9 @@ class Extents:
         return max(1, self.hot_tokens or 0)
 
     @property
-    def traveling(self) -> Windows:
-        """The extents of all pages that can leave the ranks: of the groups, then of hot pages, if there are any."""
-        return self.windows if self.hot_tokens is None else (*self.windows, self.hot_window)
+    def traveling(self) -> list[tuple[int | None, Lasting | None]]:
+        """The window and the lasting pages of all that can leave the ranks: the groups, then hot pages, if there are any."""
+        return self.groups if self.hot_tokens is None else [*self.groups, (self.hot_window, None)]
 
     def pages(self, num_tokens: int) -> int:
         """Returns the number of pages of so many tokens."""
@@ -62,8 +89,28 @@ class Extents:
         """
         return self.first_seen(window, (num_computed // self.block_size - SLACK) * self.block_size)
 
+    def lasts(self, lasting: Lasting | None, page: int) -> bool:
+        """Returns whether a page stays when it leaves the window."""
+        if lasting is None:
+            return False
+        return page < self.pages(lasting.sinks) or (lasting.stride > 0 and page % lasting.stride == 0)
+
+    def num_lasting(self, lasting: Lasting | None, page: int) -> int:
+        """Returns how many lasting pages there are before a page."""
+        if lasting is None:
+            return 0
+        sinks = min(page, self.pages(lasting.sinks))
+        return sinks + (-(-page // lasting.stride) - -(-sinks // lasting.stride) if lasting.stride else 0)
+
+    def lasting_pages(self, lasting: Lasting | None, page: int) -> Iterator[int]:
+        """Yields the lasting pages before a page."""
+        if lasting is None:
+            return iter(())
+        sinks, stride = min(page, self.pages(lasting.sinks)), lasting.stride
+        return chain(range(sinks), range(-(-sinks // stride) * stride, page, stride) if stride else ())
+
     def most(self, window: int | None) -> int:
-        """Returns the most pages that a sequence holds in a group: with them a step is never cut."""
+        """Returns the most pages that a sequence holds in a group, beside lasting ones: with them a step is never cut."""
         if window is None:
             return sys.maxsize
         return SLACK + self.pages(window - 1) + self.pages(self.block_size - 1 + self.token_budget)
@@ -71,17 +118,17 @@ class Extents:
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the most blocks that a sequence holds until it has so many tokens."""
         num_pages = self.pages(num_tokens)
-        return sum(min(num_pages, self.most(window)) for window in self.windows)
+        return sum(min(num_pages, self.most(window) + self.num_lasting(lasting, num_pages)) for window, lasting in self.groups)
 
     def tokens_in(self, num_blocks: int) -> int:
         """Returns the tokens of the longest sequence that so many blocks hold."""
-        growing = len(self.windows)
-        for most in sorted(map(self.most, self.windows)):
-            if most * growing > num_blocks:
-                return num_blocks // growing * self.block_size
-            num_blocks -= most
-            growing -= 1
-        return sys.maxsize
+        fits, too_many = 0, _MOST_PAGES
+        if self.blocks_for(too_many * self.block_size) <= num_blocks:
+            return sys.maxsize
+        while too_many - fits > 1:
+            pages = (fits + too_many) // 2
+            fits, too_many = (pages, too_many) if self.blocks_for(pages * self.block_size) <= num_blocks else (fits, pages)
+        return fits * self.block_size
 
     def hot_pages_for(self, num_sequences: int) -> int:
         """Returns the hot pages with which so many running sequences never lack one in a step.

@@ -28,7 +28,9 @@ class KVPages:
     def __init__(self, settings: EngineSettings) -> None:
         self.extents = settings.extents
         self.pool = BlockPool(settings.num_blocks + settings.borrowable_blocks, settings.num_blocks)
-        self._groups = [PageGroup(number, window, self.pool) for number, window in enumerate(self.extents.windows)]
+        self._groups = [
+            PageGroup(number, window, self.pool, lasting) for number, (window, lasting) in enumerate(self.extents.groups)
+        ]
         self.hot_group = self._hot_group(settings.hot_pages)
         everything = self._groups if self.hot_group is None else [*self._groups, self.hot_group]
         self._windowed = [(group, group.window) for group in everything if group.window is not None]
@@ -67,7 +69,7 @@ class KVPages:
         A matched block costs nothing only while another sequence holds it.
         """
         pairs = list(zip(self._groups, match.tables, strict=False))
-        num_pages = sum(self._end(sequence, table, group) - table.first for group, table in pairs)
+        num_pages = sum(self._end(sequence, table, group) - table.first + table.num_lasting for group, table in pairs)
         return num_pages - sum(map(self.pool.is_held, chain(*(table.blocks for _, table in pairs))))
 
     def start(self, sequence: Sequence, match: Match) -> None:
@@ -139,8 +141,13 @@ class KVPages:
         return PageGroup(len(self._groups), self.extents.hot_window, BlockPool(num_pages)) if num_pages else None
 
     def _end(self, sequence: Sequence, table: BlockTable, group: PageGroup) -> int:
-        """Returns the page at which a table is to end."""
-        return min(self.extents.pages(sequence.num_tokens), table.first + self.extents.most(group.window))
+        """Returns the page at which a table is to end.
+
+        Blocks for the lasting pages of all of its tokens are taken at once: see `start`.
+        """
+        pages, num_lasting = self.extents.pages(sequence.num_tokens), self.extents.num_lasting
+        later = num_lasting(group.lasting, pages) - num_lasting(group.lasting, table.first)
+        return min(pages, table.first + self.extents.most(group.window) + later)
 
     def _let_go(self, sequence: Sequence, table: BlockTable, group: PageGroup, window: int) -> None:
         """Frees the blocks that no later token reads.
@@ -154,8 +161,11 @@ class KVPages:
         ends = sequence.group.num_prompt // size, sequence.num_known
         begins = [self.extents.first_kept(window, end * size) for end in ends]
         while table.first < first:
-            keeps = any(begin <= table.first < end for begin, end in zip(begins, ends, strict=True))
-            group.pool.free([table.blocks.pop(0)], soon=not keeps)
+            if self.extents.lasts(group.lasting, table.first):
+                table.num_lasting += 1
+            else:
+                keeps = any(begin <= table.first < end for begin, end in zip(begins, ends, strict=True))
+                group.pool.free([table.blocks.pop(table.num_lasting)], soon=not keeps)
             table.first += 1
 
 

@@ -26,7 +26,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     ...: `num_context[s]` of its tokens are already in the KV cache. In group g its table is
     `block_tables[g * S + s]`, which begins with page `first_pages[g * S + s]`: the token at
     position p is stored in block `table[p // block_size - first]` at offset `p % block_size`.
-    `first_pages` is empty if all of them are 0. If blocks are compressed, new tokens are written to
+    `first_pages` is empty if all of them are 0. If the group keeps lasting pages, those before
+    `first` come before these blocks in the table. If blocks are compressed, new tokens are written to
     the pages of `hot_tables[s]`, which begins with page `hot_first[s]`; a page that is full then is
     compressed into its blocks, before it is read. `sampled` are the
     indices s for which the logits of the last new token are needed; a sequence in the middle of its

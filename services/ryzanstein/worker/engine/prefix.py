@@ -7,7 +7,7 @@ client's cache. Each group of layers has a block of its own for a page, found un
 
 A sequence resumes after page m - 1 if its next token finds all that it sees: every page in groups
 that read all tokens, the last ones in groups with a window, and the hot pages of compressed blocks.
-The pages before them need not exist.
+The pages before them need not exist, except those that last.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 
 from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.extents import Extents, Lasting
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 
 KEY_BYTES = 16
@@ -35,6 +35,7 @@ class PageGroup:
     number: int
     window: int | None
     pool: BlockPool
+    lasting: Lasting | None = None
 
 
 def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:
@@ -87,7 +88,7 @@ class PrefixCache:
         self._extend_keys(sequence, num_known)
         for group in self._whole:
             num_known = len(group.pool.find((key, group.number) for key in islice(sequence.keys, num_known)))
-        num_pages = self._resumable(sequence.keys, num_known)
+        num_pages = self._resumable(sequence.keys, self._until_lost(sequence.keys, num_known))
         tables = [self._table(sequence.keys, num_pages, group) for group in self._groups]
         return Match(num_pages, tables, num_known)
 
@@ -97,12 +98,22 @@ class PrefixCache:
         self._extend_keys(sequence, num_full)
         for group, table in zip(self._groups, sequence.tables, strict=True):
             for page in range(max(sequence.num_published, table.first), num_full):
-                group.pool.publish(table.blocks[page - table.first], (sequence.keys[page], group.number))
+                group.pool.publish(table.block(page), (sequence.keys[page], group.number))
         sequence.num_published = num_full
 
     def _table(self, keys: SequenceOf[bytes], num_pages: int, group: PageGroup) -> BlockTable:
         first = self._first_seen(group, num_pages)
-        return BlockTable(first, group.pool.find((key, group.number) for key in islice(keys, first, num_pages)))
+        lasting = list(self._extents.lasting_pages(group.lasting, first))
+        pages = chain(lasting, range(first, num_pages))
+        return BlockTable(first, group.pool.find((keys[page], group.number) for page in pages), len(lasting))
+
+    def _until_lost(self, keys: SequenceOf[bytes], num_pages: int) -> int:
+        """Returns the most pages, at most so many, before which no lasting page is missing."""
+        for group in self._groups:
+            pages = self._extents.lasting_pages(group.lasting, num_pages)
+            lost = (page for page in pages if (keys[page], group.number) not in group.pool)
+            num_pages = next(lost, num_pages)
+        return num_pages
 
     def _first_seen(self, group: PageGroup, num_pages: int) -> int:
         """Returns the first page that the token after so many pages sees."""

@@ -18,18 +18,26 @@ MAX_SCORED = 128  # prompt tokens of one sequence that a step scores
 
 
 class BlockTable:
-    """A sequence's blocks in one group of layers: `blocks[i]` holds page `first` + i."""
+    """A sequence's blocks in one group of layers.
 
-    __slots__ = ("blocks", "first")
+    The first `num_lasting` hold the lasting pages before page `first`, the others the pages from
+    there on.
+    """
 
-    def __init__(self, first: int = 0, blocks: list[int] | None = None) -> None:
-        self.first = first
+    __slots__ = ("blocks", "first", "num_lasting")
+
+    def __init__(self, first: int = 0, blocks: list[int] | None = None, num_lasting: int = 0) -> None:
+        self.first, self.num_lasting = first, num_lasting
         self.blocks: list[int] = [] if blocks is None else blocks
 
     @property
     def end(self) -> int:
         """The page after the last one."""
-        return self.first + len(self.blocks)
+        return self.first + len(self.blocks) - self.num_lasting
+
+    def block(self, page: int) -> int:
+        """Returns the block of a page from `first` on."""
+        return self.blocks[self.num_lasting + page - self.first]
 
 
 class Group:

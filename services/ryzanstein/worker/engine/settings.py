@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ryzanstein.generation import MAX_CHOICES
-from ryzanstein.worker.engine.extents import Extents, Windows
+from ryzanstein.worker.engine.extents import AllLasting, Extents, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class EngineSettings:
     the sequences that wait. `fair`: tenants of one priority get equal shares; otherwise first come,
     first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
     `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
-    `max_idle_tenants` counters of idle tenants are kept. `windows`: see `Extents`.
+    `max_idle_tenants` counters of idle tenants are kept. `windows` and `lasting`: see `Extents`.
     Blocks are compressed if there are `hot_pages`; a token sees `hot_tokens` in full precision.
     """
 
@@ -34,6 +34,7 @@ class EngineSettings:
     windows: Windows = (None,)
     hot_tokens: int = 0
     hot_pages: int = 0
+    lasting: AllLasting = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes with which a sequence could starve."""
@@ -57,4 +58,4 @@ class EngineSettings:
     def extents(self) -> Extents:
         """How many blocks sequences hold."""
         hot_tokens = self.hot_tokens if self.hot_pages else None
-        return Extents(self.windows, self.block_size, self.token_budget, hot_tokens)
+        return Extents(self.windows, self.block_size, self.token_budget, hot_tokens, self.lasting)

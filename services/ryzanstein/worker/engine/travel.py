@@ -38,8 +38,8 @@ def names_of(keys: Sequence[bytes], first: int, extents: Extents, num_prompt: in
     """
     end = num_prompt // extents.block_size
     for page in range(first, len(keys)):
-        for group, window in enumerate(extents.traveling):
-            if window is None or _is_resumed_with(page, window, extents, end):
+        for group, (window, lasting) in enumerate(extents.traveling):
+            if window is None or extents.lasts(lasting, page) or _is_resumed_with(page, window, extents, end):
                 yield name_of(keys[page], group)
 
 

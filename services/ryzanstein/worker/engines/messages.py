@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ryzanstein.worker.engine.extents import AllLasting
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
     ExportPages,
@@ -54,7 +55,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     size of a block on this rank. `without_lending`: why blocks can neither be borrowed nor lent;
     empty if they can. `quantization` is the format of its weights, and `divergence` what the choice
     of it rests on, in nats for each token; None if it was set. `windows` are the extents of its
-    groups of layers, see `Extents`. `context_bytes` is the size that a rank's KV cache would need for
+    groups of layers, see `Extents`, as are `lasting` pages; `sparse_attention` is the rule that is in
+    force. `context_bytes` is the size that a rank's KV cache would need for
     one sequence as long as the model's context; 0 if it has that. `kv_compression` is how older keys
     and values are kept; with it, the newest `hot_tokens` of a sequence are in `hot_pages`.
     `without_compression`: why it is not as set. `page_bytes` is the size of a page with the heads
@@ -87,6 +89,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     page_bytes: int = 0
     page_format: str = ""
     hot_page_bytes: int = 0
+    lasting: AllLasting = ()
+    sparse_attention: str = ""
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):

@@ -95,7 +95,9 @@ def attend(q_TKGD: Tensor, pages: LayerPages, segments: Sequence[Segment], scori
     for segment in segments:
         if isinstance(segment, Paged):
             limits = scoring.scale, scoring.cap
-            segment.kernels.attend(q_TKGD, pages.slots_NC, segment.keys, limits, out_TKGD, cold_BX=pages.cold_BX)
+            segment.kernels.attend(
+                *(q_TKGD, pages.slots_NC, segment.keys, limits, out_TKGD), cold_BX=pages.cold_BX, bounds_B2Y=pages.bounds_B2Y
+            )
         elif isinstance(segment, AttentionBatch):
             _attend_batch(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
         else:

@@ -19,6 +19,7 @@ DEFAULT_KV_BYTES = 1 << 30
 # The part of the budget for hot pages of conversations that do not run: without them, their
 # compressed pages are of no use.
 _TAILS = 0.05
+_BOUND_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,17 @@ def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
 
 def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
     """Returns the size of one block, over the layers of a group, on this rank."""
-    plane_bytes = block_size * slot_width(spec, tp) * item_bytes if zones is None else zones.layout.block_bytes
-    return layer_groups(spec).num_planes * plane_bytes
+    groups, width = layer_groups(spec), slot_width(spec, tp)
+    plane_bytes = block_size * width * item_bytes if zones is None else zones.layout.block_bytes
+    # The least and the greatest of its keys, as float32.
+    bounds_bytes = width * _BOUND_BYTES if groups.selects else 0
+    return groups.num_planes * (plane_bytes + bounds_bytes)
 
 
 def extents_of(spec: DecoderSpec, block_size: int, token_budget: int, zones: Zones | None = None) -> Extents:
     """Returns how many blocks the sequences of a decoder hold."""
-    return Extents(layer_groups(spec).windows, block_size, token_budget, None if zones is None else zones.hot_tokens)
+    groups, hot_tokens = layer_groups(spec), None if zones is None else zones.hot_tokens
+    return Extents(groups.windows, block_size, token_budget, hot_tokens, groups.lasting)
 
 
 def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> CacheSize:

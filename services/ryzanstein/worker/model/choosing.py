@@ -31,6 +31,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import BeyondHalf
 from ryzanstein.worker.model.sampler import sample
+from ryzanstein.worker.model.sparse_layers import sparsified
 from ryzanstein.worker.quantization import Format
 
 MOST_DIVERGENCE = 0.04
@@ -111,6 +112,7 @@ class _Trial:
         options, native = self._options, self._loaded.kernels.native
         device, dtype = options.torch_device, options.torch_dtype
         spec, files = open_model(self._model)
+        spec = sparsified(spec, options.sparse_attention)
         floats = WeightFormat("none", device, dtype, native)
         with MappedWeights(files, dtype, device, floats, native) as weights:
             decoder = Decoder(weights, self._tp, spec, passing=True)

@@ -21,13 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.engine.extents import AllLasting, Extents
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Span, Staged
 from ryzanstein.worker.model.cold_layout import ColdLayout
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys, SparseKeys
+from ryzanstein.worker.model.kv_cache import bound_blocks
 from ryzanstein.worker.model.staging import StagedSequence, Staging
 from ryzanstein.worker.model.zones import Zones
+from ryzanstein.worker.sparse import SparseRule
 
 # Size of one sequence's keys and values from which a view is faster for a single new token than a
 # padded batch: a view costs a call of its own, a batch costs a copy. Threads share the copy but not
@@ -53,15 +56,28 @@ class Sealing:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounding:
+    """Blocks that are full now, and of which the least and the greatest keys are kept: see `KVCache`."""
+
+    blocks_M: Tensor
+    block_size: int
+
+    def run(self, slots_NC: Tensor, bounds_B2Y: Tensor) -> None:
+        """Finds them in one layer."""
+        bound_blocks(slots_NC, bounds_B2Y, self.blocks_M, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInputs:
     """What the layers of a group read: where new keys and values go, and which ones are seen.
 
-    `sealing` is what is to be compressed in between, if anything.
+    `sealing` and `bounding` are what is to be compressed, or bounded, in between, if anything.
     """
 
     slots_T: Tensor
     segments: Sequence[Segment]
     sealing: Sealing | None = None
+    bounding: Bounding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +135,8 @@ class InputBuilder:
     keys in adjacent slots is not batched, unless the batch can be staged. `kernels` read keys in
     their blocks; with them nothing is batched, staged or masked. `knows_causal`: scores have no
     cap, so that a whole prompt needs no mask. `windows` are the extents of the groups of layers.
-    `zones`: blocks are compressed. `bias` is added to the scores of every layer.
+    `zones`: blocks are compressed. `bias` is added to the scores of every layer. `rules` and
+    `lasting`: sparse attention, see `LayerGroups`.
     """
 
     num_blocks: int
@@ -133,6 +150,13 @@ class InputBuilder:
     kernels: NativeKernels | None = None
     knows_causal: bool = False
     zones: Zones | None = None
+    rules: tuple[SparseRule | None, ...] = ()
+    lasting: AllLasting = ()
+
+    @property
+    def extents(self) -> Extents:
+        """The extents of the groups, as far as tables depend on them."""
+        return Extents(self.windows, self.block_size, lasting=self.lasting)
 
     def forget(self) -> None:
         """Discards what is known of the last step, because it was not completed."""
@@ -167,9 +191,28 @@ class InputBuilder:
         if self.zones is not None:
             return self._zoned(plan, fed, (table_SB, first_S), self.windows[group])
         origin_S = first_S * self.block_size
+        rule = self.rules[group] if self.rules else None
+        if rule is not None:
+            return self._sparse(fed, rule, group, (table_SB, origin_S))
         keys = self._keys(table_SB, origin_S, self.windows[group], fed)
         slots_T = self._slots(keys.table_SB, fed.sequence_T, fed.position_T - origin_S[fed.sequence_T])
         return GroupInputs(self._tensor(slots_T), self._segments(keys))
+
+    def _sparse(self, fed: _Fed, rule: SparseRule, group: int, pages: tuple[Integers, Integers]) -> GroupInputs:
+        """Returns the inputs of a group with a rule: tables begin with lasting pages."""
+        assert self.kernels is not None, "only our own kernels read sparsely"
+        table_SB, origin_S = pages
+        extents, size = self.extents, self.block_size
+        lasting = self.lasting[group] if self.lasting else None
+        num_S = np.array([extents.num_lasting(lasting, first // size) for first in origin_S.tolist()], np.int64)
+        offset_S = (num_S * size - origin_S)[fed.sequence_T]
+        slots_T = self._slots(table_SB, fed.sequence_T, fed.position_T + offset_S)
+        keys = self._keys(table_SB, origin_S, rule.window, fed)
+        sparse = None if keys.window is None else SparseKeys(extents.pages(rule.sinks), rule.stride, rule.quest)
+        full_T = fed.position_T % size == size - 1
+        blocks_M = slots_T[full_T] // size
+        bounding = Bounding(self._tensor(blocks_M), size) if rule.quest and len(blocks_M) else None
+        return GroupInputs(self._tensor(slots_T), [self._paged(keys, self.kernels, sparse=sparse)], bounding=bounding)
 
     def _zoned(self, plan: StepPlan, fed: _Fed, cold: tuple[Integers, Integers], window: int | None) -> GroupInputs:
         """Returns the inputs of a group whose blocks are compressed: new tokens go to hot pages."""
@@ -217,14 +260,15 @@ class InputBuilder:
         causal = is_whole and self.knows_causal
         return Span(first, num_new, self._slots_of(keys, s), None if causal else self._mask(keys, s), causal)
 
-    def _paged(self, keys: _Keys, kernels: NativeKernels, cold: ColdKeys | None = None) -> Paged:
+    def _paged(
+        self, keys: _Keys, kernels: NativeKernels, cold: ColdKeys | None = None, sparse: SparseKeys | None = None
+    ) -> Paged:
         length_S = keys.length_S + keys.origin_S
         found = (keys.first_S, keys.num_new_S, keys.table_SB, length_S, keys.origin_S // self.block_size)
         rows_S, num_new_S, tables_SB, lengths_S, first_S = map(self._tensor, found)
         bias_HP = None if self.bias is None else self.bias.up_to(int(length_S.max()))
-        found_keys = PagedKeys(
-            rows_S, num_new_S, tables_SB, lengths_S, self.block_size, keys.window, bias_HP, first_S=first_S, cold=cold
-        )
+        numbers = (self.block_size, keys.window, bias_HP)
+        found_keys = PagedKeys(rows_S, num_new_S, tables_SB, lengths_S, *numbers, first_S=first_S, cold=cold, sparse=sparse)
         return Paged(kernels, found_keys)
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
@@ -314,10 +358,11 @@ def _check(plan: StepPlan, num_new_S: Integers, context_S: Integers, builder: In
         raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
     if num_new_S.sum() != len(plan.token_ids) or (num_new_S < 1).any():
         raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
-    firsts = plan.first_pages or [0] * num_tables
+    firsts, extents = plan.first_pages or [0] * num_tables, builder.extents
     for i, (table, first) in enumerate(zip(plan.block_tables, firsts, strict=True)):
         group, s = divmod(i, num_sequences)
-        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table)
+        lasting = builder.lasting[group] if builder.lasting else None
+        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table) - extents.num_lasting(lasting, first)
         if num_blocks * builder.block_size < num_keys:
             raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
         if first and first * builder.block_size > plan.num_context[s] + 1 - (builder.windows[group] or sys.maxsize):

@@ -30,10 +30,14 @@ _MAP_NORESERVE = 0x4000  # of Linux: what may be borrowed exceeds what there is
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """What a layer writes and reads: slots [N, C], and its compressed blocks [B, X] if there are any."""
+    """What a layer writes and reads: slots [N, C], and its compressed blocks [B, X] if there are any.
+
+    `bounds_B2Y` are the least and the greatest keys of each block, where pages are chosen by query.
+    """
 
     slots_NC: Tensor
     cold_BX: Tensor | None = None
+    bounds_B2Y: Tensor | None = None
 
 
 class KVCache:
@@ -53,12 +57,15 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         staged: bool = True,
+        bounded: bool = False,
     ) -> None:
+        """`bounded`: the least and the greatest keys of full blocks are kept besides."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_slots = num_blocks * block_size
         stages = staged and device.type == "cpu"
         self.num_staging = staging_slots(num_planes, width * dtype.itemsize, self.num_slots) if stages else 0
         self._pages_PNC, self._memory = zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
+        self._bounds_PB2Y = zeros((num_planes, num_blocks, 2, width // 2), torch.float32, device)[0] if bounded else None
 
     def plane(self, index: int) -> Tensor:
         """Returns the slots of one layer of each group, [N, C]."""
@@ -67,7 +74,8 @@ class KVCache:
     def pages(self, layer: int, plane: int) -> LayerPages:
         """Returns what a layer writes and reads."""
         del layer  # a `ZonedCache` asks for it
-        return LayerPages(self.plane(plane))
+        bounds = None if self._bounds_PB2Y is None else self._bounds_PB2Y[plane]
+        return LayerPages(self.plane(plane), bounds_B2Y=bounds)
 
     def block(self, index: int) -> Tensor:
         """Returns the slots of a block in all planes, [P, block size, C]."""
@@ -79,6 +87,15 @@ class KVCache:
         for source, target in moves:
             blocks_PSC = self._pages_PNC[:, source * size : (source + 1) * size]
             self._pages_PNC[:, target * size : (target + 1) * size].copy_(blocks_PSC)
+            if self._bounds_PB2Y is not None:
+                self._bounds_PB2Y[:, target] = self._bounds_PB2Y[:, source]
+
+    def bound(self, blocks: Sequence[int]) -> None:
+        """Finds the least and the greatest keys of blocks that were filled from elsewhere, if they are kept."""
+        if self._bounds_PB2Y is not None and blocks:
+            blocks_M = torch.tensor(blocks)
+            for plane, bounds_B2Y in zip(self._pages_PNC, self._bounds_PB2Y, strict=True):
+                bound_blocks(plane, bounds_B2Y, blocks_M, self.block_size)
 
     def release(self, num_blocks: int) -> None:
         """Returns the memory of the blocks from this number on to the system, in whole pages.
@@ -97,12 +114,20 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """The size of the blocks, in bytes."""
-        return self._pages_PNC[:, : self.num_slots].nbytes
+        bounds = 0 if self._bounds_PB2Y is None else self._bounds_PB2Y.nbytes
+        return self._pages_PNC[:, : self.num_slots].nbytes + bounds
 
     @property
     def hot_bytes(self) -> int:
         """The size of pages beside the blocks: there are none."""
         return 0
+
+
+def bound_blocks(slots_NC: Tensor, bounds_B2Y: Tensor, blocks_M: Tensor, block_size: int) -> None:
+    """Writes the least and the greatest number of each place of the keys of full blocks. A NaN is both."""
+    keys_MSY = slots_NC[: len(bounds_B2Y) * block_size].view(len(bounds_B2Y), block_size, -1)
+    keys_MSY = keys_MSY[:, :, : bounds_B2Y.shape[2]].index_select(0, blocks_M)
+    bounds_B2Y[blocks_M] = torch.stack((keys_MSY.amin(1), keys_MSY.amax(1)), dim=1).float()
 
 
 def release_memory(memory: mmap.mmap, rows: Tensor, first: int, end: int) -> None:

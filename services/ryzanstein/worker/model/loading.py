@@ -29,6 +29,7 @@ from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.quantized_files.opening import open_quantized
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.model.staging import Staging
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored
@@ -67,6 +68,7 @@ class LoadedModel:
     def inputs(self, tp: TensorParallel, options: RunnerOptions) -> InputBuilder:
         """Returns what makes tensors of plans for this decoder and this cache."""
         cache, spec = self.cache, self.spec
+        groups = layer_groups(spec)
         device, dtype = options.torch_device, options.torch_dtype
         return InputBuilder(
             cache.num_blocks,
@@ -74,12 +76,14 @@ class LoadedModel:
             device,
             dtype,
             view_keys(cache.slot_bytes, torch.get_num_threads()),
-            layer_groups(spec).windows,
+            groups.windows,
             alibi_bias(spec, tp, dtype, device),
             None if isinstance(cache, ZonedCache) else _staging(cache),
             self.kernels.native,
             spec.score_cap is None,
             self.zones,
+            groups.rules,
+            groups.lasting,
         )
 
     def pages(self, tp: TensorParallel, options: RunnerOptions) -> RankPages:
@@ -153,7 +157,9 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
 
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
     spec, files = open_model(model_dir)
+    spec = sparsified(spec, options.sparse_attention)
     kernels = open_kernels(options)
+    refuse_unfit(options.sparse_attention, options.kv_compression, kernels.reason)
     weight_format = WeightFormat(format_of(options), options.torch_device, options.torch_dtype, kernels.native)
     weights = CheckedWeights(files, options.torch_dtype, weight_format)
     Decoder(weights, tp, spec)
@@ -207,7 +213,13 @@ def _cache(checked: _Checked, tp: TensorParallel, options: RunnerOptions) -> KVC
     num_blocks, dtype, device = size.num_blocks + checked.borrowable_blocks, options.kv_torch_dtype, options.torch_device
     if zones is None:
         staged = groups.windows == (None,)
-        return KVCache(groups.num_planes, num_blocks, options.block_size, width, dtype=dtype, device=device, staged=staged)
+        return KVCache(
+            *(groups.num_planes, num_blocks, options.block_size, width),
+            dtype=dtype,
+            device=device,
+            staged=staged and not groups.rules,
+            bounded=groups.selects,
+        )
     hot = KVCache(spec.num_layers, size.hot_pages, options.block_size, width, dtype=dtype, device=device, staged=False)
     return ZonedCache(groups.num_planes, num_blocks, zones.layout.block_bytes, hot)
 

@@ -17,6 +17,7 @@ from ryzanstein.worker.quantization import (
     KvDtype,
     Quantization,
 )
+from ryzanstein.worker.sparse import parse_sparse_attention
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,7 +35,8 @@ class RunnerOptions:
     requires our own kernels, torch never uses them. `lends_blocks`: the memory of blocks that are
     not used returns to the system; the cache has room for `borrow_bytes` more than its own.
     `kv_compression`: keys and values that are not among the newest `kv_hot_tokens` are compressed,
-    where our own kernels run.
+    where our own kernels run. `sparse_attention`: what layers without a window read, see
+    `worker.sparse`; empty: everything.
     """
 
     device: str = "cpu"
@@ -52,6 +54,7 @@ class RunnerOptions:
     borrow_bytes: int = 0
     kv_compression: KvCompression = "none"
     kv_hot_tokens: int = 16
+    sparse_attention: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -64,6 +67,7 @@ class RunnerOptions:
             raise ValueError(f"kv_compression {self.kv_compression!r} is not supported, only {', '.join(KV_COMPRESSIONS)}")
         if self.kv_hot_tokens < 16:
             raise ValueError(f"kv_hot_tokens must be at least 16: {self.kv_hot_tokens}")
+        parse_sparse_attention(self.sparse_attention)
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not supported, only {', '.join(QUANTIZATIONS)}")
         if self.kernels not in KERNELS:

@@ -78,7 +78,9 @@ def description(spec: DecoderSpec, blocks: PageLayout, hot: PageLayout | None, z
 
     What a token saw compressed has shaped its keys and values in all layers above.
     """
-    windows = ",".join(str(window or "all") for window in layer_groups(spec).windows)
+    groups = layer_groups(spec)
+    windows = ",".join(str(window or "all") for window in groups.windows)
+    windows += "".join(f" {group}:{rule}" for group, rule in enumerate(groups.rules) if rule is not None)
     slots = blocks if hot is None else hot
     _, tokens, parts, heads, width = slots.shape
     dtype = str(slots.dtype).removeprefix("torch.")
@@ -135,6 +137,7 @@ class RankPages:
         self.page_bytes, self.hot_page_bytes = blocks.page_bytes, 0 if hot is None else hot.page_bytes
         stride = max(self.page_bytes, self.hot_page_bytes)
         self.description = description(spec, blocks, hot, zones)
+        self._cache = cache
         self._ports = [PagePort(cache.block, blocks, heads, stride)]
         if hot is not None and isinstance(cache, ZonedCache):
             self._ports.append(PagePort(cache.hot.block, hot, heads, stride))
@@ -143,6 +146,8 @@ class RankPages:
         """Copies this rank's heads."""
         for port, pages in zip(self._ports, (move.pages, move.hot), strict=False):
             (port.copy_out if move.out else port.copy_in)(pages, slab)
+        if not move.out and isinstance(self._cache, KVCache):
+            self._cache.bound([block for _, block in move.pages])
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

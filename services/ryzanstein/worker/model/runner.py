@@ -52,6 +52,7 @@ class ModelRunner:
         self.extents, self.plans = loaded.size.extents, loaded.plans
         self.without_compression = loaded.without_compression
         self.kv_compression = "none" if loaded.zones is None else options.kv_compression
+        self.sparse_attention = options.sparse_attention
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
 

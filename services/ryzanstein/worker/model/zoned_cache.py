@@ -40,6 +40,9 @@ class ZonedCache:
         for source, target in moves:
             self._cold_PBX[:, target].copy_(self._cold_PBX[:, source])
 
+    def bound(self, blocks: Sequence[int]) -> None:
+        """Does nothing: pages that are chosen by query are not compressed."""
+
     def release(self, num_blocks: int) -> None:
         """Returns the memory of the blocks from this number on to the system, see `KVCache`."""
         if self._memory is not None:

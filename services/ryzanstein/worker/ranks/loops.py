@@ -290,6 +290,7 @@ def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
         windows=ready.windows,
         hot_tokens=ready.hot_tokens,
         hot_pages=ready.hot_pages,
+        lasting=ready.lasting,
     )
 
 

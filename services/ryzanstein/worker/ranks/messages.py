@@ -25,8 +25,9 @@ class RankSpec(msgspec.Struct, frozen=True):
     and `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at
     the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the
     agent's own niceness. `kv_compression`: keys and values that are not among the newest
-    `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `ranks_before` are the
-    node's ranks of other models that come first on its cores and devices.
+    `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `sparse_attention`: see
+    `worker.sparse`. `ranks_before` are the node's ranks of other models that come first on its cores
+    and devices.
     """
 
     model: str  # directory
@@ -58,6 +59,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     grammar_cache_bytes: int = 64 * 2**20
     kv_compression: KvCompression = "none"
     kv_hot_tokens: int = 16
+    sparse_attention: str = ""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):

@@ -85,6 +85,8 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
     extents, whole = runner.extents, runner.context_length
     return {
         "windows": extents.windows,
+        "lasting": extents.lasting,
+        "sparse_attention": runner.sparse_attention,
         "context_bytes": runner.bytes_for(whole) if context_length < whole else 0,
         "kv_compression": runner.kv_compression,
         "hot_pages": runner.hot_pages,
@@ -151,4 +153,5 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         borrow_bytes=spec.borrow_bytes,
         kv_compression=spec.kv_compression,
         kv_hot_tokens=spec.kv_hot_tokens,
+        sparse_attention=spec.sparse_attention,
     )

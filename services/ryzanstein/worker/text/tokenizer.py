@@ -196,9 +196,12 @@ class TextModel:
         if num_chars > self.max_prompt_chars:
             raise errors.invalid(field, f"must have at most {self.max_prompt_chars} characters for this model", num_chars)
 
-    def checked_ids(self, token_ids: Sequence[int]) -> list[int]:
-        """Returns the ids. Raises CONTEXT_TOO_LONG, or INVALID_ARGUMENT for one outside the vocabulary."""
-        if len(token_ids) >= self.context_length:
+    def checked_ids(self, token_ids: Sequence[int], *, any_length: bool = False) -> list[int]:
+        """Returns the ids. Raises CONTEXT_TOO_LONG, or INVALID_ARGUMENT for one outside the vocabulary.
+
+        `any_length`: they will be cut.
+        """
+        if len(token_ids) >= self.context_length and not any_length:
             raise errors.context_too_long(len(token_ids), 1, self.context_length)
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
         if wrong is not None:

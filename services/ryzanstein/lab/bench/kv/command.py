@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from ryzanstein.lab.bench.kv.measurement import PARTS, KvMeasurement, KvWork
 from ryzanstein.lab.bench.kv.options import OPTIONS, KvOption
 from ryzanstein.lab.bench.kv.report import as_markdown
 from ryzanstein.lab.bench.kv.sequence import SharedModel
+from ryzanstein.lab.bench.kv.sparse import DEFAULT_RULES, rules_of
 from ryzanstein.lab.bench.quality.choice_of_texts import read_texts
 from ryzanstein.lab.bench.quality.document import QualityMachine, QualityText
 from ryzanstein.model_paths import model_name
@@ -51,6 +53,7 @@ def kv(
     pass_keys: Annotated[str, typer.Option(help="lengths of prompts, comma-separated")] = "2048,8192,16384,30000",
     batches: Annotated[str, typer.Option(help="of timed calls of attention")] = "1,8,32",
     contexts: Annotated[str, typer.Option(help="of timed calls of attention")] = "1024,2048,4096,8192,16384,32768",
+    sparse: Annotated[str, typer.Option(help="rules of sparse attention, separated by /")] = DEFAULT_RULES,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: all cores")] = 0,
     seconds: Annotated[
         float, typer.Option(min=1, max=1e9, help="stop after the piece that takes longer; run again to continue")
@@ -61,7 +64,8 @@ def kv(
     with refusals_as_exit() as people:
         chosen, lengths = _chosen(options), _numbers("windows", windows)
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-        work = _work(model, chosen, text or [], max(lengths) * num_windows, prompts)
+        rules = rules_of(sparse)
+        work = replace(_work(model, chosen, text or [], max(lengths) * num_windows, prompts), rules=rules)
         if max(lengths) > work.model.spec.context_length:
             raise errors.invalid("windows", f"must be at most the context of {work.model.spec.context_length}", max(lengths))
         settings = KvSettings(
@@ -78,6 +82,7 @@ def kv(
             batches=_numbers("batches", batches),
             contexts=_numbers("contexts", contexts),
             threads=torch.get_num_threads(),
+            sparse=[rule.name for rule in rules],
         )
         document = _document(json_path, settings, people)
         done = KvMeasurement(work, document, people, lambda: _save(document, json_path), seconds).run(_parts(parts))
@@ -129,6 +134,8 @@ def _document(path: Path, settings: KvSettings, people: Console) -> KvDocument:
     """Returns the document at the path, or a new one. Raises INVALID_ARGUMENT for one of other settings."""
     if path.exists():
         document = read_kv(path)
+        if not document.settings.sparse:  # older than its rules, of which nothing is measured yet
+            document.settings = msgspec.structs.replace(document.settings, sparse=settings.sparse)
         if document.settings != settings:
             raise errors.invalid("json", "has other settings or texts: remove it, or name another", str(path))
         people.print(f"{path}: continued", markup=False)

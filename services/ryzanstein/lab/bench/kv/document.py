@@ -29,6 +29,7 @@ class KvSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: list[int]
     contexts: list[int]
     threads: int
+    sparse: list[str] = []
 
 
 class MemoryRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +64,19 @@ class PassKeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     found: list[bool]
 
 
+class SparseRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each rule of sparse attention gives, dense first.
+
+    `what`: "pass key" at a depth or "needle" by its number, 1 if found; "reading" of a prompt and
+    "step" after it, in seconds.
+    """
+
+    what: str
+    context: int
+    place: float
+    found: list[float]
+
+
 class TimeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Medians of one call of attention for single new tokens, in seconds, by kind of cache."""
 
@@ -91,6 +105,8 @@ class KvDocument(msgspec.Struct, forbid_unknown_fields=True):
     windows: list[WindowRow] = []
     greedy: list[GreedyRow] = []
     pass_keys: list[PassKeyRow] = []
+    sparse_windows: list[WindowRow] = []
+    sparse: list[SparseRow] = []
 
 
 def read_kv(path: Path) -> KvDocument:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
 from tokenizers import Tokenizer
@@ -16,6 +17,7 @@ from ryzanstein.lab.bench.kv.document import (
     MemoryRow,
     OutlierRow,
     PassKeyRow,
+    SparseRow,
     TimeRow,
     WindowRow,
 )
@@ -24,10 +26,12 @@ from ryzanstein.lab.bench.kv.outliers import FACTORS, outlier_errors
 from ryzanstein.lab.bench.kv.pass_keys import DEPTHS, pass_key_prompt, says_key
 from ryzanstein.lab.bench.kv.quality import greedy_matches, judge
 from ryzanstein.lab.bench.kv.sequence import KvSequence, SharedModel
+from ryzanstein.lab.bench.kv.sparse import DEPTHS as TEN_DEPTHS
+from ryzanstein.lab.bench.kv.sparse import needle_prompt, needles_found, step_times
 from ryzanstein.lab.bench.quality.texts import ReadText
 
 AT_ONCE = 256
-PARTS = ("memory", "times", "outliers", "greedy", "perplexity", "pass-keys")
+PARTS = ("memory", "times", "outliers", "greedy", "perplexity", "pass-keys", "sparse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class KvWork:
     tokenizer: Tokenizer
     options: Sequence[KvOption]
     texts: Sequence[ReadText]
+    rules: Sequence[KvOption] = ()
 
 
 @dataclass
@@ -49,7 +54,7 @@ class KvMeasurement:
     people: Console
     save: Callable[[], None]
     seconds: float
-    _sequences: dict[int, list[KvSequence]] = field(default_factory=dict)
+    _sequences: dict[tuple[int, int], list[KvSequence]] = field(default_factory=dict)
 
     def run(self, parts: Sequence[str]) -> bool:
         """Returns whether all parts are finished."""
@@ -71,6 +76,7 @@ class KvMeasurement:
             "greedy": self._greedy,
             "perplexity": self._perplexity,
             "pass-keys": self._pass_keys,
+            "sparse": self._sparse,
         }
         for part in parts:
             yield from found[part]()
@@ -154,10 +160,53 @@ class KvMeasurement:
 
                 yield f"pass key: {context} tokens, depth {depth:.0%}", measure
 
-    def _opened(self, max_tokens: int) -> list[KvSequence]:
+    def _sparse(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield from self._sparse_windows()
+        done = {(row.what, row.context, row.place) for row in self.document.sparse}
+        for context in self.document.settings.pass_key_contexts:
+            if ("step", context, 0.0) not in done:
+                yield f"sparse times: {context} tokens", partial(self._sparse_times, context)
+            if ("needle", context, 0.0) not in done:
+                yield f"sparse needles: {context} tokens", partial(self._sparse_needles, context)
+            for depth in TEN_DEPTHS:
+                if ("pass key", context, depth) not in done:
+                    yield f"sparse pass key: {context} tokens, depth {depth:.0%}", partial(self._sparse_key, context, depth)
+
+    def _sparse_windows(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        windows = {(row.length, row.text, row.number) for row in self.document.sparse_windows}
+        for length in self.document.settings.windows:
+            for text in self.work.texts:
+                for number, window in enumerate(text.windows(length)[: self.document.settings.num_windows]):
+                    if (length, text.name, number) not in windows:
+                        piece = partial(self._sparse_window, length, text.name, number, window.ids)
+                        yield f"sparse perplexity: {text.name}, window {number + 1} of {length} tokens", piece
+
+    def _sparse_window(self, length: int, name: str, number: int, ids: Sequence[int]) -> None:
+        sums = judge(self._opened(length, self.work.rules), ids, self.document.settings.every, AT_ONCE)
+        self.document.sparse_windows.append(WindowRow(length, name, number, sums))
+
+    def _sparse_times(self, context: int) -> None:
+        sequences = self._opened(context + AT_ONCE, self.work.rules)
+        reading, steps = step_times(sequences, self.work.texts[0].beginning(context), AT_ONCE)
+        self.document.sparse += [SparseRow("reading", context, 0.0, reading), SparseRow("step", context, 0.0, steps)]
+
+    def _sparse_needles(self, context: int) -> None:
+        sequences = self._opened(context + AT_ONCE, self.work.rules)
+        prompt, questions = needle_prompt(self.work.tokenizer, self.work.texts[0].beginning(context), context)
+        found = [needles_found(self.work.tokenizer, each, prompt, questions, AT_ONCE) for each in sequences]
+        for number, of_rules in enumerate(zip(*found, strict=True)):
+            self.document.sparse.append(SparseRow("needle", context, float(number), [float(each) for each in of_rules]))
+
+    def _sparse_key(self, context: int, depth: float) -> None:
+        prompt, key = pass_key_prompt(self.work.tokenizer, self.work.texts[0].beginning(context), context, depth)
+        opened = self._opened(context + AT_ONCE, self.work.rules)
+        found = [float(says_key(self.work.tokenizer, each, prompt, key, AT_ONCE)) for each in opened]
+        self.document.sparse.append(SparseRow("pass key", context, depth, found))
+
+    def _opened(self, max_tokens: int, options: Sequence[KvOption] | None = None) -> list[KvSequence]:
         """Returns a sequence for each option, with room for so many tokens. Only the last ones are kept."""
-        if max_tokens not in self._sequences:
-            self._sequences = {
-                max_tokens: [KvSequence(self.work.model, option, max_tokens, AT_ONCE) for option in self.work.options]
-            }
-        return self._sequences[max_tokens]
+        options = self.work.options if options is None else options
+        if (opened := self._sequences.get((max_tokens, id(options)))) is None:
+            opened = [KvSequence(self.work.model, option, max_tokens, AT_ONCE) for option in options]
+            self._sequences = {(max_tokens, id(options)): opened}
+        return opened

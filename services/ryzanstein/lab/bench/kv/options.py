@@ -8,6 +8,7 @@ import torch
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout
+from ryzanstein.worker.sparse import SparseRule
 
 HOT_TOKENS = 16  # the least
 
@@ -17,7 +18,7 @@ class KvOption:
     """A row of the tables.
 
     `kind` is that of compressed pages, None for none; `dtype` that of all others. `late`: only the
-    second half of the layers is compressed.
+    second half of the layers is compressed. `rule`: layers that would read everything read sparsely.
     """
 
     name: str
@@ -25,6 +26,7 @@ class KvOption:
     kind: ColdKind | None = None
     hot_tokens: int = HOT_TOKENS
     late: bool = False
+    rule: SparseRule | None = None
 
     def layout(self, spec: DecoderSpec, layer: int) -> ColdLayout | None:
         """Returns how a layer's pages are compressed, if they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ryzanstein.lab.bench.kv.document import KvDocument, TimeRow
+from ryzanstein.lab.bench.kv.document import KvDocument, TimeRow, WindowRow
 from ryzanstein.lab.bench.quality.document import WindowSums
 from ryzanstein.lab.bench.quality.estimates import (
     Estimate,
@@ -16,6 +16,8 @@ from ryzanstein.lab.bench.quality.estimates import (
 )
 from ryzanstein.lab.bench.quality.report import percent, table, with_error
 
+_SPARSE = {"pass key": "pass keys", "needle": "one of four keys", "reading": "prompt, s", "step": "token, ms"}
+
 
 def as_markdown(document: KvDocument, command: str) -> str:
     """Returns the tables of what is measured so far."""
@@ -24,7 +26,7 @@ def as_markdown(document: KvDocument, command: str) -> str:
         f"{document.machine.cores} cores of {document.machine.cpu}, {document.settings.threads} threads, "
         f"load {min(loads, default=0):.1f} to {max(loads, default=0):.1f}."
     )
-    parts = [f"    {command}", where, *_quality(document), *_times(document), *_outliers(document)]
+    parts = [f"    {command}", where, *_quality(document), *_sparse(document), *_times(document), *_outliers(document)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -74,6 +76,42 @@ def _window_cells(document: KvDocument, length: int, number: int) -> list[str]:
 def _perplexities(rows_of: Sequence[WindowSums]) -> str:
     loss, count = sum(each.loss for each in rows_of), sum(each.num_tokens for each in rows_of)
     return f"{Estimate(loss / count, 0.0).exp().mean:.2f}"
+
+
+def _sparse(document: KvDocument) -> Iterator[str]:
+    if not document.sparse and not document.sparse_windows:
+        return
+    lengths = [length for length in document.settings.windows if any(row.length == length for row in document.sparse_windows)]
+    heads, columns = ["reads"], [[f"{name}" for name in document.settings.sparse]]
+    for length in lengths:
+        heads += [f"perplexity at {length:,}", f"same token at {length:,}"]
+        rows = [row for row in document.sparse_windows if row.length == length]
+        cells = [_sparse_window(rows, number) for number in range(len(columns[0]))]
+        columns += [[cell[0] for cell in cells], [cell[1] for cell in cells]]
+    for what, shown in (
+        ("pass key", "pass keys"),
+        ("needle", "one of four keys"),
+        ("reading", "prompt, s"),
+        ("step", "token, ms"),
+    ):
+        for context in document.settings.pass_key_contexts:
+            if rows_of := [row.found for row in document.sparse if (row.what, row.context) == (what, context)]:
+                heads.append(f"{shown} at {context:,}")
+                columns.append([_sparse_cell(what, values) for values in zip(*rows_of, strict=True)])
+    yield table(heads, list(map(list, zip(*columns, strict=True))))
+
+
+def _sparse_window(rows: Sequence[WindowRow], number: int) -> tuple[str, str]:
+    mine, dense = [row.sums[number] for row in rows], [row.sums[0] for row in rows]
+    if number == 0:
+        return _perplexities(rows_of=dense), ""
+    return percent(added_loss(mine, dense).exp().minus(1), "+"), percent(same_token(mine))
+
+
+def _sparse_cell(what: str, values: Sequence[float]) -> str:
+    if what in ("reading", "step"):
+        return f"{values[0] * (1e3 if what == 'step' else 1):.3g}"
+    return f"{sum(values):.0f} of {len(values)}"
 
 
 def _times(document: KvDocument) -> Iterator[str]:

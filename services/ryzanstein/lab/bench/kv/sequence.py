@@ -20,8 +20,8 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, ColdLayout, sees_cold
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.inputs import GroupInputs, Sealing, StepInputs
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.inputs import Bounding, GroupInputs, Sealing, StepInputs
+from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys, SparseKeys
 from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 
 
@@ -60,6 +60,11 @@ class KvSequence:
     def restart(self) -> None:
         self._num_read = 0
 
+    def rewind(self, num_read: int) -> None:
+        """Forgets all but the first tokens. Nothing may be compressed: hot pages are gone."""
+        assert not any(self._layouts)
+        self._num_read = num_read
+
     @torch.inference_mode()
     def feed(self, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
         """Appends tokens. Returns the logits after those of `rows`, or after the last one, [R, V], float32."""
@@ -80,7 +85,8 @@ class KvSequence:
     def _new_pages(self, layout: ColdLayout | None, num_pages: int) -> LayerPages:
         width, dtype = 2 * self._model.spec.num_kv_heads * self._model.spec.head_dim, self.option.dtype
         if layout is None:
-            return LayerPages(torch.zeros(num_pages * PAGE_TOKENS, width, dtype=dtype))
+            bounds = torch.zeros(num_pages, 2, width // 2) if self.option.rule is not None else None
+            return LayerPages(torch.zeros(num_pages * PAGE_TOKENS, width, dtype=dtype), bounds_B2Y=bounds)
         hot_NC = torch.zeros(self._num_hot * PAGE_TOKENS, width, dtype=dtype)
         return LayerPages(hot_NC, torch.zeros(num_pages, layout.block_bytes, dtype=torch.uint8))
 
@@ -97,9 +103,17 @@ class KvSequence:
     def _group(self, window: int | None, layout: ColdLayout | None, positions_T: Tensor) -> GroupInputs:
         one, length_S = torch.tensor([len(positions_T)]), positions_T[-1:] + 1
         row_S, kernels = torch.tensor([0]), self._model.kernels
+        rule = self.option.rule if window is None or window >= self._model.spec.context_length else None
+        if rule is not None and int(length_S) > rule.window:
+            sparse = SparseKeys(-(-rule.sinks // PAGE_TOKENS), rule.stride, rule.quest)
+            keys = PagedKeys(row_S, one, self._table_1B, length_S, PAGE_TOKENS, rule.window, sparse=sparse)
+            return GroupInputs(positions_T, [Paged(kernels, keys)], bounding=self._bounding(positions_T))
         if layout is None:
+            bounding = None if rule is None else self._bounding(positions_T)
             return GroupInputs(
-                positions_T, [Paged(kernels, PagedKeys(row_S, one, self._table_1B, length_S, PAGE_TOKENS, window))]
+                positions_T,
+                [Paged(kernels, PagedKeys(row_S, one, self._table_1B, length_S, PAGE_TOKENS, window))],
+                bounding=bounding,
             )
         begin, end, hot_tokens = int(positions_T[0]), int(positions_T[-1]) + 1, self.option.hot_tokens
         first = sees_cold(begin, hot_tokens)
@@ -110,6 +124,10 @@ class KvSequence:
         sealing = Sealing(kernels, layout, full_M % self._num_hot, full_M) if len(full_M) else None
         slots_T = positions_T // PAGE_TOKENS % self._num_hot * PAGE_TOKENS + positions_T % PAGE_TOKENS
         return GroupInputs(slots_T, [Paged(kernels, keys)], sealing)
+
+    def _bounding(self, positions_T: Tensor) -> Bounding | None:
+        full_M = torch.arange(int(positions_T[0]) // PAGE_TOKENS, (int(positions_T[-1]) + 1) // PAGE_TOKENS)
+        return Bounding(full_M, PAGE_TOKENS) if len(full_M) else None
 
 
 class _OfLayer(Sequence[GroupInputs]):

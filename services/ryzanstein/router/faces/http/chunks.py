@@ -12,7 +12,7 @@ from typing import Any
 
 from ryzanstein.generation import GenerationEvent, Started, Usage
 from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import Dialect, usage_body
+from ryzanstein.router.faces.http.dialect import Dialect, omitted_body, usage_body
 from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
 
 Chunk = dict[str, Any]
@@ -30,7 +30,7 @@ class Chunks:
         """`continuous`: each chunk has the usage so far, as the reader has seen it."""
         self.cursor = cursor
         self._continuous = include_usage and continuous
-        self._prompt_tokens = started.prompt_tokens
+        self._started = started
         self._pieces = Pieces(cursor, started)
         self._dialect = dialect
         self._include_usage = include_usage
@@ -41,6 +41,8 @@ class Chunks:
             "model": started.model,
             "system_fingerprint": None,
         } | ({"usage": None} if include_usage else {})
+        if started.omitted_prompt_tokens:  # also where the client asks for no usage
+            self.envelope["prompt_tokens_details"] = omitted_body(started.omitted_prompt_tokens)
 
     @property
     def usage(self) -> Usage | None:
@@ -61,7 +63,8 @@ class Chunks:
     def _usage_so_far(self) -> Chunk:
         if not self._continuous:
             return {}
-        return {"usage": usage_body(Usage(self._prompt_tokens, sum(self.cursor.from_index.values())))}
+        num_tokens = sum(self.cursor.from_index.values())
+        return {"usage": usage_body(Usage(self._started.prompt_tokens, num_tokens, 0, self._started.omitted_prompt_tokens))}
 
     def _said(self, piece: Piece) -> dict[str, Any] | None:
         match piece:

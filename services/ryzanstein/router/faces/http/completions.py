@@ -93,4 +93,5 @@ def _usage(asked: Completions, answers: Sequence[Answer]) -> Usage:
         sum(usage.prompt_tokens for usage in usages),
         0 if asked.silent else sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_prompt_tokens for usage in usages),
+        sum(usage.omitted_prompt_tokens for usage in usages),
     )

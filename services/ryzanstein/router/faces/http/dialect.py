@@ -131,12 +131,17 @@ def _tops(tops: Sequence[TopLogprob]) -> dict[str, float]:
     return {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in tops}
 
 
+def omitted_body(num_tokens: int) -> dict[str, Any]:
+    """Returns what an answer says of prompt tokens that were left out; nothing if none were."""
+    return {"omitted_tokens": num_tokens} if num_tokens else {}
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens} | omitted_body(usage.omitted_prompt_tokens),
     }
 
 

@@ -125,8 +125,8 @@ class MergedWriter:
         return _event(chunk | own | {"choices": [choice | {"index": prompt * self._num_choices + choice["index"]}]})
 
 
-def _counts(usage: Usage) -> tuple[int, int, int]:
-    return usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens
+def _counts(usage: Usage) -> tuple[int, ...]:
+    return usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens, usage.omitted_prompt_tokens
 
 
 def _event(chunk: Chunk) -> bytes:

@@ -30,6 +30,7 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
         "include_stop_str_in_output": body.include_stop_str_in_output,
         "prompt_logprobs": whole("prompt_logprobs", body.prompt_logprobs),
         "truncate_prompt_tokens": whole("truncate_prompt_tokens", body.truncate_prompt_tokens),
+        "keep_prompt_head": whole("keep_prompt_head", body.keep_prompt_head),
     }
     params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]

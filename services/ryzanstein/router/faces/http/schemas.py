@@ -106,6 +106,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     truncate_prompt_tokens: Whole | None = None
+    keep_prompt_head: Whole | None = None
     prompt_logprobs: Whole | None = None
     # Refused unless they request nothing.
     audio: Raw = _ABSENT

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import structlog
 
@@ -89,13 +90,14 @@ class Restoring:
             return
 
     async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
-        windows, size = self._extents.traveling, self._extents.block_size
+        extents, size = self._extents, self._extents.block_size
         if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
             return
-        for group, window in enumerate(windows):
+        for group, (window, lasting) in enumerate(extents.traveling):
             if window is not None:
-                first = self._extents.first_seen(window, num_pages * size)
-                names = [name_of(key, group) for key in keys[first:num_pages]]
+                first = extents.first_seen(window, num_pages * size)
+                pages = chain(extents.lasting_pages(lasting, first), range(first, num_pages))
+                names = [name_of(keys[page], group) for page in pages]
                 await self._names(names, num_pages * size, sources)
 
     async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ryzanstein.worker.sparse import SparseRule
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
 QkvLayout = Literal["split", "stacked", "grouped"]
 
@@ -174,13 +176,14 @@ class LayerSpec:
     """The choices that may differ between layers.
 
     A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
-    decoder's `rotaries`.
+    decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so.
     """
 
     window: int | None = None
     rotary: int | None = None
     experts: MoeSpec | None = None
     attention_scale: float = 1.0
+    sparse: SparseRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

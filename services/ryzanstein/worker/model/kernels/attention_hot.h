@@ -5,14 +5,14 @@
 #ifndef RYZANSTEIN_ATTENTION_HOT_H
 #define RYZANSTEIN_ATTENTION_HOT_H
 
-#include "attention_rows.h"
+#include "attention_sparse.h"
 
 enum { LINE = 64 };            /* bytes of a cache line */
 
-/* Returns a head's key at a position of sequence s. */
-INLINE const char *key_at(const Attention *a, i64 s, i64 k, i64 position, i64 item_bytes) {
-    i64 page = position / a->block_size - (a->first_S == NULL ? 0 : a->first_S[s]);
-    i64 slot = a->tables_SB[s * a->B + page] * a->block_size + position % a->block_size;
+/* Returns a head's key at a position of sequence s, counted in the listed pages. */
+INLINE const char *key_at(const Attention *a, const Block *b, i64 s, i64 k, i64 position, i64 item_bytes) {
+    i64 page = b->listed == NULL ? position / a->block_size : b->listed[position / a->block_size];
+    i64 slot = a->tables_SB[s * a->B + place_of(a, s, page)] * a->block_size + position % a->block_size;
     return a->pages_NC + (slot * a->C + k * a->D) * item_bytes;
 }
 
@@ -26,7 +26,7 @@ INLINE void fill_vectors(Block *b, i64 from, i64 count) {
 static void find_keys(const Attention *a, Block *b, i64 s, i64 k, i64 first, i64 from, i64 count, i64 item_bytes) {
     i64 slot_bytes = a->C * item_bytes;
     for (i64 j = from; j < count;) {
-        const char *key = key_at(a, s, k, first + j, item_bytes);
+        const char *key = key_at(a, b, s, k, first + j, item_bytes);
         for (i64 offset = (first + j) % a->block_size; offset < a->block_size && j < count; offset++, key += slot_bytes)
             b->keys[j++] = key;
     }
@@ -36,11 +36,11 @@ static void find_keys(const Attention *a, Block *b, i64 s, i64 k, i64 first, i64
 
 /* Prefetches the keys and values of the next chunk. A small head reads so little of a slot that the CPU does not predict the next
    address; for a large one it does. */
-static void prefetch_keys(const Attention *a, i64 s, i64 k, i64 first, i64 end, i64 item_bytes) {
+static void prefetch_keys(const Attention *a, const Block *b, i64 s, i64 k, i64 first, i64 end, i64 item_bytes) {
     i64 bytes = a->D * item_bytes;
     if (bytes > 4 * LINE) return;
     for (i64 j = first; j < end && j < first + CHUNK; j++) {
-        const char *key = key_at(a, s, k, j, item_bytes), *value = key + a->values * item_bytes;
+        const char *key = key_at(a, b, s, k, j, item_bytes), *value = key + a->values * item_bytes;
         for (i64 n = 0; n < bytes; n += LINE) __builtin_prefetch(key + n), __builtin_prefetch(value + n);
         __builtin_prefetch(key + bytes - 1), __builtin_prefetch(value + bytes - 1);
     }

@@ -26,6 +26,7 @@ typedef struct {
     const i64 *cold_tables_SB, *cold_first_S;
     const i64 *begin_S, *end_S; /* the keys that count, by position; or NULL: all */
     const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
+    const float *bounds;      /* of each block the least keys of all heads, then the greatest; or NULL */
     float *out_T;             /* as queries, `out_stride` apart */
     float *lse_TH;            /* logarithms of sums of exponentials of scores; or NULL */
     i64 q_stride, out_stride, C, values, B, cold_B, block_size, S, K, G, D, P;
@@ -33,6 +34,8 @@ typedef struct {
     i64 key_kind, value_kind; /* of cold blocks */
     i64 hot;                  /* a page is cold for a query whose position is at least so much greater than the page's last */
     i64 window;               /* the most keys that a token sees, itself included; 0: all */
+    i64 sparse;               /* whether older keys are seen besides (attention_sparse.h) */
+    i64 sinks, stride, quest; /* pages; 0: none */
     float scale, cap;         /* scores: times scale, and squashed between -cap and cap if cap > 0 */
 } Attention;
 
@@ -48,6 +51,9 @@ typedef struct {
     float *channels_W; /* scales of the channels of each page's keys */
     float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
     i64 *begin_R, *end_R; /* which keys of the chunk a row sees in this pass */
+    i64 *pages;           /* room for the numbers of all pages of a sequence */
+    float *bounds_RP;     /* room for a bound of each row and page */
+    const i64 *listed;    /* the pages whose keys are counted in this pass, in this order; or NULL: all */
 } Block;
 
 /* Returns the keys that at least one of the rows sees, begin to end; none if begin >= end. */

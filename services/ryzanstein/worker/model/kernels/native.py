@@ -51,10 +51,11 @@ class _Attention(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "pages", "cold", "rows", "num_new", "length", "tables", "first")),
-        *((name, c_void_p) for name in ("cold_tables", "cold_first", "begin", "end", "bias", "out", "lse")),
+        *((name, c_void_p) for name in ("cold_tables", "cold_first", "begin", "end", "bias", "bounds", "out", "lse")),
         *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_pages", "num_cold")),
         *((name, c_int64) for name in ("block_size", "num_sequences", "num_kv_heads", "group", "head_dim")),
         *((name, c_int64) for name in ("num_positions", "half", "key_kind", "value_kind", "hot", "window")),
+        *((name, c_int64) for name in ("sparse", "sinks", "stride", "quest")),
         *((name, c_float) for name in ("scale", "cap")),
     )
 
@@ -125,6 +126,18 @@ class ColdKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseKeys:
+    """What is read of the keys before the window, in pages: see `SparseRule`.
+
+    Without `quest`, a table begins with the lasting pages that are before page `first_S`.
+    """
+
+    sinks: int = 0
+    stride: int = 0
+    quest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PagedKeys:
     """The sequences with new tokens, as int64.
 
@@ -133,7 +146,8 @@ class PagedKeys:
     `bias_HP` is added to a head's scores by the key's position. `first_S`: the page, by position, of
     which a table's first entry is; without it 0. `cold`: keys of older pages are there, and the
     tables are of hot pages only. Only keys of positions from `begin_S` on and before `end_S` count,
-    where they are given; a token that sees none has the answer 0.
+    where they are given; a token that sees none has the answer 0. `sparse`: of the keys before the
+    window some are read, too; then there are neither `cold` keys nor a bias.
     """
 
     rows_S: Tensor
@@ -147,6 +161,7 @@ class PagedKeys:
     cold: ColdKeys | None = None
     begin_S: Tensor | None = None
     end_S: Tensor | None = None
+    sparse: SparseKeys | None = None
 
 
 class NativeKernels:
@@ -352,16 +367,21 @@ class NativeKernels:
         out_TKGD: Tensor,
         *,
         cold_BX: Tensor | None = None,
+        bounds_B2Y: Tensor | None = None,
         lse_TKG: Tensor | None = None,
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. Raises MemoryError.
 
         `scoring` is the scale and the cap of the scores. `cold_BX` are the layer's cold blocks, needed
-        where `keys` has tables of them. `lse_TKG` gets the logarithm of each row's sum of exponentials.
+        where `keys` has tables of them; `bounds_B2Y`, needed by `quest`, the least and the greatest keys of
+        full blocks, float32. `lse_TKG` gets the logarithm of each row's sum of exponentials.
         """
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         if keys.cold is not None and cold_BX is not None:
             _add_cold(arguments, keys.cold, cold_BX)
+        if keys.sparse is not None:
+            arguments.sparse, arguments.bounds = 1, _pointer(bounds_B2Y)
+            arguments.sinks, arguments.stride, arguments.quest = keys.sparse.sinks, keys.sparse.stride, keys.sparse.quest
         if lse_TKG is not None:
             arguments.lse = lse_TKG.data_ptr()
         if self._attend(byref(arguments)):

@@ -66,6 +66,8 @@ class Attention:
         self._rotate_and_store(qkv_T, keys.slots_T, angles, pages.slots_NC)
         if keys.sealing is not None and pages.cold_BX is not None:
             keys.sealing.run(pages.slots_NC, pages.cold_BX)
+        if keys.bounding is not None and pages.bounds_B2Y is not None:
+            keys.bounding.run(pages.slots_NC, pages.bounds_B2Y)
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
         attend(q_TKGD, pages, keys.segments, self._scoring, out_TKGD)

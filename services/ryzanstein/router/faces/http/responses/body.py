@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -168,8 +168,8 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
     refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
         refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
-    if body.truncation not in (None, "disabled"):
-        raise errors.invalid("truncation", "only disabled is supported: shorten the input instead", body.truncation[:64])
+    if body.truncation not in (None, "auto", "disabled"):
+        raise errors.invalid("truncation", "must be auto or disabled", body.truncation[:64])
     _check_metadata(body.metadata or {})
     top = whole("top_logprobs", body.top_logprobs)
     if top:
@@ -186,6 +186,8 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
     )
     tools = _tools(body)
     sampling = without_format(sampling_params(options, _max_tokens(body), None), tools)
+    if body.truncation == "auto":
+        sampling = replace(sampling, keep_prompt_head=0)
     said = _messages(body.input, max_items)
     request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
     return Asked(body, request, said, TemplateOptions(with_effort("", effort)), tools)

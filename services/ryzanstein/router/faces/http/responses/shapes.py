@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ryzanstein.generation import FinishReason, Started, Usage
+from ryzanstein.router.faces.http.dialect import omitted_body
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 
 PREFIX = "resp_"
@@ -42,7 +43,7 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "tool_choice": _plain(body.tool_choice) or "auto",
         "tools": _plain(body.tools) or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": "auto" if body.truncation == "auto" or started.omitted_prompt_tokens else "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
@@ -74,7 +75,7 @@ def ended(reason: FinishReason) -> tuple[str, Shape | None]:
 def usage_shape(usage: Usage) -> Shape:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens} | omitted_body(usage.omitted_prompt_tokens),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
