@@ -64,8 +64,9 @@ def kv(
     with refusals_as_exit() as people:
         chosen, lengths = _chosen(options), _numbers("windows", windows)
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-        rules = rules_of(sparse)
-        work = replace(_work(model, chosen, text or [], max(lengths) * num_windows, prompts), rules=rules)
+        rules, asked = rules_of(sparse), _numbers("pass-keys", pass_keys)
+        num_tokens = max(max(lengths) * num_windows, *asked)
+        work = replace(_work(model, chosen, text or [], num_tokens, prompts), rules=rules)
         if max(lengths) > work.model.spec.context_length:
             raise errors.invalid("windows", f"must be at most the context of {work.model.spec.context_length}", max(lengths))
         settings = KvSettings(
@@ -78,7 +79,7 @@ def kv(
             prompts=prompts,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
-            pass_key_contexts=_numbers("pass-keys", pass_keys),
+            pass_key_contexts=asked,
             batches=_numbers("batches", batches),
             contexts=_numbers("contexts", contexts),
             threads=torch.get_num_threads(),
