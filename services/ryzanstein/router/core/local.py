@@ -13,8 +13,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ryzanstein import clock, errors
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Message, Prompt, TokenPrompt
 from ryzanstein.router.core.admission import Admission, Place
+from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
@@ -48,6 +50,7 @@ class LocalCore:
         self._keys = IdempotencyKeys(parts.keys, parts.telemetry)
         self._lifecycle = Lifecycle(parts, self._admission, self._keys)
         self._generations = self._lifecycle.retained
+        self._embedder = Embedder(parts.links, parts.policy.runner, parts.telemetry)
 
     @property
     def ready(self) -> bool:
@@ -151,17 +154,30 @@ class LocalCore:
         Raises NOT_FOUND for a model that no node serves, otherwise the node's own error.
         """
         self._admission.check_size(prompt)
-        return await count_prompt_tokens(self._links, self._model(model), prompt)
+        return await count_prompt_tokens(self._links, self.model_of(model), prompt)
 
     async def tokenize(self, model: str, prompt: Prompt, *, special: bool = True, with_texts: bool = False) -> Tokenized:
         """See `Core.tokenize`."""
         self._admission.check_size(prompt)
-        return await texts.tokenize(self._links, self._model(model), prompt, special=special, with_texts=with_texts)
+        return await texts.tokenize(self._links, self.model_of(model), prompt, special=special, with_texts=with_texts)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """See `Core.detokenize`."""
         self._admission.check_size(TokenPrompt(tuple(token_ids)))
-        return await texts.detokenize(self._links, self._model(model), token_ids)
+        return await texts.detokenize(self._links, self.model_of(model), token_ids)
+
+    async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        """See `Core.embed`. A request takes one place, as a generation does."""
+        request.validate()
+        for given in request.inputs:
+            self._admission.check_size(given)
+        deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
+        request = replace(request, model=self.model_of(request.model), deadline=deadline)
+        place = self._admission.enter(request.tenant)
+        try:
+            return await self._embedder.embed(request)
+        finally:
+            place.leave()
 
     async def drain(self) -> None:
         """Does nothing: no other router knows this core's generations."""
@@ -226,7 +242,7 @@ class LocalCore:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
-            model=self._model(request.model),
+            model=self.model_of(request.model),
             sampling=replace(request.sampling, seed=seed),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
@@ -235,8 +251,8 @@ class LocalCore:
     def _deadline(self, request: GenerationRequest) -> float:
         return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s
 
-    def _model(self, name: str) -> str:
-        """Returns the name of the model to use.
+    def model_of(self, name: str) -> str:
+        """See `Core.model_of`.
 
         Raises NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND.
         """

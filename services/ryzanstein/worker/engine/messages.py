@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.engine.pooling import Pooling
 
 
 class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
@@ -35,6 +36,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
+    pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -195,8 +197,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     comes before that. `scores` are parts of prompts: group, first token, and for each token its
     (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait
     again. `sealed` are groups that report their pages, with the names of those that became full or
-    were found. `taken`
-    counts the agent's messages taken so far; each message is followed by a step's events, with or
+    were found. `vectors` are the groups that wanted one and ended with it, as numbers in single
+    precision. `taken` counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
 
@@ -214,3 +216,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     paused: list[tuple[int, int]] = []
     sealed: list[tuple[int, list[bytes]]] = []
     scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
+    vectors: list[tuple[int, bytes]] = []

@@ -35,14 +35,15 @@ class TextModel:
     """The text side of one model on a node.
 
     `path` is where its files are. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
-    `eos_token_ids` end an answer. `template` is the chat template, which is not run here; None: it
-    has none.
+    `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
+    `template` is the chat template, which is not run here; None: it has none.
     """
 
     def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
         self.name = name
         self.path = str(files.directory)
         self.context_length = files.context_length
+        self.embedding = files.embedding
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")

@@ -5,7 +5,7 @@
     DELETE /v1/generations/{id}                     cancels it
     POST /v1/responses                              the Responses API, with and without streaming
     GET, DELETE /v1/responses/{id}, POST .../cancel  a response that is kept, or runs
-    POST /v1/embeddings                             refused: no model here is made for it
+    POST /v1/embeddings                             vectors of texts
     POST /tokenize, /detokenize                     tokens of a prompt and back
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /health, /healthz, /readyz                 the process is alive (twice); it has a ready node

@@ -29,7 +29,7 @@ from ryzanstein.generation import (
     valid_tenant,
     with_variable,
 )
-from ryzanstein.router.faces.http.sampling import sampling_params, whole
+from ryzanstein.router.faces.http.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import (
     ChatCompletionRequest,
     ChatMessage,
@@ -37,6 +37,7 @@ from ryzanstein.router.faces.http.schemas import (
     ContentPart,
     GenerationOptions,
     MessageToolCall,
+    Whole,
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
@@ -178,7 +179,7 @@ def base_request(
         user=user,
         priority=valid_priority(_priority(body)),
         tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
-        deadline=_deadline(headers),
+        deadline=deadline_of(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
@@ -237,16 +238,16 @@ def _completion_prompts(body: CompletionRequest) -> list[Prompt]:
     given = body.prompt
     if isinstance(given, str):
         given = [given]
-    kinds = set(map(type, given))
+    kinds = {int if isinstance(each, float) else type(each) for each in given}
     if len(kinds) > 1:
         raise errors.invalid("prompt", "must be a string, a list of token ids, or a list of these")
     if kinds == {int}:
-        given = [cast(list[int], given)]
-    if not given or not all(cast(list[str | list[int]], given)):
+        given = [cast("list[Whole]", given)]
+    if not given or not all(cast("list[str | list[Whole]]", given)):
         raise errors.invalid("prompt", "must not be empty")
     return [
-        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
-        for prompt in cast(list[str | list[int]], given)
+        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(token_ids_of("prompt", prompt))
+        for prompt in cast("list[str | list[Whole]]", given)
     ]
 
 
@@ -318,7 +319,7 @@ def name_of(value: str, field: str) -> str:
     return value
 
 
-def _deadline(headers: Mapping[str, str]) -> float | None:
+def deadline_of(headers: Mapping[str, str]) -> float | None:
     """Returns the deadline in Unix seconds, or None for the core's default."""
     value = headers.get("x-request-timeout-ms")
     if value is None:

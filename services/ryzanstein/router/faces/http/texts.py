@@ -15,6 +15,7 @@ from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.prompts import conversation, name_of, template_options
+from ryzanstein.router.faces.http.sampling import token_ids_of
 from ryzanstein.router.faces.http.schemas import Body, ChatMessage, TokenId
 
 MAX_TOKENS = 131_072
@@ -58,8 +59,8 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
 
     @app.post("/detokenize", openapi_extra=described(DetokenizeBody))
     async def detokenize(http: Request) -> Response:
-        body, _ = await reader.read(http, detokenize_decoder, lambda body: None)
-        return JSONResponse({"prompt": await core.detokenize(name_of(body.model or "", "model"), body.tokens)})
+        body, tokens = await reader.read(http, detokenize_decoder, lambda body: token_ids_of("tokens", body.tokens))
+        return JSONResponse({"prompt": await core.detokenize(name_of(body.model or "", "model"), tokens)})
 
 
 def _prompt(body: TokenizeBody, max_messages: int) -> Prompt:
