@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,11 @@ async def test_vectors_are_cut_where_the_model_says_so_and_what_it_cannot_do_is_
         assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, field), error
     too_long = await refused(stub, texts(TEXTS[0], "12 " * 1000))
     assert (too_long.reason, too_long.metadata["context_length"]) == ("CONTEXT_TOO_LONG", "768")
-    assert (await refused(stub, texts("a"), timeout=0.0001)).code is Code.DEADLINE_EXCEEDED
+    late = await refused(stub, texts(*(f"{i} " * 300 for i in range(500))), timeout=0.2)
+    assert late.code is Code.DEADLINE_EXCEEDED
     async with connect(node.address) as link:
-        stream = await link.run(attempt(prompt=TextPrompt("1 2 3"), max_tokens=2))
+        asked = attempt(prompt=TextPrompt("1 2 3"), max_tokens=2)
+        stream = await link.run(replace(asked, request=replace(asked.request, model="")))
         assert stream.failed.reason == "EMBEDDINGS_ONLY"
 
 
