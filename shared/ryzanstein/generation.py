@@ -186,9 +186,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text that is continued as is."""
+    """A text that is continued as is; with a `suffix` up to what stands after the answer.
+
+    A router has the latter made of the model's own tokens before anything is generated.
+    """
 
     text: str
+    suffix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

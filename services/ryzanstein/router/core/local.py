@@ -14,7 +14,16 @@ from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Message, Prompt, TokenPrompt
+from ryzanstein.generation import (
+    MAX_STOP_TOKEN_IDS,
+    ChatPrompt,
+    GenerationEvent,
+    GenerationRequest,
+    Message,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
@@ -210,6 +219,7 @@ class LocalCore:
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
+        request = await self._filled(request)
         request, turn = await self._opened(request, generation_id)
         try:
             request = self._completed(request)
@@ -221,6 +231,19 @@ class LocalCore:
             if turn is not None:
                 turn.release()
             raise
+
+    async def _filled(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns a request to fill in the middle in the model's own tokens; any other as it is."""
+        if not isinstance(request.prompt, TextPrompt) or request.prompt.suffix is None:
+            return request
+        model = self.model_of(request.model)
+        filled = await texts.infill(self._links, model, request.prompt.text, request.prompt.suffix)
+        stops = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *filled.stop_token_ids)))
+        if len(stops) > MAX_STOP_TOKEN_IDS:
+            most = MAX_STOP_TOKEN_IDS - len(filled.stop_token_ids)
+            raise errors.invalid("stop_token_ids", f"must have at most {most} entries with a suffix", len(stops))
+        sampling = replace(request.sampling, stop_token_ids=stops)
+        return replace(request, model=model, prompt=TokenPrompt(tuple(filled.token_ids)), sampling=sampling)
 
     async def _opened(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
         """Opens the session's turn. Ends an unread generation that still claims the session."""
