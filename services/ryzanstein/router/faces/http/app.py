@@ -74,12 +74,16 @@ def create_app(
     limits: HttpLimits | None = None,
     origins: Sequence[str] = (),
     sessions: SessionStore | None = None,
+    *,
+    metrics: bool = True,
+    socket_path: str = "",
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
     It has no lifespan of its own: the core starts and ends with the router. `origins` may read
     answers from a browser (CORS); none: no other origin may. `sessions` keep the conversations of
-    responses, by default in memory.
+    responses, by default in memory. `metrics`: they are served here too. `socket_path` is where the
+    server takes WebSockets; empty: nowhere.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
@@ -96,7 +100,10 @@ def create_app(
     add_text_routes(app, core, reader, limits.max_messages)
     add_embedding_routes(app, core, reader)
     _add_probes(app, core)
-    add_metrics(app, telemetry.registry)
+    if metrics:
+        add_metrics(app, telemetry.registry)
+    if socket_path:
+        _add_upgrade(app, socket_path)
     return app
 
 
@@ -168,6 +175,16 @@ def _add_probes(app: FastAPI, core: Core) -> None:
         if core.ready:
             return JSONResponse({"status": "ready"})
         raise errors.no_nodes("", "no node is ready")
+
+
+def _add_upgrade(app: FastAPI, path: str) -> None:
+    """Tells who asks for the WebSocket without asking for one (RFC 9110, 15.5.22)."""
+
+    @app.get(path, include_in_schema=False)
+    async def upgrade() -> Response:
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        message = f"{path} is a WebSocket: connect with Upgrade: websocket, see docs/websocket.md"
+        return HttpFailure(426, message, "Upgrade", "upgrade_required", headers).response()
 
 
 def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:

@@ -28,6 +28,7 @@ from ryzanstein.router.faces.http.responses.events import ResponseEvents, Respon
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.faces.http.stream import EventStreamResponse
+from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 
 class ResponseRoutes:
@@ -39,14 +40,17 @@ class ResponseRoutes:
         self._limits = limits
 
     async def create(self, http: Request, asked_for: Asked) -> Response:
-        """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached."""
+        """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached or has a key."""
         tenant, previous = tenant_of(http), asked_for.body.previous_response_id
         history: tuple[Message, ...] = ()
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
         detached = on_disconnect(http.headers) is OnDisconnect.DETACH
         request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached)
-        generation_id = await self._core.submit(request, resumable=detached)
+        # With its history: what it continues is a part of what a client repeats.
+        request = keyed(request, key_of_header(http.headers.get(HEADER)), HEADER)
+        lasting = detached or request.key is not None
+        generation_id = await self._core.submit(request, resumable=lasting)
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
@@ -57,12 +61,12 @@ class ResponseRoutes:
                 call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
                 response = EventStreamResponse(events, ResponseWriter(told), call, timeout_s, headers)
                 response.before_end = keep
-                response.on_left = None if detached else partial(leave, self._core, generation_id)
+                response.on_left = None if lasting else partial(leave, self._core, generation_id)
                 return response
             await while_connected(http.receive, _drained(events, told))
         except BaseException as error:
             await events.aclose()
-            if isinstance(error, ClientLeft) and not detached:
+            if isinstance(error, ClientLeft) and not lasting:
                 await leave(self._core, generation_id)
             raise
         list(told.end())
