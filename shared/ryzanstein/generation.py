@@ -42,6 +42,8 @@ TOOLS = "tools"
 """The feature of nodes that know tools, and messages that are not plain."""
 CONSTRAINTS = "constraints"
 """The feature of nodes that enforce `SamplingParams.constraint`."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS})
+"""All features that this version knows."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
