@@ -33,6 +33,7 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.http.answers import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
@@ -111,7 +112,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
     chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
     completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest))
+    @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest, ChatCompletion))
     async def chat_completions(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         body, request = await reader.read(
@@ -121,7 +122,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
             return await generations.stream(http, request, shown_by(body, ChatDialect()))
         return await generations.answer(http, request, ChatDialect())
 
-    @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
     async def completions(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         body, asked = await reader.read(
@@ -140,7 +141,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
     ) -> Response:
         return await generations.attach(http, response_id, last_event_id, include_usage)
 
-    @app.delete("/v1/generations/{response_id}")
+    @app.delete("/v1/generations/{response_id}", openapi_extra=described(None, CancelledWork))
     async def cancel(response_id: str) -> Response:
         return await generations.cancel(response_id)
 
@@ -148,11 +149,11 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
 def _add_model_routes(app: FastAPI, core: Core) -> None:
     seen = FirstSeen()
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", openapi_extra=described(None, ModelList))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(model, seen) for model in core.models()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", openapi_extra=described(None, ModelAnswer))
     async def retrieve_model(name: str) -> dict[str, Any]:
         for model in core.models():
             if model.name == name:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ryzanstein.router.faces.http.answers import ErrorAnswer
 from ryzanstein.router.faces.http.schemas import Body
 
 
@@ -16,7 +17,7 @@ def described(body: type[Body] | None, answer: type[msgspec.Struct] | None = Non
         operation["requestBody"] = {"required": True, "content": _json(schema_of(body))}
     if answer is not None:
         text = (answer.__doc__ or "").split("\n", 1)[0]
-        operation["responses"] = {"200": {"description": text, "content": _json(schema_of(answer))}}
+        operation["responses"] = {"200": {"description": text, "content": _json(schema_of(answer))}, "default": _failed()}
     return operation
 
 
@@ -39,3 +40,7 @@ def _written_out(schema: Any, parts: dict[str, Any]) -> Any:
         case list():
             return [_written_out(value, parts) for value in schema]
     return schema
+
+
+def _failed() -> dict[str, Any]:
+    return {"description": "An error, in OpenAI's form", "content": _json(schema_of(ErrorAnswer))}

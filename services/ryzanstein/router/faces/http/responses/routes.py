@@ -18,6 +18,7 @@ from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Mess
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, ResponseAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
@@ -109,21 +110,21 @@ def _json(response: Shape, headers: dict[str, Any]) -> Response:
 def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, max_items: int) -> None:
     decoder = msgspec.json.Decoder(ResponsesRequest)
 
-    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest))
+    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
         return await routes.create(http, asked_for)
 
-    @app.get("/v1/responses/{response_id}")
+    @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:
         return await routes.retrieve(tenant_of(http), response_id)
 
-    @app.delete("/v1/responses/{response_id}")
+    @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:
         return await routes.delete(tenant_of(http), response_id)
 
-    @app.post("/v1/responses/{response_id}/cancel")
+    @app.post("/v1/responses/{response_id}/cancel", openapi_extra=described(None, CancelledWork))
     async def cancel(response_id: str) -> Response:
         return await routes.cancel(response_id)
 
