@@ -15,7 +15,7 @@ from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.text.calling import Calling
@@ -148,7 +148,8 @@ class TextModel:
         found = format_of(self._tokenizer.token_to_id)
         if found is None:
             text = f"model {self.name} has no tokens to fill in the middle: suffix is not supported"
-            raise errors.failed_precondition("NO_INFILL", text)
+            violation = FieldViolation("suffix", "the model has no tokens to fill in the middle")
+            raise replace(errors.failed_precondition("NO_INFILL", text), violations=(violation,))
         filled = arranged(found, prefix, suffix, self._tokenizer.token_to_id, self._encode_plain)
         return replace(filled, token_ids=self._before_texts() + filled.token_ids)
 
