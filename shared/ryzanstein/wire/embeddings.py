@@ -34,7 +34,11 @@ def embed_from_wire(wire: pb.EmbedRequest, max_tokens: int | None = None) -> Emb
 def embed_to_wire(request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> pb.EmbedRequest:
     """Returns what a node is asked: some inputs of a request."""
     wire = pb.EmbedRequest(
-        model=request.model, inputs=map(_wire_input, inputs), prompt_name=request.prompt_name, priority=request.priority
+        model=request.model,
+        inputs=map(_wire_input, inputs),
+        prompt_name=request.prompt_name,
+        priority=request.priority,
+        user=request.tenant,
     )
     if request.dimensions is not None:
         wire.dimensions = request.dimensions

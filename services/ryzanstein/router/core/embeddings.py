@@ -22,6 +22,8 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 PART = 32
 """Inputs that one node is asked for at once."""
+MAX_RUNNING = 16_384
+"""Inputs of all requests of a router at once."""
 _AT_ONCE = 8  # parts of one request
 _ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
 
@@ -32,13 +34,25 @@ class Embedder:
     def __init__(self, links: Roster, policy: RunnerPolicy, telemetry: RouterTelemetry) -> None:
         self._links, self._policy, self._telemetry = links, policy, telemetry
         self._sent: Counter[str] = Counter()
+        self._num_inputs = 0
 
     async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
         """Returns the vectors in the order of the inputs. When one part fails, the others are cancelled.
 
         The first part is computed before the others: what is wrong with all of them shows at once.
+        Raises QUEUE_FULL at `MAX_RUNNING` inputs of all requests, whose vectors take memory until the last.
         """
-        inputs = request.inputs
+        num_running = self._num_inputs + len(request.inputs)
+        if num_running > MAX_RUNNING:
+            self._telemetry.refused.labels("embeddings_full").inc()
+            raise errors.queue_full(self._num_inputs, MAX_RUNNING)
+        self._num_inputs = num_running
+        try:
+            return await self._embedded(request, request.inputs)
+        finally:
+            self._num_inputs -= len(request.inputs)
+
+    async def _embedded(self, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
         embedded = await self._part(request, inputs[:PART])
         check_numbers(len(inputs), len(embedded[0].values))
         slots = asyncio.Semaphore(_AT_ONCE)

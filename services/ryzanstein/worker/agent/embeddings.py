@@ -72,7 +72,10 @@ class NodeEmbedding:
 
     async def run(self) -> list[Embedded]:
         """Returns the vectors in the order of the inputs. When one fails, the others are cancelled."""
-        prompts = [await self._tokens(given, i) for i, given in enumerate(self._asked.inputs)]
+        prompts: list[list[int]] = []
+        for i, given in enumerate(self._asked.inputs):
+            prompts.append(await self._tokens(given, i))
+            await asyncio.sleep(0)  # short texts are tokenized in this loop, which also sends beats
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._embedded(token_ids)) for token_ids in prompts]
