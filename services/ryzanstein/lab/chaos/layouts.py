@@ -16,6 +16,8 @@ class ClusterLayout:
     - `step_s`: during a run each step takes this much longer, and clients request long answers.
     - `fast_clock`: all services share a clock that can run faster.
     - `further_models`: names of models that every node serves besides the demo model.
+    - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
+    - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
 
     name: str
@@ -29,6 +31,8 @@ class ClusterLayout:
     step_s: float = 0.0
     fast_clock: bool = False
     further_models: tuple[str, ...] = ()
+    context: int = 0
+    tiers: bool = False
 
     def __str__(self) -> str:
         more = (
@@ -37,6 +41,8 @@ class ClusterLayout:
             ("separate clocks", self.faked_clocks),
             ("a fast clock", self.fast_clock),
             ("long answers", self.step_s > 0),
+            (f"a context of {self.context}", self.context > 0),
+            ("pages on disk", self.tiers),
         )
         parts = [
             f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self._models}{self.tp} rank{'s' if self.tp > 1 else ''}",
@@ -56,6 +62,8 @@ ROUTERS = ClusterLayout("routers", routers=2, redis=True)
 DISTANT = ClusterLayout("distant", proxied=True)
 CLOCKS = ClusterLayout("clocks", faked_clocks=True)
 IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
+CONTEXT = ClusterLayout("context", nodes=2, context=32_768)
+TIERS = ClusterLayout("tiers", nodes=2, tiers=True)
 # A thousand tokens: a minute and more.
 LONG = ClusterLayout("long", step_s=0.064)
 ALONE = ClusterLayout("alone", nodes=1, tp=2, saboteur=True, step_s=0.076)

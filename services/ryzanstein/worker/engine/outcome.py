@@ -20,7 +20,8 @@ class StepOutcome:
     @property
     def empty(self) -> bool:
         happened = self._groups or self._ended or self._failed or self._accepted or self._paused
-        return not (happened or self._sealed or self._scores or self._vectors)
+        reported = self._sealed or self._scores or self._returning or self._vectors
+        return not (happened or reported)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -45,6 +46,9 @@ class StepOutcome:
     def add_paused(self, sequence: Sequence) -> None:
         self._paused.append((sequence.group.id, sequence.choice))
 
+    def add_returning(self, choices: list[tuple[int, int, list[bytes]]]) -> None:
+        self._returning += choices
+
     def add_sealed(self, group: int, names: list[bytes]) -> None:
         self._sealed.append((group, names))
 
@@ -68,6 +72,7 @@ class StepOutcome:
             paused=self._paused,
             sealed=self._sealed,
             scores=self._scores,
+            returning=self._returning,
             vectors=self._vectors,
         )
         self._clear()
@@ -83,5 +88,6 @@ class StepOutcome:
         self._accepted: list[int] = []
         self._paused: list[tuple[int, int]] = []
         self._sealed: list[tuple[int, list[bytes]]] = []
+        self._returning: list[tuple[int, int, list[bytes]]] = []
         self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
         self._vectors: list[tuple[int, bytes]] = []

@@ -47,7 +47,8 @@ class ResponseRoutes:
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
         detached = on_disconnect(http.headers) is OnDisconnect.DETACH
-        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached)
+        kept = asked_for.stored or bool(previous)
+        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached, kept=kept)
         # With its history: what it continues is a part of what a client repeats.
         request = keyed(request, key_of_header(http.headers.get(HEADER)), HEADER)
         lasting = detached or request.key is not None
