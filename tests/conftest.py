@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import struct
@@ -117,3 +118,55 @@ class Pinger:
 def pinger() -> type[Pinger]:
     """A client to an address that pings by hand."""
     return Pinger
+
+
+@pytest.fixture(scope="session")
+def embedding_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes models that make embeddings, as sentence-transformers and transformers write them; see `write_embedding_model`."""
+
+    def make(**options: Any) -> Path:
+        folder = tmp_path_factory.mktemp("embedding") / "embedder"
+        write_embedding_model(folder, **options)
+        return folder
+
+    return make
+
+
+def write_embedding_model(folder: Path, pooling: str = "lasttoken", *, normalize: bool = True, **config: Any) -> None:
+    """Writes a random Qwen 3 without a head, with the demo model's tokenizer; `config` are more keys of config.json."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import Qwen3Config, Qwen3Model
+
+    from ryzanstein.demo import MODEL_DIR
+
+    torch.manual_seed(7)
+    demo = json.loads((MODEL_DIR / "config.json").read_text())
+    shape = Qwen3Config(
+        vocab_size=demo["vocab_size"],
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=96,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    Qwen3Model(shape).save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, **config}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(MODEL_DIR / name, folder / name)
+    kinds = ["Transformer", "Pooling"] + (["Normalize"] if normalize else [])
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    flags = {f"pooling_mode_{flag}": flag.startswith(pooling) for flag in ("cls_token", "mean_tokens", "lasttoken")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **flags}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 768, "do_lower_case": False}))
+    prompts = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))

@@ -44,6 +44,8 @@ CONSTRAINTS = "constraints"
 """The feature of nodes that enforce `SamplingParams.constraint`."""
 PROMPT_CUTS = "prompt-cuts"
 """The feature of nodes that know `SamplingParams.keep_prompt_head`."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS})
+"""All features that this version knows."""
 
 # The HTTP header and the gRPC metadata key that name the tenant.
 TENANT_ID = "x-tenant-id"
@@ -188,9 +190,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text that is continued as is."""
+    """A text that is continued as is; with a `suffix` up to what stands after the answer.
+
+    A router has the latter made of the model's own tokens before anything is generated.
+    """
 
     text: str
+    suffix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,15 @@ def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
     bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
     if settings.http and not may_open(settings.http_max_connections):
         log.warning("open file limit is too low for http_max_connections", http_max_connections=settings.http_max_connections)
-    app = create_app(router.core, router.telemetry, limits, _origins(settings), router.sessions)
+    app = create_app(
+        router.core,
+        router.telemetry,
+        limits,
+        _origins(settings),
+        router.sessions,
+        metrics=settings.http_metrics,
+        socket_path=WebSocketFace.path if settings.websocket else "",
+    )
     refused = router.telemetry.http_refused
     return HttpServer(
         app,

@@ -24,6 +24,7 @@ from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.opening import journalled_core, open_journal
 from ryzanstein.router.core.parts import CoreParts, CorePolicy
 from ryzanstein.router.faces.grpc.call import Calls
+from ryzanstein.router.faces.grpc.embeddings import EmbeddingServicer
 from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer
@@ -44,8 +45,10 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
+from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
@@ -105,7 +108,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
-    services = (*inference.DESCRIPTOR.services_by_name.values(), *operators.DESCRIPTOR.services_by_name.values())
+    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR)
+    services = [service for each in files for service in each.services_by_name.values()]
     server = RpcServer(
         settings.host,
         settings.grpc_port,
@@ -117,6 +121,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
+    add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
     if isinstance(router.core, ClusteredCore):
         add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)

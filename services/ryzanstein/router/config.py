@@ -32,6 +32,7 @@ class RouterSettings(ServiceSettings):
         max_length=4096,
         description="origins whose pages may use the HTTP API and WebSockets, comma-separated; *: all; empty: none",
     )
+    http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
     websocket_max_streams: int = Field(128, ge=1, description="maximum generations at once on a WebSocket")

@@ -72,6 +72,18 @@ class UnreadMetrics:
         self.abandoned = counter("abandoned", "Generations cancelled because no reader came back")
 
 
+class EmbeddingMetrics:
+    """The metrics of requests for vectors."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = _Maker(registry)
+        self.inputs = make.counter("embedded_inputs", "Inputs whose vectors were returned", "model")
+        self.retries = _known(
+            make.counter("embedding_retries", "Parts of requests for vectors that went to another node, by cause", "cause"),
+            ("unavailable", "resource_exhausted", "unimplemented", "not_found"),
+        )
+
+
 class RouterTelemetry:
     """The router's metrics and background tasks, built once and passed on.
 
@@ -92,7 +104,7 @@ class RouterTelemetry:
         self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
         self.retained = gauge("generations_retained", "Ended generations that can still be read")
         self.evicted = counter("generations_evicted", "Ended generations evicted early to stay within max_retained_tokens")
-        self.unread = UnreadMetrics(registry)
+        self.unread, self.embeddings = UnreadMetrics(registry), EmbeddingMetrics(registry)
         self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")

@@ -24,6 +24,8 @@ from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.timeslice import ask_for_short_slices
 from ryzanstein.tracing import Tracing
+from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
+from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
 from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
 from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
@@ -31,6 +33,7 @@ from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.worker.agent.deployed import DeployedModels
+from ryzanstein.worker.agent.embeddings import EmbeddingServicer
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.member import Member
 from ryzanstein.worker.agent.membership import NodeMembership
@@ -100,7 +103,7 @@ async def serve(settings: WorkerSettings) -> None:
 async def _serve_rpc(
     settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
 ) -> None:
-    services = [service for each in (DESCRIPTOR, PAGES, TEXT) for service in each.services_by_name.values()]
+    services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
     rpc = RpcServer(
         settings.host,
@@ -112,6 +115,7 @@ async def _serve_rpc(
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
+    add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:

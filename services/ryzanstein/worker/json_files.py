@@ -56,14 +56,19 @@ def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
     return content
 
 
-def parse_object(content: bytes | str) -> dict[str, Any]:
-    """Returns the object that a JSON text contains."""
+def parse_value(content: bytes | str) -> Any:
+    """Returns what a JSON text contains."""
     try:
-        value = json.loads(content)
+        return json.loads(content)
     except RecursionError:
         raise UnreadableFile("not readable as JSON: nested too deeply") from None
     except ValueError as error:
         raise UnreadableFile(f"not valid JSON: {error}") from error
+
+
+def parse_object(content: bytes | str) -> dict[str, Any]:
+    """Returns the object that a JSON text contains."""
+    value = parse_value(content)
     if not isinstance(value, dict):
         raise UnreadableFile(f"must be an object, got {type(value).__name__}")
     return value

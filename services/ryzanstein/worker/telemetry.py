@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
 from ryzanstein.cluster import NodeState
-from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY
+from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY, RyzansteinError
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
 from ryzanstein.worker.constraints.refusal import Cause
@@ -101,6 +103,34 @@ class ConstraintMetrics:
         self.mask_wait.inc(now.wait_s - old.wait_s)
 
 
+class EmbeddingMetrics:
+    """The metrics of vectors that a node is asked for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "ryzanstein_worker_embedding_{}".format
+        self.calls = Counter(name("calls_total"), "Calls for vectors, by outcome.", ("outcome",), registry=registry)
+        self.inputs = Counter(name("inputs_total"), "Inputs whose vectors were computed.", registry=registry)
+        self.input_tokens = Counter(name("tokens_total"), "Tokens of these inputs.", registry=registry)
+        for outcome in ("ok", "cancelled", "no_embeddings", "queue_full"):
+            self.calls.labels(outcome)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Counts a call by how it ends."""
+        outcome = "internal"
+        try:
+            yield
+            outcome = "ok"
+        except RyzansteinError as error:
+            outcome = error.reason.lower()
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self.calls.labels(outcome).inc()
+
+
 class WorkerTelemetry:
     """The metrics of one model's agent, created in `__main__` and passed on.
 
@@ -150,9 +180,8 @@ class WorkerTelemetry:
         self.link_overflows = self._counter("link_overflows_total", "Links closed because their router did not read.")
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.template_limits = self._counter("template_limits_total", "Chats whose template exceeded a limit.", "limit")
-        for limit in RenderLimit:
-            self.template_limits.labels(limit.value)
         self.constraints = ConstraintMetrics(self.registry)
+        self.embeddings = EmbeddingMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
         self.pages = PageMetrics(self.registry)
@@ -174,6 +203,8 @@ class WorkerTelemetry:
             self.generations.labels(outcome.lower())
         for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):
             self.orchestrator_losses.labels(cause)
+        for limit in RenderLimit:
+            self.template_limits.labels(limit.value)
         for rung in Rung:
             self.recoveries.labels(rung.value)
 

@@ -229,9 +229,11 @@ def complete_from_wire(complete: inference.CompleteRequest, most: MostParts = _A
         prompt = TokenPrompt(tuple(complete.token_ids.ids))
         if not prompt.token_ids:
             raise errors.invalid("token_ids", "must have at least one id")
+        if complete.HasField("suffix"):
+            raise errors.invalid("suffix", "needs a prompt of text")
     else:
-        prompt = TextPrompt(complete.text)
-        if not complete.text:
+        prompt = TextPrompt(complete.text, complete.suffix if complete.HasField("suffix") else None)
+        if not complete.text and prompt.suffix is None:
             raise errors.invalid("prompt", "text or token_ids must be given and must not be empty")
     return GenerationRequest(
         model=name_from_wire(complete.model, "model"),

@@ -40,6 +40,7 @@ from ryzanstein.router.journal.encoding import (
 )
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.tools import Tool, ToolMode, Tools
+from ryzanstein.v1 import journal_pb2 as journal_pb
 
 CHOICES = 3
 REQUEST = GenerationRequest("m", TextPrompt("hello"), SamplingParams(seed=7, n=CHOICES))
@@ -226,3 +227,13 @@ def test_a_deadline_is_kept_at_a_router_whose_clock_differs(monkeypatch: pytest.
     taken, _ = decode_request(record.request)
     assert with_own_deadline(taken, record).deadline == pytest.approx(clock.unix_s() + 15.0, abs=1.0)
     assert with_own_deadline(taken, replace(record, batches=())) == taken
+
+
+def test_a_request_of_a_later_version_is_not_read_in_part() -> None:
+    data = journal_pb.JournalRequest.FromString(encode_request(empty(), 0))
+    assert decode_request(data.SerializeToString())[0].prompt == REQUEST.prompt
+    data.features.append("video")
+    with pytest.raises(RyzansteinError) as refused:
+        decode_request(data.SerializeToString())
+    assert (refused.value.code, refused.value.reason) == (Code.UNIMPLEMENTED, "ROUTER_TOO_OLD")
+    assert "video" in refused.value.message

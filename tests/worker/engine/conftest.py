@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +95,12 @@ class FakeRanks:
         if bad:
             raise SequencesFailed(bad)
         sampled = [self._sample(plan, s, row) for s, row in zip(plan.sampled, rows, strict=True)]
-        return [*sampled, *(self._score(plan, t, target) for t, target in zip(plan.scored, plan.targets, strict=True))]
+        scored = [self._score(plan, t, target) for t, target in zip(plan.scored, plan.targets, strict=True)]
+        return [*sampled, *scored, *(self._hidden(plan, t) for t in plan.pooled)]
+
+    def _hidden(self, plan: StepPlan, t: int) -> SampledToken:
+        """The hidden state of a row is the token that was fed there: a wrong row gives a wrong vector."""
+        return SampledToken(0, hidden=array("f", [float(plan.token_ids[t])]).tobytes())
 
     def _score(self, plan: StepPlan, t: int, target: int) -> SampledToken:
         """The score of a target is the token that was fed before it: a wrong row gives a wrong score."""

@@ -139,8 +139,8 @@ class Admission:
                 self._at_most("messages", "messages", len(messages), self._limits.max_messages)
                 chars = prompt.num_chars
                 self._at_most("messages", "characters in total", chars, self._limits.max_prompt_chars)
-            case TextPrompt(text):
-                self._at_most("text", "characters", len(text), self._limits.max_prompt_chars)
+            case TextPrompt(text, suffix):
+                self._at_most("text", "characters", len(text) + len(suffix or ""), self._limits.max_prompt_chars)
             case TokenPrompt(token_ids):
                 self._at_most("token_ids", "ids", len(token_ids), self._limits.max_prompt_tokens)
 

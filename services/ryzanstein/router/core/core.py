@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.nodes.texts import Tokenized
@@ -70,6 +71,17 @@ class Core(Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens, special ones by name."""
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        """Returns the vectors of the inputs, in their order.
+
+        Cancelling the call ends the work on the nodes.
+        """
+        ...
+
+    def model_of(self, name: str) -> str:
+        """Returns the name of the model to use; `name` may be empty. Raises NOT_FOUND and INVALID_ARGUMENT."""
         ...
 
     @property

@@ -13,16 +13,20 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ryzanstein import clock, errors
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.generation import (
+    MAX_STOP_TOKEN_IDS,
     ChatPrompt,
     GenerationEvent,
     GenerationRequest,
     Message,
     Prompt,
     SamplingParams,
+    TextPrompt,
     TokenPrompt,
 )
 from ryzanstein.router.core.admission import Admission, Place
+from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
@@ -56,6 +60,7 @@ class LocalCore:
         self._keys = IdempotencyKeys(parts.keys, parts.telemetry)
         self._lifecycle = Lifecycle(parts, self._admission, self._keys)
         self._generations = self._lifecycle.retained
+        self._embedder = Embedder(parts.links, parts.policy.runner, parts.telemetry)
 
     @property
     def ready(self) -> bool:
@@ -159,17 +164,30 @@ class LocalCore:
         Raises NOT_FOUND for a model that no node serves, otherwise the node's own error.
         """
         self._admission.check_size(prompt)
-        return await count_prompt_tokens(self._links, self._model(model), prompt)
+        return await count_prompt_tokens(self._links, self.model_of(model), prompt)
 
     async def tokenize(self, model: str, prompt: Prompt, *, special: bool = True, with_texts: bool = False) -> Tokenized:
         """See `Core.tokenize`."""
         self._admission.check_size(prompt)
-        return await texts.tokenize(self._links, self._model(model), prompt, special=special, with_texts=with_texts)
+        return await texts.tokenize(self._links, self.model_of(model), prompt, special=special, with_texts=with_texts)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """See `Core.detokenize`."""
         self._admission.check_size(TokenPrompt(tuple(token_ids)))
-        return await texts.detokenize(self._links, self._model(model), token_ids)
+        return await texts.detokenize(self._links, self.model_of(model), token_ids)
+
+    async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        """See `Core.embed`. A request takes one place, as a generation does."""
+        request.validate()
+        for given in request.inputs:
+            self._admission.check_size(given)
+        deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
+        request = replace(request, model=self.model_of(request.model), deadline=deadline)
+        place = self._admission.enter(request.tenant)
+        try:
+            return await self._embedder.embed(request)
+        finally:
+            place.leave()
 
     async def drain(self) -> None:
         """Does nothing: no other router knows this core's generations."""
@@ -202,6 +220,7 @@ class LocalCore:
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
+        request = await self._filled(request)
         request, turn = await self._opened(request, generation_id)
         try:
             request = self._completed(request)
@@ -213,6 +232,19 @@ class LocalCore:
             if turn is not None:
                 turn.release()
             raise
+
+    async def _filled(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns a request to fill in the middle in the model's own tokens; any other as it is."""
+        if not isinstance(request.prompt, TextPrompt) or request.prompt.suffix is None:
+            return request
+        model = self.model_of(request.model)
+        filled = await texts.infill(self._links, model, request.prompt.text, request.prompt.suffix)
+        stops = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *filled.stop_token_ids)))
+        if len(stops) > MAX_STOP_TOKEN_IDS:
+            most = MAX_STOP_TOKEN_IDS - len(filled.stop_token_ids)
+            raise errors.invalid("stop_token_ids", f"must have at most {most} entries with a suffix", len(stops))
+        sampling = replace(request.sampling, stop_token_ids=stops)
+        return replace(request, model=model, prompt=TokenPrompt(tuple(filled.token_ids)), sampling=sampling)
 
     async def _opened(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
         """Opens the session's turn. Ends an unread generation that still claims the session."""
@@ -235,7 +267,7 @@ class LocalCore:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
-            model=self._model(request.model),
+            model=self.model_of(request.model),
             sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
@@ -250,8 +282,8 @@ class LocalCore:
     def _deadline(self, request: GenerationRequest) -> float:
         return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s
 
-    def _model(self, name: str) -> str:
-        """Returns the name of the model to use.
+    def model_of(self, name: str) -> str:
+        """See `Core.model_of`.
 
         Raises NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND.
         """

@@ -19,7 +19,7 @@ import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
 from ryzanstein.generation import Delta, GenerationEvent
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
@@ -42,6 +42,7 @@ UNREACHABLE = "unreachable"
 SILENT = "silent"
 LEASE_EXPIRED = "lease_expired"
 RESTARTED = "restarted"
+TOO_OLD = "too_old"
 
 _LOOK_S = 0.25
 # Looks in a row that must find a lease expired: after an outage of the store no lease is fresh.
@@ -250,4 +251,6 @@ def _meaning(failure: grpc.aio.AioRpcError) -> Exception:
     if rpc_status.from_call(failure) is None:  # type: ignore[arg-type]
         return OwnerLostError(UNREACHABLE)
     error = error_from_rpc(failure)
+    if error.reason == ROUTER_TOO_OLD:
+        return OwnerLostError(TOO_OLD)  # it took the generation, and cannot read its request: this router may
     return OwnerLostError(RESTARTED) if error.reason == MOVED else error

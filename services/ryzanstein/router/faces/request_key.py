@@ -126,8 +126,8 @@ def _prompt(prompt: Prompt) -> Iterator[bytes]:
             if tools != NO_TOOLS:
                 parts = [part for t in tools.offered for part in (t.name, t.description, t.parameters, str(t.strict))]
                 yield from _framed("tools", tools.mode.value, tools.named, str(tools.parallel), *parts)
-        case TextPrompt(text):
-            yield from _framed("text", text)
+        case TextPrompt(text, suffix):
+            yield from _framed("text", text, *(() if suffix is None else ("suffix", suffix)))
         case TokenPrompt(token_ids):
             yield b"tokens"
             yield array("Q", token_ids).tobytes()

@@ -8,8 +8,18 @@ from dataclasses import replace
 from google.rpc import status_pb2
 
 from ryzanstein import clock
-from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, PromptScores, ReplyStyle, RequestKey, Started, Token
+from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
+from ryzanstein.generation import (
+    KNOWN_FEATURES,
+    Attempt,
+    FinishReason,
+    GenerationRequest,
+    PromptScores,
+    ReplyStyle,
+    RequestKey,
+    Started,
+    Token,
+)
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
@@ -33,6 +43,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     )
     journalled.detached = request.detached
     journalled.created, journalled.shown_as = request.created, request.shown_as
+    journalled.features.extend(sorted(request.features))
     if request.key is not None:
         journalled.key, journalled.key_body = request.key.name, request.key.body
     return journalled.SerializeToString()
@@ -52,8 +63,16 @@ def with_own_deadline(request: GenerationRequest, record: JournalRecord) -> Gene
 
 
 def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
-    """Returns the request and its number of new messages."""
+    """Returns the request and its number of new messages.
+
+    Raises UNIMPLEMENTED, reason ROUTER_TOO_OLD, for one that a later version wrote and this one would
+    read in part.
+    """
     journalled = pb.JournalRequest.FromString(data)
+    if unknown := set(journalled.features) - KNOWN_FEATURES:
+        names = ", ".join(sorted(unknown))[:128]
+        text = f"this router is of an earlier version, which does not know {names}: attach at another router"
+        raise RyzansteinError(text, Code.UNIMPLEMENTED, ROUTER_TOO_OLD)
     request = attempt_from_wire(journalled.submit).request
     request = replace(
         request,

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import structlog
 
@@ -307,13 +308,17 @@ class Roster:
         """Returns the node's breaker; None when the node is gone for good."""
         return self._breakers.get(node_id)
 
-    def least_loaded(self, model: str) -> NodeLink | None:
+    def least_loaded(
+        self, model: str, excluded: Collection[str] = (), besides: Mapping[str, int] = MappingProxyType({})
+    ) -> NodeLink | None:
         """Returns the least loaded node, for a request that leaves no state.
 
-        None: no node serves the model.
+        `besides`: what nodes were sent beside their streams. None: no other node serves the model.
         """
-        usable = [node for node in self.snapshot() if is_usable(node, model)]
-        return self._nodes[min(usable, key=lambda node: node.sequences).node_id] if usable else None
+        usable = [node for node in self.snapshot() if is_usable(node, model) and node.node_id not in excluded]
+        if not usable:
+            return None
+        return self._nodes[min(usable, key=lambda node: node.sequences + besides.get(node.node_id, 0)).node_id]
 
     @property
     def models(self) -> list[ServedModel]:

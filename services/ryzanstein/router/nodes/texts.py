@@ -47,6 +47,23 @@ async def tokenize(links: Roster, model: str, prompt: Prompt, *, special: bool, 
     return Tokenized(answer.token_ids, answer.texts)
 
 
+class Infilled(NamedTuple):
+    """A prompt that is answered with the middle of two texts, and what ends the answer."""
+
+    token_ids: Sequence[int]
+    stop_token_ids: Sequence[int]
+
+
+async def infill(links: Roster, model: str, prefix: str, suffix: str) -> Infilled:
+    """Returns a prompt to fill in the middle. Raises as `tokenize` does, and NODES_TOO_OLD."""
+    link = _link(links, model)
+    answer = await _asked(link, "Tokenize", pb.TokenizeRequest(model=model, text=prefix, suffix=suffix))
+    if not answer.infill:
+        text = f"node {link.node_id} is of an older version, which fills in no middle"
+        raise RyzansteinError(text, Code.UNIMPLEMENTED, "NODES_TOO_OLD")
+    return Infilled(answer.token_ids, answer.stop_token_ids)
+
+
 async def detokenize(links: Roster, model: str, token_ids: Sequence[int]) -> str:
     """Returns the text of tokens. Raises as `tokenize` does."""
     request = pb.DetokenizeRequest(model=model, token_ids=token_ids)

@@ -19,6 +19,7 @@ from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.generation import Attempt, FinishReason, PromptScores, PromptToken, ReplyStyle, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.agent.vectors import error_of
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.choice import ChoiceText
@@ -200,9 +201,7 @@ class RunningGenerations:
                 self._end_choice(generation, end)
         for failed in events.failed:
             if (generation := self._groups.get(failed.group)) is not None:
-                error = RyzansteinError(
-                    failed.message, Code(failed.code), failed.reason, failed.metadata, retry_after_s=failed.retry_after_s
-                )
+                error = error_of(failed)
                 # Logits that are not finite are not the node's fault here: the ranks were probed,
                 # see engine.probe.
                 node_fault = failed.code == Code.INTERNAL and failed.reason != LOGITS_NOT_FINITE

@@ -31,6 +31,7 @@ from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.telemetry import WorkerTelemetry
@@ -124,8 +125,8 @@ class NodeAgent:
 
     @property
     def num_running(self) -> int:
-        """Generations that run, on all versions."""
-        return sum(len(version.running) for version in self._versions())
+        """Generations that run, and inputs whose vectors are being computed, on all versions."""
+        return sum(version.num_running for version in self._versions())
 
     def changed(self) -> None:
         """Sends the next beat at once."""
@@ -155,9 +156,9 @@ class NodeAgent:
         self.changed()
         try:
             async with asyncio.timeout(grace_s):
-                await earlier.running.idle.wait()
+                await earlier.idle()
         except TimeoutError:
-            log.warning("drain grace period expired", running=len(earlier.running))
+            log.warning("drain grace period expired", running=earlier.num_running)
         finally:
             await earlier.host.unload()
             self._retiring.remove(earlier)
@@ -166,7 +167,7 @@ class NodeAgent:
     async def idle(self) -> None:
         """Returns when no generation runs."""
         for version in self._versions():
-            await version.running.idle.wait()
+            await version.idle()
 
     async def unload(self) -> None:
         """Unloads all versions; returns when no rank is left."""
@@ -239,6 +240,27 @@ class NodeAgent:
         self._telemetry.refusals.labels(error.reason).inc()
         log.info("generation refused", reason=error.reason, message=error.message, **ids)
         link.fail(handle, error, node_fault=False)
+
+    def new_group(self) -> int:
+        """Returns the number of a new group of the engine."""
+        return next(self._groups)
+
+    async def vector(self, text: TextModel, group: SubmitGroup) -> bytes:
+        """Returns the vector that the model with this text side makes of a group's prompt. Wakes ranks that sleep.
+
+        Raises UNAVAILABLE when another node should be tried, else the error of the group.
+        """
+        version = self.version
+        self._require_taking()
+        await self._wake(version)
+        self._require_taking()
+        version.serving()
+        if version is not self.version or text is not version.host.text:
+            raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
+        self._check(version, None, 1)
+        if self.num_running == 0:
+            self.changed()
+        return await version.vectors.vector(group)
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Returns the number of tokens of the prompt.
@@ -363,7 +385,9 @@ class NodeAgent:
         serving = version.serving()
         if text is not version.host.text:
             raise errors.unavailable("NODE_NOT_READY", f"node {self.settings.node_id}: the model changed")
-        self._check(version, attempt)  # again: others arrived meanwhile; from here on there is no await
+        self._check(
+            version, attempt.request.deadline, attempt.request.sampling.n
+        )  # again: others arrived meanwhile; from here on there is no await
         was_idle = self.num_running == 0
         number = next(self._groups)
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
@@ -403,24 +427,25 @@ class NodeAgent:
         """Returns the text model if the attempt may be tokenized; raises the refusal otherwise."""
         self._require_taking()
         text = version.text(attempt)
-        self._check(version, attempt)
+        if text.embedding is not None:
+            raise errors.failed_precondition("EMBEDDINGS_ONLY", f"model {text.name} makes embeddings; it generates no text")
+        self._check(version, attempt.request.deadline, attempt.request.sampling.n)
         return text
 
     def _require_taking(self) -> None:
         if self.drains:
             raise errors.draining(self.settings.node_id)
 
-    def _check(self, version: ModelVersion, attempt: Attempt) -> None:
-        """Checks the deadline, and bounds what is on its way to the engine.
+    def _check(self, version: ModelVersion, deadline: float | None, num: int) -> None:
+        """Checks the deadline, and bounds what is on its way to the engine: `num` sequences more.
 
         The engine itself decides whom a full queue refuses, and reports that at once.
         """
-        deadline = attempt.request.deadline
         if deadline is not None and deadline <= clock.unix_s():
             raise errors.deadline_exceeded()
         bound = 2 * self.settings.max_waiting + self.settings.max_sequences
-        if version.running.num_choices + attempt.request.sampling.n > bound:
-            raise errors.queue_full(version.running.num_choices, bound)
+        if version.num_sequences + num > bound:
+            raise errors.queue_full(version.num_sequences, bound)
 
 
 def _log_pause(late_s: float) -> None:

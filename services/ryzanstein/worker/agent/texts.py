@@ -37,6 +37,9 @@ class TextServicer(TextServiceServicer):
                 prompt = ChatPrompt(chat.messages)
                 prompt = replace(prompt, template=template_from_wire(request.template_options))
                 token_ids = (await intake.tokenize(prompt, model, self._templates)).token_ids
+            case "text" if request.HasField("suffix"):
+                filled = await asyncio.to_thread(model.infill, request.text, request.suffix)
+                return pb.TokenizeResponse(token_ids=filled.token_ids, infill=True, stop_token_ids=filled.stop_token_ids)
             case "text" if special:
                 token_ids = (await intake.tokenize(TextPrompt(request.text), model, self._templates)).token_ids
             case "text":

@@ -23,8 +23,9 @@ from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.profiling import Profiling
+from ryzanstein.worker.agent.vectors import RunningVectors
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
@@ -66,8 +67,9 @@ class ModelVersion:
         self._told: EngineGroup | None = None
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
-        self.pages = ModelPages(settings, telemetry, traffic, lambda: len(self.running) > 0)
-        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: len(self.running) > 0, self.pages.on_answer)
+        self.vectors = RunningVectors(self._send)
+        self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
+        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
         self.host = ModelHost(
             settings,
             self._engines,
@@ -81,12 +83,28 @@ class ModelVersion:
         )
 
     @property
+    def num_running(self) -> int:
+        """The generations that run, and the inputs whose vectors are being computed."""
+        return len(self.running) + len(self.vectors)
+
+    @property
+    def num_sequences(self) -> int:
+        """The sequences that the engine has or will get."""
+        return self.running.num_choices + len(self.vectors)
+
+    async def idle(self) -> None:
+        """Returns when nothing runs."""
+        while self.num_running:
+            await self.running.idle.wait()
+            await self.vectors.idle.wait()
+
+    @property
     def load(self) -> Load:
         """The load that the engine last reported, plus what was sent to it since."""
         shown, running = self.host.shown, self.stats.running
         if shown is None:
             return Load()
-        waiting = max(self.stats.waiting, self.running.num_choices - running)
+        waiting = max(self.stats.waiting, self.num_sequences - running)
         num_blocks = self.stats.block_limit or shown.num_blocks
         return Load(running, waiting, shown.max_sequences, self.stats.blocks_held, num_blocks)
 
@@ -152,7 +170,7 @@ class ModelVersion:
         spec, bounds = self._settings.rank_spec(choice.path, self._ranks_before), self._settings.group_bounds()
         return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
 
-    def _send(self, message: CancelGroup | FinishChoice) -> None:
+    def _send(self, message: SubmitGroup | CancelGroup | FinishChoice) -> None:
         if self.host.serving is not None:
             self.host.serving.group.send(message)
 
@@ -166,6 +184,7 @@ class ModelVersion:
         self._note_recoveries(events)
         before, self.stats = self.stats, events.stats
         self.running.on_step(events)
+        self.vectors.on_step(events)
         self.pages.on_step(events, before)
 
     def _note_recoveries(self, events: StepEvents) -> None:
@@ -193,4 +212,5 @@ class ModelVersion:
         self._lending.lose(self)
         self._telemetry.ranks_gone()
         self.running.fail_all(error, node_fault=node_fault)
+        self.vectors.fail_all(error)
         self.profiling.on_gone(error)

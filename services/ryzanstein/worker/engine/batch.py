@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.pooling import Pool
 from ryzanstein.worker.engine.sequence import Sequence
 
 Members = list[tuple[Sequence, int]]
@@ -14,7 +15,8 @@ class Batch:
     """A batch: which sequences feed how many tokens. `num_groups` are the groups of layers.
 
     `sampled` are the members that get a new token, parallel to `rows`. `scored` are the parts of
-    prompts whose tokens are scored: whose, from which token, and how many.
+    prompts whose tokens are scored: whose, from which token, and how many. `pooled` are those whose
+    hidden states are wanted: whose, and how many.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -23,6 +25,7 @@ class Batch:
         self.sampled: list[Sequence] = []
         self.rows: list[SampleRow] = []
         self.scored: list[tuple[Sequence, int, int]] = []
+        self.pooled: list[tuple[Sequence, int]] = []
         self.num_tokens = 0
         self.num_decodes = 0
         self._token_ids: list[int] = []
@@ -31,6 +34,7 @@ class Batch:
         self._sampled: list[int] = []
         self._scored: list[int] = []
         self._targets: list[int] = []
+        self._pooled: list[int] = []
 
     def __len__(self) -> int:
         return len(self.members)
@@ -89,6 +93,7 @@ class Batch:
             max((sequence.group.num_top for sequence, _, _ in self.scored), default=0),
             hot_tables=[table.blocks for table in hot],
             hot_first=[table.first for table in hot],
+            pooled=self._pooled,
         )
 
     def of_row(self, row: int) -> Sequence:
@@ -96,7 +101,8 @@ class Batch:
         if row < len(self.sampled):
             return self.sampled[row]
         row -= len(self.sampled)
-        for sequence, _, count in self.scored:
+        parts = [(sequence, count) for sequence, _, count in self.scored] + self.pooled
+        for sequence, count in parts:
             if row < count:
                 return sequence
             row -= count
@@ -112,10 +118,21 @@ class Batch:
             self._targets += group.message.prompt_ids[first:end]
             self.scored.append((sequence, first, end - first))
 
+    def _pool(self, pool: Pool, sequence: Sequence, num: int) -> None:
+        """Asks for the hidden states of the fed tokens that count and are not known yet."""
+        begin = sequence.num_computed
+        first, end = max(begin, pool.first), begin + num
+        if first < end:
+            row = self.num_tokens - begin
+            self._pooled += range(row + first, row + end)
+            self.pooled.append((sequence, end - first))
+
     def _add(self, sequence: Sequence, num: int) -> None:
         if sequence.group.num_scored < sequence.group.num_prompt:
             self._score(sequence, num)
-        if num == sequence.num_pending:
+        if sequence.group.pool is not None:
+            self._pool(sequence.group.pool, sequence, num)
+        elif num == sequence.num_pending:
             self._sampled.append(len(self.members))
             self.sampled.append(sequence)
             self.rows.append(sequence.row)

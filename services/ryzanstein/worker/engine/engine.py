@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups
@@ -252,6 +253,7 @@ class Engine:
                 self._groups.end(sequence, reason)
         for group, failure in failures.items():
             self._groups.fail(group, errors.constraint_failed(failure))
+        self._pool(batch, sampled[len(sampled) - sum(count for _, count in batch.pooled) :])
 
     def _report_sealed(self, batch: Batch) -> None:
         for sequence, _ in batch.members:
@@ -265,3 +267,16 @@ class Engine:
             sequence.group.num_scored = first + count
             self._outcome.add_scores(sequence, first, scores[begin : begin + count])
             begin += count
+
+    def _pool(self, batch: Batch, rows: SequenceOf[SampledToken]) -> None:
+        """Adds hidden states to the vectors of their prompts, and ends those that are whole."""
+        begin = 0
+        for sequence, count in batch.pooled:
+            group = sequence.group
+            if group.pool is None:
+                raise ValueError(f"group {group.id} wants no vector")
+            group.pool.add([row.hidden for row in rows[begin : begin + count]])
+            begin += count
+            if group.pool.first == group.num_prompt:
+                self._outcome.add_vector(group.id, group.pool.vector())
+                self._groups.end(sequence, FinishReason.STOP)

@@ -186,7 +186,7 @@ class Groups:
 
         How long it ran helps to predict how long others will run.
         """
-        if sequence.tables:
+        if sequence.tables and sequence.group.pool is None:
             self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
         self._scheduler.remove(sequence)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.generation import SamplingParams
+from ryzanstein.worker.engine.pooling import Pooling
 
 
 class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
@@ -36,6 +37,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     parks: bool = False  # they are also in a tier, from which it comes back after it was paused
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
+    pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -204,7 +206,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait
     again. `sealed` are groups that report their pages, with the names of those that became full or
     were found. `returning` are paused choices (group, choice) for which there is room, with the keys of
-    their pages: they wait for a ReturnChoice, a second at most. `taken`
+    their pages: they wait for a ReturnChoice, a second at most. `vectors` are the groups that wanted one
+    and ended with it, as numbers in single precision. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -224,3 +227,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     sealed: list[tuple[int, list[bytes]]] = []
     scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
     returning: list[tuple[int, int, list[bytes]]] = []
+    vectors: list[tuple[int, bytes]] = []

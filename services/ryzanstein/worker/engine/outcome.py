@@ -20,7 +20,8 @@ class StepOutcome:
     @property
     def empty(self) -> bool:
         happened = self._groups or self._ended or self._failed or self._accepted or self._paused
-        return not (happened or self._sealed or self._scores or self._returning)
+        reported = self._sealed or self._scores or self._returning or self._vectors
+        return not (happened or reported)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -35,6 +36,9 @@ class StepOutcome:
     def add_scores(self, sequence: Sequence, first: int, tokens: SequenceOf[SampledToken]) -> None:
         rows = [(token.logprob or 0.0, list(token.top[: sequence.group.num_top])) for token in tokens]
         self._scores.append((sequence.group.id, first, rows))
+
+    def add_vector(self, group: int, vector: bytes) -> None:
+        self._vectors.append((group, vector))
 
     def add_end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._ended.append(ChoiceEnd(sequence.group.id, sequence.choice, int(reason), sequence.cached_tokens or 0))
@@ -69,6 +73,7 @@ class StepOutcome:
             sealed=self._sealed,
             scores=self._scores,
             returning=self._returning,
+            vectors=self._vectors,
         )
         self._clear()
         return events
@@ -85,3 +90,4 @@ class StepOutcome:
         self._sealed: list[tuple[int, list[bytes]]] = []
         self._returning: list[tuple[int, int, list[bytes]]] = []
         self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
+        self._vectors: list[tuple[int, bytes]] = []

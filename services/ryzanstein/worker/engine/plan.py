@@ -34,7 +34,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     prefill is absent. `full_logits` is set when any sampled row `needs_full_logits`: ranks above 0
     never see the rows, and all of them must take part in the same collective. `scored` are the rows
     of T whose logits say how likely the prompt's next token is: `targets` are these tokens, and the
-    `num_top` likeliest ones are wanted beside them.
+    `num_top` likeliest ones are wanted beside them. `pooled` are the rows of T whose hidden states are
+    wanted.
     """
 
     step: int
@@ -50,6 +51,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     num_top: int = 0
     hot_tables: list[list[int]] = []  # [S][B]
     hot_first: list[int] = []  # [S]
+    pooled: list[int] = []  # rows of T, ascending
 
 
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):
@@ -151,12 +153,14 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """A sampled token.
 
     `logprob` and `top` (token id, logprob; likeliest first) are before temperature and penalties;
-    they are None and empty unless requested.
+    they are None and empty unless requested. `hidden` is the hidden state of a pooled row, as numbers
+    in single precision; such an entry has no token.
     """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    hidden: bytes = b""
 
 
 class SequencesFailed(Exception):
@@ -185,6 +189,7 @@ class Executor(Protocol):
         """Computes the step; `rows` and the result are parallel to `plan.sampled`.
 
         The result goes on with one entry for each of `plan.scored`: the target and its logprob.
+        Then come those of `plan.pooled`: hidden states.
 
         Raises SequencesFailed when only some rows are at fault, OutOfMemory when the step is too
         large, anything else when a rank is lost.

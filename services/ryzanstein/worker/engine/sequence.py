@@ -12,6 +12,7 @@ from ryzanstein.generation import FinishReason
 from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SampleRow, TokenConstraint
+from ryzanstein.worker.engine.pooling import Pool
 
 Order = tuple[int, int]
 MAX_SCORED = 128  # prompt tokens of one sequence that a step scores
@@ -46,7 +47,8 @@ class Group:
     `followers` wait until another choice has computed the prompt, then share its blocks. `account`
     is charged for its tokens. `fresh`: no work was done for it, and no earlier attempt was
     accepted. `num_scored` prompt tokens have been scored, or need not be. `accepted`: load shedding
-    has already found its wait acceptable once. `arrived` is monotonic seconds, `arrival` a sequence
+    has already found its wait acceptable once. `pool`: a vector is made of the prompt and no token.
+    `arrived` is monotonic seconds, `arrival` a sequence
     number.
     """
 
@@ -62,6 +64,7 @@ class Group:
         "message",
         "num_prompt",
         "num_scored",
+        "pool",
         "priority",
         "stop_ids",
     )
@@ -77,6 +80,7 @@ class Group:
         self.priority = message.priority
         self.num_prompt = len(message.prompt_ids)
         self.num_scored = self.num_prompt if message.sampling.prompt_logprobs is None else 1
+        self.pool = None if message.pooling is None else Pool(message.pooling, self.num_prompt)
         self.stop_ids = frozenset(message.stop_token_ids)
         self.live: dict[int, Sequence] = {}
         self.followers: list[Sequence] = []
@@ -161,8 +165,10 @@ class Sequence:
         """Returns the tokens that may come from the prefix cache.
 
         The last token must be computed to get its logits, and so must those whose logits score the
-        prompt.
+        prompt, and those whose hidden states are wanted.
         """
+        if self.group.pool is not None:
+            return self.group.pool.first
         scored = self.group.num_scored
         return (self.num_tokens if scored == self.group.num_prompt else scored) - 1
 

@@ -85,7 +85,8 @@ class StepInputs:
     """The tensors that the layers read.
 
     `groups` are those of the layers. `last_R` are the rows of T whose logits are needed: those of
-    sampled sequences, then those that score prompts.
+    sampled sequences, then those that score prompts. The last ones are those whose hidden states are
+    wanted themselves.
     """
 
     ids_T: Tensor
@@ -385,7 +386,9 @@ def _firsts(first_pages: list[int], num_sequences: int) -> Integers:
 
 def _wanted(plan: StepPlan, last_S: Integers) -> Integers:
     sampled = last_S[np.array(plan.sampled, np.int64)]
-    return np.concatenate([sampled, np.array(plan.scored, np.int64)]) if plan.scored else sampled
+    if not plan.scored and not plan.pooled:
+        return sampled
+    return np.concatenate([sampled, np.array(plan.scored, np.int64), np.array(plan.pooled, np.int64)])
 
 
 def _table(block_tables: list[list[int]]) -> Integers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +36,8 @@ from ryzanstein.worker.model.tying import untied_where_stored
 from ryzanstein.worker.model.zoned_cache import ZonedCache
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.quantization import Format
+
+EMBEDDING_MODULES = "modules.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,22 @@ def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:
         return open_gguf(model, as_stored=True)
     config = read_config(model)
     spec = spec_of(config)
+    makes_vectors = (model / EMBEDDING_MODULES).exists()
+    spec = _without_head(spec) if makes_vectors else spec
     entries = with_prefix(read_tensor_files(model), spec.names)
+    spec = spec if makes_vectors else untied_where_stored(spec, entries)
     if config.get("quantization_config"):
-        return open_quantized(model, config, untied_where_stored(spec, entries), entries)
-    return untied_where_stored(spec, entries), SafetensorsFiles(model, entries)
+        return open_quantized(model, config, spec, entries)
+    return spec, SafetensorsFiles(model, entries)
+
+
+def _without_head(spec: DecoderSpec) -> DecoderSpec:
+    """Returns the decoder of a model that makes vectors of hidden states.
+
+    Its head, if it has one, is not read. Most are stored as a bare model, without the first part of every name.
+    """
+    prefix = spec.names.prefix or spec.names.embedding.partition(".")[0] + "."
+    return replace(spec, tied_head=True, head_bias=False, names=replace(spec.names, prefix=prefix))
 
 
 def with_prefix(entries: Mapping[str, TensorEntry], names: WeightNames) -> Mapping[str, TensorEntry]:

@@ -29,7 +29,7 @@ from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.model.sampler import refuse_invalid, sample, scores
+from ryzanstein.worker.model.sampler import hidden_states, refuse_invalid, sample, scores
 from ryzanstein.worker.model.shortage import give_back, is_shortage
 
 _SCORED_ROWS = 32  # rows of logits at once: 32 MiB for a vocabulary of 262,144
@@ -176,7 +176,11 @@ class ModelRunner:
         if plan.sampled:
             sampled_RE = hidden_RE[:num_sampled]
             tokens = self._sample(sampled_RE, rows, masks) if plan.full_logits else self._greedy(sampled_RE)
-        return [*tokens, *self._scores(hidden_RE[num_sampled:], plan)] if plan.scored else tokens
+        if plan.scored:
+            tokens += self._scores(hidden_RE[num_sampled : num_sampled + len(plan.scored)], plan)
+        if plan.pooled and self._tp.rank == 0:
+            tokens += hidden_states(hidden_RE[-len(plan.pooled) :], len(tokens))
+        return tokens
 
     @torch.inference_mode()
     def hidden_logits(self, plan: StepPlan) -> Tensor | None:

@@ -67,6 +67,15 @@ def scores(logits_PV: Tensor, targets: Sequence[int], num_top: int, first_row: i
     return [SampledToken(target, own, tuple(zip(ids, values, strict=True))) for target, own, ids, values in rows]
 
 
+def hidden_states(hidden_PE: Tensor, first_row: int) -> list[SampledToken]:
+    """Returns rows of hidden states as numbers in single precision.
+
+    Raises SequencesFailed if a row is not finite; `first_row` is the number of the first.
+    """
+    refuse_invalid(hidden_PE.abs().amax(dim=1), first_row)
+    return [SampledToken(0, hidden=row_E.tobytes()) for row_E in hidden_PE.float().cpu().numpy()]
+
+
 def refuse_invalid(best_S: Tensor, first_row: int = 0) -> None:
     """Raises SequencesFailed for rows whose greatest logit is not finite (NaN spreads into it)."""
     rows = [first_row + s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]

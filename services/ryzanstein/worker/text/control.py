@@ -70,6 +70,10 @@ class ControlTokens:
                 return ids
         return list(self._distinguished(rendered))
 
+    def encode_text(self, text: str) -> list[int]:
+        """Returns a text's tokens, of which none is a control token."""
+        return self.encode(Rendered(text, [], forged=any(control in text for control in self.texts)))
+
     def _distinguished(self, rendered: Rendered) -> Iterator[int]:
         for token_id in token_ids(self._spelling, "".join(self._respelled(rendered))):
             if token_id in self._real:

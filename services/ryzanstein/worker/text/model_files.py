@@ -19,6 +19,7 @@ from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_o
 from ryzanstein.worker.model.architectures.registry import values_of
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
+from ryzanstein.worker.text.embedding import EmbeddingModel
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 """The size limit of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
@@ -28,7 +29,10 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The content of the files; `special_tokens` by name (bos_token, eos_token, ...)."""
+    """The content of the files; `special_tokens` by name (bos_token, eos_token, ...).
+
+    `embedding` says how the model makes vectors; None: it generates text.
+    """
 
     directory: Path
     tokenizer_json: str
@@ -38,6 +42,7 @@ class ModelFiles:
     special_tokens: Mapping[str, str]
     extra_special_tokens: tuple[str, ...]
     chat_template: str | None
+    embedding: EmbeddingModel | None = None
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
@@ -65,6 +70,7 @@ class ModelFiles:
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
             chat_template=_chat_template(directory, tokenizer),
+            embedding=EmbeddingModel.read(directory, config),
         )
 
     @classmethod

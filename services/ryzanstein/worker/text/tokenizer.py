@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from ryzanstein import errors
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
+from ryzanstein.worker.text.infill import Infill, arranged, format_of
 from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
@@ -27,6 +29,8 @@ from ryzanstein.worker.text.templates.sandbox import parse
 
 MAX_CHARS_PER_TOKEN = 16
 MAX_TEMPLATE_CHARS = 2**20
+_MARK = "☺"
+"""A character that no token joins with others: what is encoded behind it has no space put before it."""
 _TEMPLATE_OVERHEAD = 2
 """What a template may write, as a multiple of what messages may have."""
 
@@ -35,14 +39,15 @@ class TextModel:
     """The text side of one model on a node.
 
     `path` is where its files are. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
-    `eos_token_ids` end an answer. `template` is the chat template, which is not run here; None: it
-    has none.
+    `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
+    `template` is the chat template, which is not run here; None: it has none.
     """
 
     def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
         self.name = name
         self.path = str(files.directory)
         self.context_length = files.context_length
+        self.embedding = files.embedding
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
@@ -132,6 +137,35 @@ class TextModel:
         """Returns a text's tokens, with the special tokens that tokenizer.json puts around it."""
         self._check_chars("text", len(text))
         return token_ids(self._tokenizer, text, special=True)
+
+    def infill(self, prefix: str, suffix: str) -> Infill:
+        """Returns a prompt that is answered with what stands between two texts.
+
+        No part of them becomes a control token. Raises FAILED_PRECONDITION with reason NO_INFILL.
+        """
+        self._check_chars("prompt", len(prefix))
+        self._check_chars("suffix", len(suffix))
+        found = format_of(self._tokenizer.token_to_id)
+        if found is None:
+            text = f"model {self.name} has no tokens to fill in the middle: suffix is not supported"
+            violation = FieldViolation("suffix", "the model has no tokens to fill in the middle")
+            raise replace(errors.failed_precondition("NO_INFILL", text), violations=(violation,))
+        filled = arranged(found, prefix, suffix, self._tokenizer.token_to_id, self._encode_plain)
+        return replace(filled, token_ids=self._before_texts() + filled.token_ids)
+
+    def _before_texts(self) -> list[int]:
+        """Returns the special tokens that tokenizer.json puts before a text."""
+        framed, bare = token_ids(self._tokenizer, "a", special=True), token_ids(self._tokenizer, "a")
+        ends = (i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        return framed[: next(ends, 0)]
+
+    def _encode_plain(self, text: str, bare: bool) -> list[int]:
+        """Returns a text's tokens, of which none is a control token. `bare`: without a space before it."""
+        if not bare:
+            return self._control.encode_text(text)
+        mark = self._control.encode_text(_MARK)
+        marked = self._control.encode_text(_MARK + text)
+        return marked[len(mark) :] if marked[: len(mark)] == mark else self._control.encode_text(text)
 
     def encode_bare(self, text: str) -> list[int]:
         """Returns a text's tokens, without special tokens around it."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from ryzanstein import errors
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.generation import (
     ChatPrompt,
     Delta,
@@ -58,6 +60,7 @@ class EchoCore:
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
         self.cancelled: list[str] = []
         self.readers = 0
         self.refusal: Exception | None = None
@@ -84,6 +87,15 @@ class EchoCore:
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         return "".join(f"{token_id} " for token_id in token_ids)
+
+    async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        if request.model not in (MODEL, ""):
+            raise errors.not_found("model", request.model)
+        self.embedded.append(request)
+        return [Embedded(array("f", [0.5, -0.25, float(i)]), len(_words(given))) for i, given in enumerate(request.inputs)]
+
+    def model_of(self, name: str) -> str:
+        return name or MODEL
 
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         self.requests.append(request)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import struct
 
 import httpx
 import pytest
@@ -101,10 +103,47 @@ async def test_a_connection_goes_on_after_head(face):
     writer.close()
 
 
-async def test_embeddings_are_refused_by_name(http):
-    refused = await http.post("/v1/embeddings", json={"model": "echo", "input": "a"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_embeddings")
+async def test_embeddings_of_each_form_of_input(http, face):
+    forms = ("a b", ["a b", "c"], [1, 2.0, 3], [[1], [2, 3]])
+    for form in forms:
+        answer = await http.post("/v1/embeddings", json={"model": "echo", "input": form})
+        assert [each["embedding"][:2] for each in answer.json()["data"]] == [[0.5, -0.25]] * len(face.core.embedded[-1].inputs)
+    assert [len(each.inputs) for each in face.core.embedded] == [1, 2, 1, 2]
+    assert face.core.embedded[2].inputs[0].token_ids == (1, 2, 3)
+    packed = await http.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"})
+    assert base64.b64decode(packed.json()["data"][0]["embedding"]) == struct.pack("<3f", 0.5, -0.25, 0)
     assert (await http.post("/v1/embeddings", json={"model": "x", "input": "a"})).status_code == 404
+
+
+async def test_whole_numbers_are_token_ids_and_fractions_are_not(http, face):
+    given = {"model": "echo", "prompt": [1.0, 2], "stop_token_ids": [5.0], "allowed_token_ids": [7.0, 8]}
+    assert (await http.post("/v1/completions", json=given)).status_code == 200
+    request = face.core.requests[-1]
+    assert (request.prompt.token_ids, request.sampling.stop_token_ids, request.sampling.allowed_token_ids) == (
+        (1, 2),
+        (5,),
+        (7, 8),
+    )
+    assert all(type(each) is int for each in (*request.prompt.token_ids, *request.sampling.stop_token_ids))
+    for field, value in (("prompt", [1.5]), ("stop_token_ids", [5.5]), ("allowed_token_ids", [0.5])):
+        refused = await http.post("/v1/completions", json={"prompt": "a", field: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+async def test_a_suffix_goes_to_the_core_with_its_prompt(http, face):
+    asked = {"model": "echo", "prompt": ["a", ""], "suffix": "z", "max_tokens": 1}
+    assert (await http.post("/v1/completions", json=asked)).status_code == 200
+    assert [(each.prompt.text, each.prompt.suffix) for each in face.core.requests[-2:]] == [("a", "z"), ("", "z")]
+
+
+async def test_who_asks_for_the_socket_without_an_upgrade_is_told(http, face):
+    plain = await http.get("/v1/ws")
+    assert plain.status_code == 404, "there are no sockets here"
+    app = create_app(face.core, RouterTelemetry(), metrics=False, socket_path="/v1/ws")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as other:
+        told = await other.get("/v1/ws")
+        assert (told.status_code, told.headers["upgrade"]) == (426, "websocket")
+        assert (await other.get("/metrics")).status_code == 404
 
 
 @pytest.mark.parametrize("origins", [(), ("https://a.example",)])

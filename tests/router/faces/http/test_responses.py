@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import openai
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Message, Role, Started
+from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
@@ -215,3 +217,27 @@ async def test_what_is_not_supported_is_refused_by_name(http, face, fields, para
     answer = await http.post("/v1/responses", json={"model": "echo", "input": "x", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert face.core.requests == []
+
+
+async def test_another_router_of_the_same_store_has_the_whole_response(face):
+    sessions = MemorySessions(SessionBounds(), lambda _: None)
+    apps = [create_app(face.core, RouterTelemetry(), sessions=sessions) for _ in range(2)]
+    one, other = (httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") for app in apps)
+    made = (await one.post("/v1/responses", json={"model": "echo", "input": "one two", "metadata": {"a": "b"}})).json()
+    assert (await other.get(f"/v1/responses/{made['id']}")).json() == made
+    assert made["usage"]["output_tokens"] == 2
+    assert (await other.delete(f"/v1/responses/{made['id']}")).status_code == 200
+    assert (await one.get(f"/v1/responses/{made['id']}")).status_code == 404
+    assert not (await sessions.list()).sessions, "its object is gone, too"
+
+
+async def test_a_request_that_is_repeated_with_its_key_is_keyed_with_what_it_continues(http, face):
+    first = (await http.post("/v1/responses", json={"model": "echo", "input": "one"})).json()
+    body = {"model": "echo", "input": "two", "previous_response_id": first["id"]}
+    for _ in range(2):
+        assert (await http.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"})).status_code == 200
+    await http.post("/v1/responses", json={"model": "echo", "input": "two"}, headers={"Idempotency-Key": "k"})
+    same, again, other = (request.key for request in face.core.requests[-3:])
+    assert same == again
+    assert same.name == other.name
+    assert same.body != other.body

@@ -5,7 +5,7 @@
     DELETE /v1/generations/{id}                     cancels it
     POST /v1/responses                              the Responses API, with and without streaming
     GET, DELETE /v1/responses/{id}, POST .../cancel  a response that is kept, or runs
-    POST /v1/embeddings                             refused: no model here is made for it
+    POST /v1/embeddings                             vectors of texts
     POST /tokenize, /detokenize                     tokens of a prompt and back
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /health, /healthz, /readyz                 the process is alive (twice); it has a ready node
@@ -33,6 +33,7 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.http.answers import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
@@ -74,12 +75,16 @@ def create_app(
     limits: HttpLimits | None = None,
     origins: Sequence[str] = (),
     sessions: SessionStore | None = None,
+    *,
+    metrics: bool = True,
+    socket_path: str = "",
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
     It has no lifespan of its own: the core starts and ends with the router. `origins` may read
     answers from a browser (CORS); none: no other origin may. `sessions` keep the conversations of
-    responses, by default in memory.
+    responses, by default in memory. `metrics`: they are served here too. `socket_path` is where the
+    server takes WebSockets; empty: nowhere.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
@@ -96,7 +101,10 @@ def create_app(
     add_text_routes(app, core, reader, limits.max_messages)
     add_embedding_routes(app, core, reader)
     _add_probes(app, core)
-    add_metrics(app, telemetry.registry)
+    if metrics:
+        add_metrics(app, telemetry.registry)
+    if socket_path:
+        _add_upgrade(app, socket_path)
     return app
 
 
@@ -104,7 +112,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
     chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
     completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest))
+    @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest, ChatCompletion))
     async def chat_completions(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         body, request = await reader.read(
@@ -114,7 +122,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
             return await generations.stream(http, request, shown_by(body, ChatDialect()))
         return await generations.answer(http, request, ChatDialect())
 
-    @app.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
     async def completions(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         body, asked = await reader.read(
@@ -133,7 +141,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
     ) -> Response:
         return await generations.attach(http, response_id, last_event_id, include_usage)
 
-    @app.delete("/v1/generations/{response_id}")
+    @app.delete("/v1/generations/{response_id}", openapi_extra=described(None, CancelledWork))
     async def cancel(response_id: str) -> Response:
         return await generations.cancel(response_id)
 
@@ -141,11 +149,11 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
 def _add_model_routes(app: FastAPI, core: Core) -> None:
     seen = FirstSeen()
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", openapi_extra=described(None, ModelList))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(model, seen) for model in core.models()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", openapi_extra=described(None, ModelAnswer))
     async def retrieve_model(name: str) -> dict[str, Any]:
         for model in core.models():
             if model.name == name:
@@ -168,6 +176,16 @@ def _add_probes(app: FastAPI, core: Core) -> None:
         if core.ready:
             return JSONResponse({"status": "ready"})
         raise errors.no_nodes("", "no node is ready")
+
+
+def _add_upgrade(app: FastAPI, path: str) -> None:
+    """Tells who asks for the WebSocket without asking for one (RFC 9110, 15.5.22)."""
+
+    @app.get(path, include_in_schema=False)
+    async def upgrade() -> Response:
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        message = f"{path} is a WebSocket: connect with Upgrade: websocket, see docs/websocket.md"
+        return HttpFailure(426, message, "Upgrade", "upgrade_required", headers).response()
 
 
 def _handle_errors(app: FastAPI, telemetry: RouterTelemetry) -> None:

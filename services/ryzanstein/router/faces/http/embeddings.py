@@ -1,42 +1,139 @@
-"""POST /v1/embeddings: refused, because every model that a cluster serves generates text."""
+"""POST /v1/embeddings: vectors of texts, from models that are made for it.
+
+The inputs are pure: a client that asks again gets the same vectors, so nothing is kept for it and
+an Idempotency-Key changes nothing. A client that leaves ends the work.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import base64
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 from fastapi import FastAPI, Request
-from msgspec import Raw
 from starlette.responses import Response
 
 from ryzanstein import errors
+from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
+from ryzanstein.generation import TENANT_ID, TextPrompt, TokenPrompt, valid_priority, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
+from ryzanstein.router.faces.http.gate import call_of
 from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.prompts import name_of
-from ryzanstein.router.faces.http.schemas import Body
+from ryzanstein.router.faces.http.presence import while_connected
+from ryzanstein.router.faces.http.prompts import deadline_of, name_of
+from ryzanstein.router.faces.http.sampling import token_ids_of, whole
+from ryzanstein.router.faces.http.schemas import Body, TokenId, Whole
 
-_ABSENT: Any = None
+_LARGE_NUMBERS = 16_384
+"""An answer with more numbers is written in a thread, a vector at a time."""
 
 
-class EmbeddingRequest(Body, frozen=True, kw_only=True):
+class EmbeddingBody(Body, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
     model: str | None = None
-    input: Raw = _ABSENT
-    dimensions: Raw = _ABSENT
+    input: str | list[str | TokenId | list[TokenId]]
+    dimensions: Whole | None = None
     encoding_format: str | None = None
     user: str | None = None
+    # Extensions of the OpenAI API.
+    prompt_name: str | None = None
+    priority: Whole | None = None
+
+
+class EmbeddingEntry(msgspec.Struct, frozen=True):
+    """A vector: numbers, or with encoding_format base64 their bytes in single precision, little-endian."""
+
+    embedding: list[float] | str
+    index: int
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True):
+    """The answer, with the vectors in the order of the inputs."""
+
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
 
 
 def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
-    decoder = msgspec.json.Decoder(EmbeddingRequest)
+    decoder = msgspec.json.Decoder(EmbeddingBody)
 
-    @app.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest))
+    @app.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, EmbeddingList))
     async def embeddings(http: Request) -> Response:
-        """Raises NOT_FOUND for an unknown model, else NO_EMBEDDINGS."""
-        _, model = await reader.read(http, decoder, lambda body: name_of(body.model or "", "model"))
-        if model and model not in {each.name for each in core.models()}:
-            raise errors.not_found("model", model)
-        named = f"model {model!r}" if model else "the model"
-        raise errors.failed_precondition("NO_EMBEDDINGS", f"{named} generates text; it is not made for embeddings")
+        request_id = call_of(http.scope).request_id
+        body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
+        embedded = await while_connected(http.receive, core.embed(asked))
+        model, as_base64 = core.model_of(asked.model), body.encoding_format == "base64"
+        if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
+            content = _written(embedded, model, as_base64)
+        else:
+            content = await asyncio.to_thread(_written, embedded, model, as_base64)
+        return Response(content, media_type="application/json")
+
+
+def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], request_id: str) -> EmbeddingRequest:
+    """Returns the request of a body. Raises INVALID_ARGUMENT that names the field."""
+    if body.encoding_format not in (None, "float", "base64"):
+        raise errors.invalid("encoding_format", "must be float or base64", body.encoding_format[:64])
+    request = EmbeddingRequest(
+        model=name_of(body.model or "", "model"),
+        inputs=_inputs(body.input),
+        dimensions=whole("dimensions", body.dimensions),
+        prompt_name=name_of(body.prompt_name or "", "prompt_name"),
+        priority=valid_priority(whole("priority", body.priority) or 0),
+        tenant=valid_tenant(headers.get(TENANT_ID, ""), name_of(body.user or "", "user")),
+        deadline=deadline_of(headers),
+        request_id=request_id,
+    )
+    request.validate()
+    return request
+
+
+def _inputs(given: str | list[str | int | float | list[int | float]]) -> tuple[EmbedInput, ...]:
+    if isinstance(given, str):
+        given = [given]
+    kinds = set(map(type, given))
+    if kinds and kinds <= {int, float}:
+        given = [cast("list[int | float]", given)]
+    elif not kinds <= {str} and not kinds <= {list}:
+        raise errors.invalid("input", "must be a text, a list of token ids, or a list of either")
+    if len(given) > MAX_INPUTS:
+        raise errors.invalid("input", f"must have at most {MAX_INPUTS} entries", len(given))
+    if not given or not all(cast("list[str | list[int | float]]", given)):
+        raise errors.invalid("input", "must not be empty")
+    return tuple(
+        TextPrompt(each) if isinstance(each, str) else TokenPrompt(token_ids_of(f"input[{i}]", each))
+        for i, each in enumerate(cast("list[str | list[int | float]]", given))
+    )
+
+
+def _written(embedded: Sequence[Embedded], model: str, as_base64: bool) -> bytes:
+    """Returns the answer as JSON. The encoder holds the interpreter for a vector at a time."""
+    entries = b",".join(
+        msgspec.json.encode(EmbeddingEntry(_shown(each.values, as_base64), i)) for i, each in enumerate(embedded)
+    )
+    num_tokens = sum(each.prompt_tokens for each in embedded)
+    frame = EmbeddingList([], model, EmbeddingUsage(num_tokens, num_tokens))
+    return msgspec.json.encode(frame).replace(b'"data":[]', b'"data":[' + entries + b"]", 1)
+
+
+def _shown(values: array[float], as_base64: bool) -> list[float] | str:
+    if not as_base64:
+        return values.tolist()
+    if sys.byteorder == "big":
+        values = array("f", values)
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,4 +1,4 @@
-"""The part of the API's schema for bodies that FastAPI does not read itself."""
+"""The part of the API's schema that FastAPI does not read itself: bodies, and what answers them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from typing import Any
 
 import msgspec
 
+from ryzanstein.router.faces.http.answers import ErrorAnswer
 from ryzanstein.router.faces.http.schemas import Body
 
 
-def described(body: type[Body]) -> dict[str, Any]:
-    """Returns an operation's `requestBody`, with its parts written out where they are used."""
-    (_, parts) = msgspec.json.schema_components([body], ref_template="{name}")
-    schema = _written_out(parts[body.__name__], parts)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def described(body: type[Body] | None, answer: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+    """Returns an operation's `requestBody` and the answer that it gets, with their parts written out where they are used."""
+    operation: dict[str, Any] = {}
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(schema_of(body))}
+    if answer is not None:
+        text = (answer.__doc__ or "").split("\n", 1)[0]
+        operation["responses"] = {"200": {"description": text, "content": _json(schema_of(answer))}, "default": _failed()}
+    return operation
+
+
+def schema_of(kind: type[msgspec.Struct]) -> Any:
+    """Returns the JSON Schema of a type, with its parts written out where they are used."""
+    (_, parts) = msgspec.json.schema_components([kind], ref_template="{name}")
+    return _written_out(parts[kind.__name__], parts)
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
 
 
 def _written_out(schema: Any, parts: dict[str, Any]) -> Any:
@@ -25,3 +40,7 @@ def _written_out(schema: Any, parts: dict[str, Any]) -> Any:
         case list():
             return [_written_out(value, parts) for value in schema]
     return schema
+
+
+def _failed() -> dict[str, Any]:
+    return {"description": "An error, in OpenAI's form", "content": _json(schema_of(ErrorAnswer))}

@@ -29,7 +29,7 @@ from ryzanstein.generation import (
     valid_tenant,
     with_variable,
 )
-from ryzanstein.router.faces.http.sampling import sampling_params, whole
+from ryzanstein.router.faces.http.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import (
     ChatCompletionRequest,
     ChatMessage,
@@ -37,6 +37,7 @@ from ryzanstein.router.faces.http.schemas import (
     ContentPart,
     GenerationOptions,
     MessageToolCall,
+    Whole,
     refuse_unsupported,
     refuse_unsupported_in_message,
 )
@@ -118,8 +119,6 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
     Raises INVALID_ARGUMENT that names the field.
     """
     refuse_unsupported(body)
-    if body.suffix:
-        raise errors.invalid("suffix", "is not supported: the model has no tokens to fill in the middle")
     max_tokens = whole("max_tokens", body.max_tokens)
     silent = bool(body.echo) and max_tokens == 0
     max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens or int(silent)
@@ -135,6 +134,8 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
     prompts = _completion_prompts(body)
     if len(prompts) * sampling.n > MAX_ANSWERS:
         raise errors.invalid("prompt", f"prompts times choices must be at most {MAX_ANSWERS}", len(prompts) * sampling.n)
+    if body.suffix is not None:
+        prompts = [_with_suffix(prompt, body) for prompt in prompts]
     key = key_of_header(headers.get(HEADER))
     requests = [base_request(body, prompt, sampling, headers, request_id) for prompt in prompts]
     if len(requests) > 1:
@@ -142,6 +143,18 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
     else:
         requests = [keyed(requests[0], key, HEADER)]
     return Completions(tuple(requests), num_shown, logprobs, bool(body.echo), silent, body.prompt_logprobs is not None)
+
+
+def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
+    if not body.suffix:
+        return prompt  # "": nothing is asked for
+    if not isinstance(prompt, TextPrompt):
+        raise errors.invalid("suffix", "needs a prompt of text")
+    if body.echo:
+        raise errors.invalid("echo", "is not supported with a suffix")
+    if body.truncate_prompt_tokens is not None:
+        raise errors.invalid("truncate_prompt_tokens", "is not supported with a suffix")
+    return replace(prompt, suffix=body.suffix)
 
 
 def _best_of(body: CompletionRequest, sampling: SamplingParams, best_of: int) -> SamplingParams:
@@ -178,7 +191,7 @@ def base_request(
         user=user,
         priority=valid_priority(_priority(body)),
         tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
-        deadline=_deadline(headers),
+        deadline=deadline_of(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
@@ -237,16 +250,17 @@ def _completion_prompts(body: CompletionRequest) -> list[Prompt]:
     given = body.prompt
     if isinstance(given, str):
         given = [given]
-    kinds = set(map(type, given))
+    kinds = {int if isinstance(each, float) else type(each) for each in given}
     if len(kinds) > 1:
         raise errors.invalid("prompt", "must be a string, a list of token ids, or a list of these")
     if kinds == {int}:
-        given = [cast(list[int], given)]
-    if not given or not all(cast(list[str | list[int]], given)):
+        given = [cast("list[Whole]", given)]
+    may_be_empty = bool(body.suffix)  # the beginning of a file is filled in, too
+    if not given or not (may_be_empty or all(cast("list[str | list[Whole]]", given))):
         raise errors.invalid("prompt", "must not be empty")
     return [
-        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
-        for prompt in cast(list[str | list[int]], given)
+        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(token_ids_of("prompt", prompt))
+        for prompt in cast("list[str | list[Whole]]", given)
     ]
 
 
@@ -318,7 +332,7 @@ def name_of(value: str, field: str) -> str:
     return value
 
 
-def _deadline(headers: Mapping[str, str]) -> float | None:
+def deadline_of(headers: Mapping[str, str]) -> float | None:
     """Returns the deadline in Unix seconds, or None for the core's default."""
     value = headers.get("x-request-timeout-ms")
     if value is None:

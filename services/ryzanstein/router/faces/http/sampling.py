@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from ryzanstein import errors
 from ryzanstein.generation import SamplingParams
 from ryzanstein.router.faces.http.response_format import constraint_of
@@ -37,12 +40,12 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
         seed=None if body.seed is None else _seed(whole("seed", body.seed) or 0),
         max_tokens=max_tokens,
         stop=_stop(body.stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=token_ids_of("stop_token_ids", body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
         constraint=constraint_of(body),
         bad_words=tuple(body.bad_words or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        allowed_token_ids=token_ids_of("allowed_token_ids", body.allowed_token_ids or ()),
     )
     params.validate()
     return params
@@ -55,6 +58,13 @@ def whole(field: str, value: Whole | None) -> int | None:
             raise errors.invalid(field, "must be an integer", value)
         return int(value)
     return value
+
+
+def token_ids_of(field: str, given: Sequence[Whole]) -> tuple[int, ...]:
+    """Returns token ids, also those that are written as 5.0. Raises INVALID_ARGUMENT for a fraction."""
+    if float not in set(map(type, given)):
+        return tuple(cast("Sequence[int]", given))
+    return tuple(whole(field, each) or 0 for each in given)
 
 
 def _seed(seed: int) -> int:

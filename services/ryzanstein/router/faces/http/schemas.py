@@ -26,7 +26,8 @@ from ryzanstein.generation import (
 )
 from ryzanstein.tools import MAX_TOOLS
 
-TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)] | Annotated[float, Meta(ge=0, le=2**32 - 1)]
+"""Also as 5.0, like every integer; see `Whole`. `sampling.token_ids_of` refuses 5.5."""
 Whole = int | float
 """An integer, also as 5.0: some JSON libraries write no other numbers. `sampling.whole` refuses 5.5."""
 

@@ -12,9 +12,11 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.http.answers import DetokenizeAnswer, TokenizeAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.prompts import conversation, name_of, template_options
+from ryzanstein.router.faces.http.sampling import token_ids_of
 from ryzanstein.router.faces.http.schemas import Body, ChatMessage, TokenId
 
 MAX_TOKENS = 131_072
@@ -46,7 +48,7 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
     tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
     detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
-    @app.post("/tokenize", openapi_extra=described(TokenizeBody))
+    @app.post("/tokenize", openapi_extra=described(TokenizeBody, TokenizeAnswer))
     async def tokenize(http: Request) -> Response:
         body, prompt = await reader.read(http, tokenize_decoder, lambda body: _prompt(body, max_messages))
         model, special = name_of(body.model or "", "model"), body.add_special_tokens is not False
@@ -56,10 +58,10 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
         answer["token_strs"] = list(found.texts) if body.return_token_strs else None
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    @app.post("/detokenize", openapi_extra=described(DetokenizeBody))
+    @app.post("/detokenize", openapi_extra=described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(http: Request) -> Response:
-        body, _ = await reader.read(http, detokenize_decoder, lambda body: None)
-        return JSONResponse({"prompt": await core.detokenize(name_of(body.model or "", "model"), body.tokens)})
+        body, tokens = await reader.read(http, detokenize_decoder, lambda body: token_ids_of("tokens", body.tokens))
+        return JSONResponse({"prompt": await core.detokenize(name_of(body.model or "", "model"), tokens)})
 
 
 def _prompt(body: TokenizeBody, max_messages: int) -> Prompt:

@@ -3,15 +3,15 @@
 The conversation of a response is a session of its own, in the store of sessions: bounded, shared by
 the routers of a cluster, and never changed, so that two responses may continue the same one. Its
 id has a digest of the tenant in it: what another tenant keeps is not found. The response itself is
-kept in this router's memory, as long as there is room; without it a response is rebuilt from its
-conversation, without its usage.
+kept beside it, as the only message of another session. Where that is gone, or a router of an earlier
+version kept the response, it is rebuilt from its conversation, without its usage.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 
 import structlog
@@ -29,9 +29,8 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
-_MAX_KEPT = 4096
-_MAX_KEPT_BYTES = 16_000_000
 _MAX_ID_CHARS = 80
+_OBJECT = ".object"  # no id of a response ends so
 
 
 class KeptResponses:
@@ -39,35 +38,30 @@ class KeptResponses:
 
     def __init__(self, sessions: SessionStore, telemetry: RouterTelemetry) -> None:
         self._sessions = sessions
-        self._evicted = Counter(
-            "ryzanstein_router_responses_evicted_total",
-            "Responses forgotten for lack of room; their conversations stay",
-            registry=telemetry.registry,
-        )
         self._unstored = Counter(
             "ryzanstein_router_responses_unstored_total",
-            "Responses whose conversation was not stored, by cause",
-            ("cause",),
+            "Responses of which a part was not stored, by part and cause",
+            ("part", "cause"),
             registry=telemetry.registry,
         )
-        # As JSON: what a client sent takes no more memory than is counted.
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._num_bytes = 0
 
     async def keep(self, tenant: str, response: Shape, conversation: Sequence[Message]) -> None:
         """Keeps a response. A store that refuses or fails loses it, which is counted; the answer is not lost."""
-        key = _key(tenant, response["id"])
+        key, model = _key(tenant, response["id"]), response["model"]
+        if await self._stored("conversation", key, model, conversation):
+            await self._stored("object", key + _OBJECT, model, (Message(Role.ASSISTANT, json.dumps(response)),))
+
+    async def _stored(self, part: str, key: str, model: str, messages: Sequence[Message]) -> bool:
+        """Stores a part of a response; returns whether it is there now. A repeated request stores it again."""
         try:
-            await self._sessions.create(key, response["model"], conversation)
+            await self._sessions.create(key, model, messages)
         except RyzansteinError as error:
-            self._unstored.labels(error.reason.lower()).inc()
-            log.warning("response not stored", reason=error.reason, message=error.message)
-            return
-        self._kept[key] = kept = json.dumps(response).encode()
-        self._num_bytes += len(kept)
-        while len(self._kept) > _MAX_KEPT or self._num_bytes > _MAX_KEPT_BYTES:
-            self._evicted.inc()
-            self._forget(next(iter(self._kept)))
+            if error.code is Code.ALREADY_EXISTS:
+                return True
+            self._unstored.labels(part, error.reason.lower()).inc()
+            log.warning("response not stored", part=part, reason=error.reason, message=error.message)
+            return False
+        return True
 
     async def conversation(self, tenant: str, response_id: str, field: str) -> tuple[Message, ...]:
         """Returns what was said until the end of a response. Raises INVALID_ARGUMENT naming the field, or NOT_FOUND."""
@@ -84,10 +78,10 @@ class KeptResponses:
             ) from None
 
     async def retrieve(self, tenant: str, response_id: str) -> Shape:
-        """Returns a response. Raises NOT_FOUND, also when another router deleted it or its conversation expired."""
+        """Returns a response. Raises NOT_FOUND, also when it was deleted or its conversation expired."""
         messages = await self._found(tenant, response_id)
-        if (kept := self._kept.get(_key(tenant, response_id))) is not None:
-            return dict(json.loads(kept))
+        if (kept := await self._object(_key(tenant, response_id))) is not None:
+            return kept
         generation_id = response_id.removeprefix(PREFIX)
         told = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
         return told | {"status": "completed", "output": items_of(generation_id, messages[-1])}
@@ -96,8 +90,16 @@ class KeptResponses:
         """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said."""
         await self._found(tenant, response_id)
         key = _key(tenant, response_id)
-        self._forget(key)
+        with suppress(RyzansteinError):  # without the conversation it is not found
+            await self._sessions.delete(key + _OBJECT)
         await self._sessions.delete(key)
+
+    async def _object(self, key: str) -> Shape | None:
+        try:
+            (message,) = (await self._sessions.get(key + _OBJECT)).messages
+            return dict(json.loads(message.content))
+        except (RyzansteinError, ValueError):
+            return None
 
     async def _found(self, tenant: str, response_id: str) -> tuple[Message, ...]:
         try:
@@ -105,14 +107,10 @@ class KeptResponses:
         except RyzansteinError as error:
             if error.reason != "RESPONSE_NOT_FOUND":
                 raise
-            self._forget(_key(tenant, response_id))
             raise errors.not_found("response", response_id) from None
         if not messages or messages[-1].role is not Role.ASSISTANT:
             raise errors.not_found("response", response_id)
         return messages
-
-    def _forget(self, key: str) -> None:
-        self._num_bytes -= len(self._kept.pop(key, b""))
 
 
 def _key(tenant: str, response_id: str) -> str:

@@ -18,6 +18,7 @@ from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Mess
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, ResponseAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
@@ -28,6 +29,7 @@ from ryzanstein.router.faces.http.responses.events import ResponseEvents, Respon
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.faces.http.stream import EventStreamResponse
+from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 
 class ResponseRoutes:
@@ -39,7 +41,7 @@ class ResponseRoutes:
         self._limits = limits
 
     async def create(self, http: Request, asked_for: Asked) -> Response:
-        """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached."""
+        """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached or has a key."""
         tenant, previous = tenant_of(http), asked_for.body.previous_response_id
         history: tuple[Message, ...] = ()
         if previous:
@@ -47,7 +49,10 @@ class ResponseRoutes:
         detached = on_disconnect(http.headers) is OnDisconnect.DETACH
         kept = asked_for.stored or bool(previous)
         request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached, kept=kept)
-        generation_id = await self._core.submit(request, resumable=detached)
+        # With its history: what it continues is a part of what a client repeats.
+        request = keyed(request, key_of_header(http.headers.get(HEADER)), HEADER)
+        lasting = detached or request.key is not None
+        generation_id = await self._core.submit(request, resumable=lasting)
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
@@ -58,12 +63,12 @@ class ResponseRoutes:
                 call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
                 response = EventStreamResponse(events, ResponseWriter(told), call, timeout_s, headers)
                 response.before_end = keep
-                response.on_left = None if detached else partial(leave, self._core, generation_id)
+                response.on_left = None if lasting else partial(leave, self._core, generation_id)
                 return response
             await while_connected(http.receive, _drained(events, told))
         except BaseException as error:
             await events.aclose()
-            if isinstance(error, ClientLeft) and not detached:
+            if isinstance(error, ClientLeft) and not lasting:
                 await leave(self._core, generation_id)
             raise
         list(told.end())
@@ -106,21 +111,21 @@ def _json(response: Shape, headers: dict[str, Any]) -> Response:
 def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, max_items: int) -> None:
     decoder = msgspec.json.Decoder(ResponsesRequest)
 
-    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest))
+    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
         return await routes.create(http, asked_for)
 
-    @app.get("/v1/responses/{response_id}")
+    @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:
         return await routes.retrieve(tenant_of(http), response_id)
 
-    @app.delete("/v1/responses/{response_id}")
+    @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:
         return await routes.delete(tenant_of(http), response_id)
 
-    @app.post("/v1/responses/{response_id}/cancel")
+    @app.post("/v1/responses/{response_id}/cancel", openapi_extra=described(None, CancelledWork))
     async def cancel(response_id: str) -> Response:
         return await routes.cancel(response_id)
 

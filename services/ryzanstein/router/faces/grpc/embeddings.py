@@ -1,0 +1,41 @@
+"""The gRPC face of vectors: a unary call, which ends its work when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from ryzanstein.generation import valid_tenant
+from ryzanstein.router.core.core import Core
+from ryzanstein.router.faces.grpc.call import Calls
+from ryzanstein.v1 import embedding_pb2 as pb
+from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
+from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
+from ryzanstein.wire.requests import MostParts, name_from_wire
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_LARGE_NUMBERS = 131_072
+
+
+class EmbeddingServicer(EmbeddingServiceServicer):
+    """`EmbeddingService` over a `Core`."""
+
+    def __init__(self, core: Core, calls: Calls, most: MostParts) -> None:
+        self._core, self._calls, self._most = core, calls, most
+
+    async def Embed(self, request: pb.EmbedRequest, context: _Context) -> pb.EmbedResponse:
+        with self._calls.call("Embed", context) as call:
+            user = name_from_wire(request.user, "user")
+            asked = replace(
+                embed_from_wire(request, self._most.token_ids),
+                tenant=valid_tenant(call.tenant, user),
+                deadline=call.deadline,
+                request_id=call.request_id,
+            )
+            embedded, model = await self._core.embed(asked), self._core.model_of(asked.model)
+            if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
+                return embedded_to_wire(embedded, model)
+            return await asyncio.to_thread(embedded_to_wire, embedded, model)
