@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.worker.constraints.random_schemas import random_schema
 
@@ -26,6 +27,10 @@ from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
 
 
+def unpacked(words_SW: npt.NDArray[np.uint32], vocab_size: int) -> npt.NDArray[np.uint8]:
+    return np.unpackbits(words_SW.view(np.uint8), axis=1, bitorder="little", count=vocab_size)
+
+
 class Tokens:
     """The demo model's tokens, and grammars for them."""
 
@@ -38,9 +43,9 @@ class Tokens:
 
     def allowed(self, state: GrammarState, banned: tuple[int, ...] = (), only: tuple[int, ...] = ()) -> list[int]:
         self.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], banned, only, constraint=state)])
-        flags = self.masks.wait()
-        assert flags is not None
-        return [int(i) for i in np.flatnonzero(flags[0])]
+        words = self.masks.wait()
+        assert words is not None
+        return [int(i) for i in np.flatnonzero(unpacked(words, len(self.table.tokens))[0])]
 
     def draw(self, state: GrammarState, seed: int, most: int = 400) -> tuple[str, bool]:
         """An answer of uniformly drawn tokens, and whether it ended."""
@@ -199,14 +204,21 @@ def test_a_step_of_many_rows_has_each_rows_own_mask(tokens: Tokens) -> None:
     rows = [SampleRow(SamplingParams(), 0, 0, [], [], constraint=state) for state in states]
     rows.insert(3, SampleRow(SamplingParams(), 0, 0, [], []))
     tokens.masks.begin(rows)
-    flags = tokens.masks.wait()
-    assert flags is not None
+    words = tokens.masks.wait()
+    assert words is not None
+    flags = unpacked(words, len(tokens.table.tokens))
     assert flags[3].all()
     for letter, row in zip("abcdefgh", np.delete(flags, 3, axis=0), strict=True):
         texts = {tokens.table.tokens[i] for i in np.flatnonzero(row)}
         assert texts
         assert all(set(text.decode()) == {letter} for text in texts)
     assert tokens.masks.wait() is None
+
+
+def test_a_step_that_was_given_up_leaves_nothing_to_the_next(tokens: Tokens) -> None:
+    states = [tokens.state(Constraint.regex(f"{letter}+")) for letter in "abcdefgh"]
+    tokens.masks.begin([SampleRow(SamplingParams(), 0, 0, [], [], constraint=state) for state in states])
+    assert {tokens.table.tokens[i] for i in tokens.allowed(tokens.state(Constraint.regex("z")))} == {b"z"}
 
 
 def test_a_step_without_constraints_has_no_masks(tokens: Tokens) -> None:

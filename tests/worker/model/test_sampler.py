@@ -16,11 +16,13 @@ from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFail
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.penalties import adjusted
+from ryzanstein.worker.model.sampler import restricted
 from ryzanstein.worker.model.sampler import sample as sample_rows
 from ryzanstein.worker.model.truncation import floors, weights
 
 VOCAB = 40
 Sample = Callable[[torch.Tensor, Sequence[SampleRow]], list[SampledToken]]
+Restrict = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])
@@ -28,6 +30,11 @@ def sample(request: pytest.FixtureRequest) -> Sample:
     """Everything holds with kernels of our own and without."""
     kernels: NativeKernels | None = request.getfixturevalue("kernels") if request.param == "native" else None
     return partial(sample_rows, kernels=kernels)
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def restrict(request: pytest.FixtureRequest) -> Restrict:
+    return partial(restricted, kernels=request.getfixturevalue("kernels") if request.param == "native" else None)
 
 
 def kept(logits_V: torch.Tensor, **params: Any) -> np.ndarray:
@@ -122,6 +129,18 @@ def test_batch_mates_change_nothing(sample: Sample, batch: list[dict[str, Any]],
     rows = [row(index, **params) for index, params in enumerate(batch)]
     together = sample(logits_SV, rows)
     assert together == [sample(logits_SV[s : s + 1], [rows[s]])[0] for s in range(len(rows))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 200), st.integers(0, 1000))
+def test_only_tokens_whose_bits_are_set_are_left(restrict: Restrict, num_rows: int, vocab_size: int, seed: int) -> None:
+    random, logits_SV = np.random.default_rng(seed), torch.randn(num_rows, vocab_size)
+    words_SW = random.integers(0, 2**32, (num_rows, (vocab_size + 31) // 32), np.uint32)
+    found_SV = restrict(logits_SV.clone(), words_SW)
+    for s in range(num_rows):
+        for token in range(vocab_size):
+            is_set = int(words_SW[s, token // 32]) >> token % 32 & 1
+            assert found_SV[s, token] == (logits_SV[s, token] if is_set else -math.inf)
 
 
 @settings(max_examples=60, deadline=None)

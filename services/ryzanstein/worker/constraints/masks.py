@@ -1,14 +1,15 @@
 """Computes the token masks of a step in a thread, beside the step.
 
 It begins when the tokens of the last step are known, so the ranks compute the step meanwhile; the
-sampler waits for what is left of it. llguidance and numpy release the interpreter.
+sampler computes what is left of it. llguidance releases the interpreter.
 
-Legend: S rows of the step, R constrained rows, V vocabulary.
+Legend: S rows of the step, W words of 32 tokens each of the vocabulary.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from ryzanstein.worker.constraints.matching import GrammarState
 
-Flags = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint32]
 
 
 class MaskedRow(Protocol):
@@ -46,68 +47,67 @@ class _Constrained:
 
 
 class StepMasks:
-    """The masks of one step at a time. `waited_s` and `computed_s` count from the start."""
+    """The masks of one step at a time. `waited_s` and `computed_s` count from the start.
+
+    `computed_s` is what all threads took together, `waited_s` what the sampler took.
+    """
 
     def __init__(self, vocab_size: int, num_threads: int) -> None:
-        self._vocab_size, self._num_threads = vocab_size, num_threads
         self._num_words = (vocab_size + 31) // 32
-        self._words = np.empty((0, self._num_words), np.uint32)
-        self._pool = ThreadPoolExecutor(1, "masks")
-        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "masks")
-        self._job: Future[Flags] | None = None
+        self._words_SW: Bits = np.empty((0, self._num_words), np.uint32)
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, "masks")
+        self._rows: deque[_Constrained] = deque()
+        self._helpers: list[Future[float]] = []
+        self._num_rows = 0
         self.waited_s = 0.0
         self.computed_s = 0.0
 
     def begin(self, rows: Sequence[MaskedRow]) -> None:
         """Starts to compute the masks of a step's rows. The rows must not change until `wait`."""
-        if self._job is not None:
-            self._job.exception()  # of a step that was given up
-            self._job = None
+        self._drop()
         constrained = [
             _Constrained(s, row.constraint, row.banned_ids, row.allowed_ids)
             for s, row in enumerate(rows)
             if isinstance(row.constraint, GrammarState)
         ]
-        if constrained:
-            self._job = self._pool.submit(self._compute, constrained, len(rows))
+        if not constrained:
+            return
+        if len(self._words_SW) < len(rows):
+            self._words_SW = np.empty((len(rows), self._num_words), np.uint32)
+        words_SW = self._words_SW[: len(rows)]
+        words_SW[[s for s, row in enumerate(rows) if not isinstance(row.constraint, GrammarState)]] = ~np.uint32(0)
+        self._num_rows = len(rows)
+        self._rows.extend(constrained)
+        self._helpers = [self._pool.submit(self._compute) for _ in range(min(self._num_threads, len(constrained)))]
 
-    def wait(self) -> Flags | None:
-        """Returns which tokens each row may draw, [S, V]; None: all rows any. Valid until `begin`."""
-        if self._job is None:
+    def wait(self) -> Bits | None:
+        """Returns which tokens each row may draw, a bit each, [S, W]; None: all rows any. Valid until `begin`."""
+        if not self._helpers:
             return None
         began = time.perf_counter()
-        flags_SV, self._job = self._job.result(), None
+        self.computed_s += self._compute()
+        self.computed_s += sum(helper.result() for helper in self._helpers)
+        self._helpers = []
         self.waited_s += time.perf_counter() - began
-        return flags_SV
+        return self._words_SW[: self._num_rows]
 
-    def _compute(self, constrained: Sequence[_Constrained], num_rows: int) -> Flags:
+    def _drop(self) -> None:
+        """Ends what was begun for a step that was given up."""
+        self._rows.clear()
+        for helper in self._helpers:
+            helper.exception()
+        self._helpers = []
+
+    def _compute(self) -> float:
+        """Computes the rows that nobody computes yet, and returns the time that it took. The time of a row is its own."""
         began = time.perf_counter()
-        words_RW = self._room(len(constrained))
-        self._fill([row.state for row in constrained], words_RW)
-        for words_W, row in zip(words_RW, constrained, strict=True):
+        while self._rows:
+            try:
+                row = self._rows.popleft()
+            except IndexError:
+                break  # another thread was faster
+            words_W = self._words_SW[row.place]
+            row.state.compute(words_W)
             row.state.narrow(words_W, row.banned, row.allowed)
-        flags_RV = np.unpackbits(words_RW.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size).view(np.bool_)
-        if len(constrained) < num_rows:
-            flags_SV = np.ones((num_rows, self._vocab_size), np.bool_)
-            flags_SV[[row.place for row in constrained]] = flags_RV
-            flags_RV = flags_SV
-        self.computed_s += time.perf_counter() - began
-        return flags_RV
-
-    def _fill(self, states: Sequence[GrammarState], words_RW: npt.NDArray[np.uint32]) -> None:
-        """Divides the rows among the threads. Each row by itself: its time is its own."""
-        num = min(self._num_threads, len(states))
-        helped = [self._helpers.submit(_computed, states[i::num], words_RW[i::num]) for i in range(1, num)]
-        _computed(states[::num], words_RW[::num])
-        for each in helped:
-            each.result()
-
-    def _room(self, num_rows: int) -> npt.NDArray[np.uint32]:
-        if len(self._words) < num_rows:
-            self._words = np.empty((num_rows, self._num_words), np.uint32)
-        return self._words[:num_rows]
-
-
-def _computed(states: Sequence[GrammarState], words_RW: npt.NDArray[np.uint32]) -> None:
-    for state, words_W in zip(states, words_RW, strict=True):
-        state.compute(words_W)
+        return time.perf_counter() - began

@@ -99,8 +99,8 @@ class TokenConstraint(Protocol):
 class Masks(Protocol):
     """Which tokens the rows of this step may draw. They are computed while the model computes."""
 
-    def wait(self) -> npt.NDArray[np.bool_] | None:
-        """Returns a flag per row and token, [S, V]; None: every row may draw any."""
+    def wait(self) -> npt.NDArray[np.uint32] | None:
+        """Returns a bit per row and token, the lowest first, [S, V / 32 rounded up]; None: every row may draw any."""
         ...
 
 

@@ -20,19 +20,23 @@ from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.engine.tally import TokenTally
 
 
-def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow], allowed_SV: Tensor | None = None) -> Tensor:
-    """Returns the adjusted logits; `logits_SV` does not change.
+def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Returns the adjusted logits; `logits_SV` does not change."""
+    return adjust(logits_SV.clone(), rows)
 
-    Tokens that are not `allowed_SV` get minus infinity, which all else leaves as it is. Repetition,
-    presence and frequency penalty, logit bias, allowed tokens and bans are applied in this order.
+
+def adjust(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Adjusts the logits in place, and returns them. A logit of minus infinity stays as it is.
+
+    Repetition, presence and frequency penalty, logit bias, allowed tokens and bans are applied in
+    this order.
     """
-    adjusted_SV = logits_SV.clone() if allowed_SV is None else torch.where(allowed_SV, logits_SV, -torch.inf)
-    _repetition(adjusted_SV, rows)
-    _presence_and_frequency(adjusted_SV, rows)
-    _bias(adjusted_SV, rows)
-    _allow(adjusted_SV, rows)
-    _ban(adjusted_SV, rows)
-    return adjusted_SV
+    _repetition(logits_SV, rows)
+    _presence_and_frequency(logits_SV, rows)
+    _bias(logits_SV, rows)
+    _allow(logits_SV, rows)
+    _ban(logits_SV, rows)
+    return logits_SV
 
 
 def _repetition(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:

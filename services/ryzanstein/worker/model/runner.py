@@ -194,9 +194,7 @@ class ModelRunner:
         logits_RV = self._decoder.head.logits(hidden_RE)
         if logits_RV is None:
             return []
-        flags_RV = None if masks is None else masks.wait()
-        allowed_RV = None if flags_RV is None else torch.from_numpy(flags_RV).to(logits_RV.device)
-        return sample(logits_RV, rows, self._kernels, allowed_RV)
+        return sample(logits_RV, rows, self._kernels, None if masks is None else masks.wait())
 
     def _scores(self, hidden_PE: Tensor, plan: StepPlan) -> Iterator[SampledToken]:
         """Yields the scores of prompt tokens on rank 0. All ranks compute the same parts of the rows."""

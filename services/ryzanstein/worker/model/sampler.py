@@ -2,7 +2,7 @@
 
 Every row is computed as if it were alone.
 
-Legend: S rows of the step, R rows drawn at random among them, V vocabulary.
+Legend: S rows of the step, R rows drawn at random among them, V vocabulary, W words of 32 of its tokens' bits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,22 +19,24 @@ from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFail
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.likeliest import new_likeliest
-from ryzanstein.worker.model.penalties import adjusted
+from ryzanstein.worker.model.penalties import adjust, adjusted
 from ryzanstein.worker.model.philox import uniform
 from ryzanstein.worker.model.truncation import drawn
 
+Bits = npt.NDArray[np.uint32]
+
 
 def sample(
-    logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None, allowed_SV: Tensor | None = None
+    logits_SV: Tensor, rows: Sequence[SampleRow], kernels: NativeKernels | None = None, allowed_SW: Bits | None = None
 ) -> list[SampledToken]:
     """Returns one token for each row of float32 logits, the same with kernels as with torch.
 
-    It is one of `allowed_SV`, of which each row has some; None: any.
+    It is one of `allowed_SW`, of which each row has some; None: any.
 
     Raises SequencesFailed if a row is not finite or none of its tokens may be drawn.
     """
     refuse_invalid(logits_SV.amax(dim=1))
-    scores_SV = adjusted(logits_SV, rows, allowed_SV)
+    scores_SV = adjusted(logits_SV, rows) if allowed_SW is None else adjust(restricted(logits_SV, allowed_SW, kernels), rows)
     best_S, token_S = new_likeliest(kernels)(scores_SV)
     refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
@@ -40,6 +44,14 @@ def sample(
         draws_R = _draws(rows, random, scores_SV.shape[1])
         token_S[random] = drawn(scores_SV[random], draws_R) if kernels is None else kernels.draw(scores_SV, draws_R)
     return _with_logprobs(logits_SV, token_S, rows)
+
+
+def restricted(logits_SV: Tensor, allowed_SW: Bits, kernels: NativeKernels | None = None) -> Tensor:
+    """Returns a copy of the logits, minus infinity where a token's bit is not set."""
+    if kernels is not None:
+        return kernels.restrict(logits_SV, torch.from_numpy(allowed_SW.view(np.int32)))
+    flags_SV = np.unpackbits(allowed_SW.view(np.uint8), axis=1, bitorder="little", count=logits_SV.shape[1])
+    return torch.where(torch.from_numpy(flags_SV.view(np.bool_)).to(logits_SV.device), logits_SV, -torch.inf)
 
 
 def scores(logits_PV: Tensor, targets: Sequence[int], num_top: int, first_row: int) -> list[SampledToken]:

@@ -129,4 +129,10 @@ def _drawn(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     logits_SV = normal(20, 4, 5000) * 3
     draws = [Draw(s % 4, 45, 50 * (s % 3), 0, 1.0, (1.0, 0.9)[s % 2], (s + 0.5) / 40) for s in range(40)]
     best_S, token_S = kernels.greatest(logits_SV)
-    return {"greatest": best_S, "greatest's token": token_S, "draw": kernels.draw(logits_SV, draws)}
+    allowed_SW = torch.arange(4 * 157, dtype=torch.int32).view(4, 157) * 2_654_435
+    return {
+        "restrict": kernels.restrict(logits_SV, allowed_SW),
+        "greatest": best_S,
+        "greatest's token": token_S,
+        "draw": kernels.draw(logits_SV, draws),
+    }

@@ -75,6 +75,22 @@ void greatest(const float *logits_SV, float *best_S, i64 *token_S, i64 S, i64 st
     }
 }
 
+/* Copies each row of logits, with -INFINITY for tokens whose bit in `allowed` is 0. A word has 32 tokens, the first in its lowest
+   bit. */
+void restrict_rows(const float *logits_SV, i64 stride, const uint32_t *allowed_SW, i64 words, float *out_SV, i64 S, i64 V) {
+#pragma omp parallel for schedule(static) if (S > 1 && S * V >= PARALLEL)
+    for (i64 s = 0; s < S; s++) {
+        const float *x = logits_SV + s * stride;
+        float *out = out_SV + s * V;
+        for (i64 begin = 0; begin < V; begin += 32) {
+            const uint32_t allowed = allowed_SW[s * words + begin / 32];
+            const i64 count = smaller(32, V - begin);
+#pragma omp simd
+            for (i64 i = 0; i < count; i++) out[begin + i] = allowed >> i & 1 ? x[begin + i] : -INFINITY;
+        }
+    }
+}
+
 /* Returns 2^f for f in [-0.5, 0.5], and 1 for 0: 12 terms of Taylor's series, with an error of 1e-14. Neighbours are added first:
    a single chain would take twice as long. */
 INLINE double series(double f) {

@@ -106,6 +106,7 @@ _SIGNATURES = {
     "attend": (POINTER(_Attention),),
     "seal": (POINTER(_Seal),),
     "greatest": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+    "restrict_rows": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64),
     "draw_rows": (c_void_p, c_int64, c_int64, POINTER(_Draw), c_void_p, c_int64),
 }
 
@@ -167,7 +168,7 @@ class NativeKernels:
         self._blocks_packed_bytes, self._blocks_pack = loaded.blocks_packed_bytes, loaded.blocks_pack
         self._blocks_product, self._blocks_rows = loaded.blocks_product, loaded.blocks_rows
         self._product_by_head, self._product_unpacked = loaded.float_product_by_head, loaded.float_product_unpacked
-        self._greatest, self._draw_rows = loaded.greatest, loaded.draw_rows
+        self._greatest, self._restrict_rows, self._draw_rows = loaded.greatest, loaded.restrict_rows, loaded.draw_rows
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float, offset: float) -> Tensor:
         """Returns x / rms(x) * (offset + weight)."""
@@ -388,6 +389,18 @@ class NativeKernels:
         pointers = logits_SV.data_ptr(), best_S.data_ptr(), token_S.data_ptr()
         self._greatest(*pointers, num_rows, logits_SV.stride(0), size)
         return best_S, token_S
+
+    def restrict(self, logits_SV: Tensor, allowed_SW: Tensor) -> Tensor:
+        """Returns a copy of float32 logits, minus infinity where the bit of a token is not set.
+
+        `allowed_SW` has 32 tokens in each int32, the first in the lowest bit.
+        """
+        logits_SV, allowed_SW = _rowwise(logits_SV), _rowwise(allowed_SW)
+        num_rows, size = logits_SV.shape
+        out_SV = torch.empty(num_rows, size)
+        sources = logits_SV.data_ptr(), logits_SV.stride(0), allowed_SW.data_ptr(), allowed_SW.stride(0)
+        self._restrict_rows(*sources, out_SV.data_ptr(), num_rows, size)
+        return out_SV
 
     def draw(self, logits_SV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
         """Returns a token for each draw, [R]; -1 if the greatest logit of its row is not finite.
